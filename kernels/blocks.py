@@ -1,0 +1,31 @@
+"""What the bytes of a quantised block are: one NumPy structured dtype per format, its fields in file order.
+
+A quantised tensor is rows of blocks; a block holds 32 or 256 consecutive weights of one row. `d` (and `m`,
+`dmin`) are float16 scales (and minima), `qs` the low bits of the codes, `qh` and `hmask` the high ones,
+`scales` the packed scales of sub-blocks. How the codes unpack is told by the files of `mlx_engine/quant`,
+one per format.
+
+All numbers are little-endian and nothing is padded, so blocks lie at odd addresses. Hosts are little-endian
+too: MLX runs on no other.
+
+Source: the structs `block_*` of ggml-common.h,
+https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-common.h
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
+Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))])
+Q5_0 = np.dtype([("d", "<f2"), ("qh", "u1", (4,)), ("qs", "u1", (16,))])
+Q5_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", (4,)), ("qs", "u1", (16,))])
+Q8_0 = np.dtype([("d", "<f2"), ("qs", "i1", (32,))])
+
+Q2_K = np.dtype([("scales", "u1", (16,)), ("qs", "u1", (64,)), ("d", "<f2"), ("dmin", "<f2")])
+Q3_K = np.dtype([("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (12,)), ("d", "<f2")])
+Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qs", "u1", (128,))])
+Q5_K = np.dtype(
+    [("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qh", "u1", (32,)), ("qs", "u1", (128,))]
+)
+Q6_K = np.dtype([("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")])

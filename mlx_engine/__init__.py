@@ -1,0 +1,50 @@
+"""A small, readable LLM inference engine on MLX arrays.
+
+The public names are `load`, `Engine`, `Tensor`, `create_backend`, `open_gguf`, `load_tokenizer` and `errors`. Each is
+imported when it is first used, so that `import mlx_engine` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+# MLX may round float32 matrix products to TensorFloat-32 on new hardware; results here are exact. MLX reads this
+# when it is imported, which happens later.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+__version__ = "0.1.0"
+
+__all__ = ["Engine", "Tensor", "create_backend", "errors", "load", "load_tokenizer", "open_gguf"]
+
+if TYPE_CHECKING:
+    from mlx.core import array as Tensor
+
+    from mlx_engine import errors
+    from mlx_engine.backends import create_backend
+    from mlx_engine.checkpoint.gguf import open_gguf
+    from mlx_engine.engine import Engine, load
+    from mlx_engine.tokenizer import load_tokenizer
+
+_HOMES = {
+    "Engine": ("mlx_engine.engine", "Engine"),
+    "Tensor": ("mlx.core", "array"),
+    "create_backend": ("mlx_engine.backends", "create_backend"),
+    "load": ("mlx_engine.engine", "load"),
+    "load_tokenizer": ("mlx_engine.tokenizer", "load_tokenizer"),
+    "open_gguf": ("mlx_engine.checkpoint.gguf", "open_gguf"),
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name == "errors":
+        return importlib.import_module("mlx_engine.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mlx_engine' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

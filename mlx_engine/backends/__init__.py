@@ -1,0 +1,109 @@
+"""The backends by name: what each needs, and whether this machine has it. Imported only when asked for."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.errors import BackendUnavailableError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rung of the ladder.
+
+    Attributes:
+        summary: what it is, in half a line.
+        create: makes it; None where this version does not have it yet.
+        needs: says what this machine lacks for it, or None if nothing. Asking is cheap and loads no model.
+    """
+
+    summary: str
+    create: Callable[[], Backend] | None = None
+    needs: Callable[[], str | None] = lambda: None
+
+
+def backend_names() -> list[str]:
+    """Every name that `create_backend` knows, slowest rung first, "auto" not included."""
+    return list(_ENTRIES)
+
+
+def summary(name: str) -> str:
+    """What backend `name` is, in half a line."""
+    return _entry(name).summary
+
+
+def unavailable(name: str) -> str | None:
+    """Why backend `name` cannot run here, or None where it can.
+
+    Raises:
+        BackendUnavailableError: there is no backend of this name.
+    """
+    entry = _entry(name)
+    reason = entry.needs()
+    if reason is None and entry.create is None:
+        return "this version does not have it yet"
+    return reason
+
+
+def auto() -> str:
+    """The name that "auto" stands for: the fastest backend that this machine has."""
+    return next(name for name in _FASTEST_FIRST if unavailable(name) is None)
+
+
+def create_backend(name: str = "auto") -> Backend:
+    """The backend `name`.
+
+    Raises:
+        BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
+    """
+    entry = _entry(auto() if name == "auto" else name)
+    reason = None if name == "auto" else unavailable(name)
+    if reason is not None or entry.create is None:
+        raise BackendUnavailableError(name=name, reason=str(reason))
+    return entry.create()
+
+
+def _entry(name: str) -> Entry:
+    if name not in _ENTRIES:
+        known = ", ".join([*_ENTRIES, "auto"])
+        raise BackendUnavailableError(name=name, reason=f"no backend has this name; there are {known}")
+    return _ENTRIES[name]
+
+
+def _scalar() -> Backend:
+    from mlx_engine.backends.scalar import ScalarBackend
+
+    return ScalarBackend()
+
+
+def _simd() -> Backend:
+    from mlx_engine.backends.simd import SimdBackend
+
+    return SimdBackend()
+
+
+def _needs_apple_gpu() -> str | None:
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return None
+    return f"it needs an Apple GPU; this is {platform.system()} on {platform.machine()}"
+
+
+def _needs_linux() -> str | None:
+    if platform.system() == "Linux":
+        return None
+    return f"it needs an NVIDIA GPU on Linux; this is {platform.system()} on {platform.machine()}"
+
+
+_ENTRIES = {
+    "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),
+    "simd": Entry("one thread: NumPy and BLAS in float32", _simd),
+    "parallel": Entry("simd in chunks over a thread pool"),
+    "mlx": Entry("stock MLX operations on MLX's default device"),
+    "metal": Entry("MLX with our own Metal kernels", needs=_needs_apple_gpu),
+    "cuda": Entry("the same kernel text on CUDA", needs=_needs_linux),
+}
+
+_FASTEST_FIRST = ("metal", "cuda", "parallel", "simd")

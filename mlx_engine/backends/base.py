@@ -1,0 +1,181 @@
+"""The seam: the words that models are written in, and what each backend must be able to say.
+
+Axis letters, here and everywhere: T new tokens, S visible tokens, V vocabulary, D model width, F hidden width,
+H query heads, K key/value heads, E head width, N any output width.
+
+Two layers. *Primitives* are abstract: an incomplete backend cannot even be made. *Blocks* are what models call;
+this class composes them from primitives, and a backend overrides a block where fusing pays. The composed form
+stays the definition, and the only one in which every intermediate value can be tapped (see `taps.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import numpy as np
+
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.quant.weight import Weight
+
+
+class Backend(ABC):
+    """Pure functions on one array type; no model state. All results are float32 unless said otherwise."""
+
+    name: ClassVar[str]
+    device: str = "cpu"
+
+    # ---- crossing the seam ----
+
+    @abstractmethod
+    def prepare(self, weight: Weight) -> Array:
+        """What this backend computes with: a gain or bias of one axis, or an (N, K) matrix as it multiplies it."""
+
+    @abstractmethod
+    def array(self, values: np.ndarray) -> Array:
+        """A NumPy array as this backend's array, float32."""
+
+    @abstractmethod
+    def host(self, x: Array) -> np.ndarray:
+        """This backend's array as a float32 NumPy array of the same shape."""
+
+    def token_id(self, token: Array) -> int:
+        """The id that `argmax` or `sample` chose, on the host. A lazy backend waits for the device here."""
+        return int(token)
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Held around every run of the model: a backend sets up there what must not leak to the rest."""
+        yield
+
+    # ---- primitives ----
+
+    @abstractmethod
+    def embed(self, table: Array, ids: Sequence[int]) -> Array:
+        """(T, D): the rows `ids` of a prepared (V, D) table."""
+
+    @abstractmethod
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """(T, N) from (T, K): `x @ weight.T + bias`, accumulated in float32 or better."""
+
+    @abstractmethod
+    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
+        """`gain * x / sqrt(mean(x**2) + eps)` over the last axis; x may be (T, D) or (T, H, E)."""
+
+    @abstractmethod
+    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
+        """`gain * (x - mean) / sqrt(var + eps) + bias` over the last axis of (T, D)."""
+
+    @abstractmethod
+    def rope(self, x: Array, rope: Rope, offset: int) -> Array:
+        """Rotate (T, H, E): row t stands at position `offset + t`; pairs are (j, j + E/2)."""
+
+    @abstractmethod
+    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
+        """(T, H, E) softmax attention over a store; query head h reads key/value head `h // (H // K)`."""
+
+    @abstractmethod
+    def silu(self, x: Array) -> Array:
+        """`x / (1 + exp(-x))`, without overflow for any x."""
+
+    @abstractmethod
+    def gelu(self, x: Array) -> Array:
+        """The tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`."""
+
+    @abstractmethod
+    def add(self, a: Array, b: Array) -> Array:
+        """Elementwise sum of two arrays of one shape."""
+
+    @abstractmethod
+    def multiply(self, a: Array, b: Array) -> Array:
+        """Elementwise product of two arrays of one shape."""
+
+    @abstractmethod
+    def heads(self, x: Array, head_dim: int) -> Array:
+        """(T, H, E) from (T, H*E)."""
+
+    @abstractmethod
+    def merge(self, x: Array) -> Array:
+        """(T, H*E) from (T, H, E)."""
+
+    @abstractmethod
+    def last(self, x: Array) -> Array:
+        """(1, D): the last row of (T, D)."""
+
+    @abstractmethod
+    def argmax(self, logits: Array) -> Array:
+        """The id of the largest of (1, V) logits; of equal ones the lowest id."""
+
+    @abstractmethod
+    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
+        """The id that the draw `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines it."""
+
+    # ---- key/value storage: the cache decides what is kept, the backend how it lies in memory ----
+
+    @abstractmethod
+    def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
+        """A store of `capacity` slots for keys and values (K, E) each; what lies in the slots is undefined."""
+
+    @abstractmethod
+    def kv_grow(self, store: Array, capacity: int) -> Array:
+        """The same store with more slots; the old slots keep their contents."""
+
+    @abstractmethod
+    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+        """The store with (T, K, E) keys and values in slots [at, at + T); it may be the same object, changed."""
+
+    @abstractmethod
+    def kv_nbytes(self, store: Array) -> int:
+        """Bytes that the store occupies."""
+
+    # ---- blocks ----
+
+    # Called with a name and an array where a value inside a block may be of interest; `taps.py` sets it.
+    tap: Callable[[str, Array], None] | None = None
+
+    def norm(self, x: Array, norm: Norm) -> Array:
+        """Whichever norm the parameters describe."""
+        if isinstance(norm, RMSNorm):
+            return self.note(norm.name, self.rms_norm(x, norm.gain, norm.eps))
+        return self.note(norm.name, self.layer_norm(x, norm.gain, norm.bias, norm.eps))
+
+    def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
+        """Several projections of one normed input: q, k, v."""
+        h = self.norm(x, norm)
+        return [self.note(p.name, self.linear(h, p)) for p in projections]
+
+    def head_norm_rope(
+        self, q: Array, k: Array, v: Array, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None, rope: Rope, offset: int
+    ) -> tuple[Array, Array, Array]:
+        """Split (T, H*E), (T, K*E), (T, K*E) into heads; norm (if `norms`) and rotate those of q and k."""
+        q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
+        if norms is not None:
+            q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
+        return self.rope(q, rope, offset), self.rope(k, rope, offset), v
+
+    def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
+        """`residual + projection(x)`: how attention and the feed-forward network end."""
+        return self.add(residual, self.note(projection.name, self.linear(x, projection)))
+
+    def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
+        """(T, F): `activation(gate(h)) * up(h)` of the normed h, the first half of a gated feed-forward network."""
+        h = self.norm(x, norm)
+        gated = self.activate(self.note(gate.name, self.linear(h, gate)), activation)
+        return self.multiply(gated, self.note(up.name, self.linear(h, up)))
+
+    def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
+        """Logits of the last token (1, V), or of `every` token (T, V). The head is the largest matrix by far."""
+        return self.linear(self.norm(x if every else self.last(x), norm), head)
+
+    def activate(self, x: Array, activation: Activation) -> Array:
+        """The named activation."""
+        return self.silu(x) if activation == "silu" else self.gelu(x)
+
+    def note(self, name: str, x: Array) -> Array:
+        """Show x to the tap, if there is one, and hand it on."""
+        if self.tap is not None:
+            self.tap(name, x)
+        return x

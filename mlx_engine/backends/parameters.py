@@ -1,0 +1,76 @@
+"""What the words of a model carry: a norm, a linear layer, a rotation, each with its backend's own arrays.
+
+`name` is the stem of the GGUF tensor ("blk.0.attn_q"), so that an error or a debugging tap can point at the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+# An array of whichever type suits the backend: nested Python lists, np.ndarray, mx.array. Code above the
+# seam passes it on and never looks inside.
+Array: TypeAlias = Any
+
+Activation: TypeAlias = Literal["silu", "gelu"]
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """`gain * x / sqrt(mean(x**2) + eps)` over the last axis; gain has that axis's length."""
+
+    name: str
+    gain: Array
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """`gain * (x - mean) / sqrt(var + eps) + bias` over the last axis."""
+
+    name: str
+    gain: Array
+    bias: Array
+    eps: float
+
+
+Norm: TypeAlias = RMSNorm | LayerNorm
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`x @ weight.T + bias`: weight is what `Backend.prepare` made of an (N, K) matrix, bias is (N,) or None."""
+
+    name: str
+    weight: Array
+    bias: Array | None = None
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: pair j of a head turns by `position * frequencies[j]` radians.
+
+    The pairs are (j, j + head_dim/2), the layout of GGUF's "neox" models. Every scaling rule (linear, llama-3,
+    YaRN) is a change of these frequencies, so no backend knows about scaling.
+    """
+
+    frequencies: tuple[float, ...]
+
+    @classmethod
+    def plain(cls, head_dim: int, theta: float) -> Rope:
+        """Unscaled frequencies `theta ** (-2j / head_dim)` for j < head_dim / 2."""
+        return cls(tuple(theta ** (-2 * j / head_dim) for j in range(head_dim // 2)))
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What attention may look at: slots [start, stop) of one layer's key/value store.
+
+    The new tokens of a pass are always the last ones, so query t of T sees the slots up to `stop - T + t`, and
+    with a window only the last `window` of those.
+    """
+
+    store: Array
+    start: int
+    stop: int
+    window: int | None = None

@@ -1,0 +1,211 @@
+"""`scalar`: every operation as plain Python over elements. The definition that the other backends are tested against.
+
+Arrays are nested lists of floats: (T, D) is a list of T lists of D. Arithmetic is Python's own, so sums and products
+are in float64. NumPy appears only where values cross the seam. Not optimised, on purpose: read it to learn what an
+operation means, and use another backend to run a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import mul
+from typing import ClassVar
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.quant.weight import Weight
+
+
+class ScalarBackend(Backend):
+    """Elementwise Python."""
+
+    name: ClassVar[str] = "scalar"
+
+    def prepare(self, weight: Weight) -> Array:
+        """Decoded by `quant`, then Python floats."""
+        return weight.dequantize().tolist()
+
+    def array(self, values: np.ndarray) -> Array:
+        """Nested lists."""
+        return np.asarray(values, dtype=np.float32).tolist()
+
+    def host(self, x: Array) -> np.ndarray:
+        """Rounded to float32 only here."""
+        return np.array(x, dtype=np.float32)
+
+    def embed(self, table: Array, ids: Sequence[int]) -> Array:
+        """Rows of the table."""
+        return [table[i] for i in ids]
+
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """One dot product per output."""
+        bias = linear.bias or [0.0] * len(linear.weight)
+        return [[dot(row, w) + b for w, b in zip(linear.weight, bias, strict=True)] for row in x]
+
+    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
+        """The mean of the squares is taken in float64."""
+        return on_rows(lambda row: _rms_norm(row, gain, eps), x)
+
+    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
+        """The variance is the mean squared distance from the mean: no cancellation."""
+        return on_rows(lambda row: _layer_norm(row, gain, bias, eps), x)
+
+    def rope(self, x: Array, rope: Rope, offset: int) -> Array:
+        """Each pair (j, j + E/2) turns by its own angle."""
+        return [[_rotate(head, rope, offset + t) for head in heads] for t, heads in enumerate(x)]
+
+    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
+        """Every query over every key that it may see."""
+        keys, values = seen.store
+        group = len(q[0]) // len(keys[0])
+        out = []
+        for t, heads in enumerate(q):
+            stop = seen.stop - len(q) + t + 1
+            start = seen.start if seen.window is None else max(seen.start, stop - seen.window)
+            visible = range(start, stop)
+            out.append(
+                [
+                    _attend(head, [keys[s][h // group] for s in visible], [values[s][h // group] for s in visible], scale)
+                    for h, head in enumerate(heads)
+                ]
+            )
+        return out
+
+    def silu(self, x: Array) -> Array:
+        """x times the logistic function."""
+        return [[v * _sigmoid(v) for v in row] for row in x]
+
+    def gelu(self, x: Array) -> Array:
+        """The tanh form."""
+        c = math.sqrt(2 / math.pi)
+        return [[0.5 * v * (1 + math.tanh(c * (v + 0.044715 * v**3))) for v in row] for row in x]
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Sum."""
+        return [[u + v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        """Product."""
+        return [[u * v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
+
+    def heads(self, x: Array, head_dim: int) -> Array:
+        """Cut each row into pieces of head_dim."""
+        return [[row[i : i + head_dim] for i in range(0, len(row), head_dim)] for row in x]
+
+    def merge(self, x: Array) -> Array:
+        """Join each row's heads."""
+        return [[v for head in heads for v in head] for heads in x]
+
+    def last(self, x: Array) -> Array:
+        """The last row."""
+        return x[-1:]
+
+    def argmax(self, logits: Array) -> Array:
+        """The first of the largest."""
+        (row,) = logits
+        return row.index(max(row))
+
+    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
+        """Filter by filter, in the order of `sampling.py`."""
+        (row,) = logits
+        row = _penalized(row, recent, sampling.repetition_penalty)
+        top = max(row)
+        if sampling.is_greedy:
+            return row.index(top)
+        p = [math.exp((v - top) / sampling.temperature) for v in row]
+        kept = _likely(p, sampling)
+        left = u * sum(p[i] for i in kept)
+        for i in sorted(kept):
+            left -= p[i]
+            if left < 0:
+                return i
+        return max(kept)
+
+    def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
+        """A list of keys and one of values, a slot each."""
+        return ([None] * capacity, [None] * capacity)
+
+    def kv_grow(self, store: Array, capacity: int) -> Array:
+        """Longer lists."""
+        return tuple(slots + [None] * (capacity - len(slots)) for slots in store)
+
+    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+        """In place."""
+        store[0][at : at + len(k)] = k
+        store[1][at : at + len(v)] = v
+        return store
+
+    def kv_nbytes(self, store: Array) -> int:
+        """8 bytes for each float in a filled slot; what Python adds around them is not counted."""
+        return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
+
+
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """The sum of products, in float64."""
+    return sum(map(mul, a, b))
+
+
+def on_rows(f, x):  # type: ignore[no-untyped-def]
+    """Apply f to the innermost lists of x, however deep they lie."""
+    return [on_rows(f, y) for y in x] if isinstance(x[0], list) else f(x)
+
+
+def _rms_norm(row: list[float], gain: list[float], eps: float) -> list[float]:
+    factor = 1 / math.sqrt(dot(row, row) / len(row) + eps)
+    return [g * v * factor for g, v in zip(gain, row, strict=True)]
+
+
+def _layer_norm(row: list[float], gain: list[float], bias: list[float], eps: float) -> list[float]:
+    mean = sum(row) / len(row)
+    centred = [v - mean for v in row]
+    factor = 1 / math.sqrt(dot(centred, centred) / len(row) + eps)
+    return [g * v * factor + b for g, v, b in zip(gain, centred, bias, strict=True)]
+
+
+def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
+    half = len(head) // 2
+    out = list(head)
+    for j, frequency in enumerate(rope.frequencies):
+        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+        out[j] = head[j] * cos - head[j + half] * sin
+        out[j + half] = head[j + half] * cos + head[j] * sin
+    return out
+
+
+def _attend(q: list[float], keys: list[list[float]], values: list[list[float]], scale: float) -> list[float]:
+    scores = [dot(q, k) * scale for k in keys]
+    top = max(scores)
+    weights = [math.exp(s - top) for s in scores]
+    total = sum(weights)
+    return [sum(w * v[e] for w, v in zip(weights, values, strict=True)) / total for e in range(len(values[0]))]
+
+
+def _sigmoid(v: float) -> float:
+    # exp of a large positive number overflows; of a negative one it only vanishes.
+    if v >= 0:
+        return 1 / (1 + math.exp(-v))
+    e = math.exp(v)
+    return e / (1 + e)
+
+
+def _penalized(row: list[float], recent: Sequence[int], penalty: float) -> list[float]:
+    row = list(row)
+    for i in set(recent):
+        row[i] = row[i] / penalty if row[i] > 0 else row[i] * penalty
+    return row
+
+
+def _likely(p: list[float], sampling: Sampling) -> list[int]:
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: sampling.top_k]
+    total, reached, kept = sum(p[i] for i in order), 0.0, []
+    for i in order:
+        full = sampling.top_p < 1 and reached >= sampling.top_p
+        if kept and (full or p[i] < sampling.min_p * p[order[0]]):
+            break
+        kept.append(i)
+        reached += p[i] / total
+    return kept

@@ -1,0 +1,59 @@
+"""Every token is remembered. Memory grows in steps, so that appending one token copies one token."""
+
+from __future__ import annotations
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, Visible
+from mlx_engine.cache.base import Cache
+from mlx_engine.errors import CacheFullError
+
+STEP = 256
+
+
+class FullCache(Cache):
+    """A store per layer, all of one size, grown by whole steps of slots up to `capacity`."""
+
+    def __init__(self, backend: Backend, *, n_layers: int, n_kv_heads: int, head_dim: int, capacity: int, step: int = STEP):
+        self._backend, self._capacity, self._step = backend, capacity, step
+        self._stores: list[Array] = [backend.kv_empty(n_kv_heads, head_dim, 0) for _ in range(n_layers)]
+        self._length = self._slots = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that are remembered."""
+        return self._length
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that it can remember at most."""
+        return self._capacity
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stores, filled or not."""
+        return sum(self._backend.kv_nbytes(store) for store in self._stores)
+
+    def reserve(self, n: int) -> int:
+        """Grow all layers to the next step, if need be."""
+        wanted = self._length + n
+        if wanted > self._capacity:
+            raise CacheFullError(length=self._length, wanted=n, capacity=self._capacity)
+        if wanted > self._slots:
+            self._slots = min(-(-wanted // self._step) * self._step, self._capacity)
+            self._stores = [self._backend.kv_grow(store, self._slots) for store in self._stores]
+        return self._length
+
+    def append(self, layer: int, k: Array, v: Array) -> Visible:
+        """Write behind what is remembered; all of it is visible."""
+        self._stores[layer] = self._backend.kv_write(self._stores[layer], self._length, k, v)
+        return Visible(self._stores[layer], 0, self._length + len(k))
+
+    def advance(self, n: int) -> None:
+        """Count n more tokens."""
+        self._length += n
+
+    def trim(self, n: int) -> int:
+        """The slots stay; the next tokens overwrite them."""
+        forgotten = min(n, self._length)
+        self._length -= forgotten
+        return forgotten

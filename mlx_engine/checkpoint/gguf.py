@@ -1,0 +1,225 @@
+"""GGUF: one file with metadata, then tensors. It is mapped, not read: opening costs the header alone.
+
+Layout: magic, version, counts; the metadata as typed key-value pairs; one record per tensor (name,
+dimensions, type, offset); padding to `general.alignment`; the tensors, each padded likewise. Versions 2 and
+3, little-endian.
+
+Where the format's description leaves room, llama.cpp decides, because its files are the ones there are: the
+alignment is a uint32 and a power of two (32 unless given); tensors follow one another without gaps, in the
+order of their records, and the padding after the last is part of the file; names are shorter than 64 bytes;
+a dimension may be 0. Arrays of arrays are read, although llama.cpp does not, since the description has
+them.
+
+Not guarded against: a file that another process shortens while it is mapped.
+
+Source: `gguf_init_from_reader`,
+https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import mmap
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
+from mlx_engine.checkpoint.gguf_values import (
+    MAX_KEY_BYTES,
+    Cursor,
+    ValueType,
+    read_value,
+    read_value_type,
+    shown,
+)
+from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.quant.weight import Weight
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
+
+# The shortest key-value pair: a length, one byte of key, a type, one byte of value. The shortest record of
+# a tensor: a length, no name, no dimensions, a type, an offset.
+_MIN_PAIR_BYTES, _MIN_RECORD_BYTES = 14, 24
+_MAX_MLX_DIM = (1 << 31) - 1
+
+
+class GGUFFile:
+    """An open GGUF file: its metadata and what its tensors are. Made by `open_gguf`.
+
+    `kinds` has the type that each value of `metadata` is stored as, with which `write_gguf` writes it back
+    unchanged. `data_offset` is the byte at which tensor data begins.
+    """
+
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path = path
+        self._map = mapped
+        cursor = Cursor(mapped, str(path))
+        self.version = _read_version(cursor)
+        n_tensors = cursor.count("number of tensors", bytes_each=_MIN_RECORD_BYTES)
+        n_pairs = cursor.count("number of metadata values", bytes_each=_MIN_PAIR_BYTES)
+        self.metadata: dict[str, object] = {}
+        self.kinds: dict[str, ValueType] = {}
+        for i in range(n_pairs):
+            self._read_pair(cursor, i)
+        self.alignment = _alignment(cursor, self.metadata, self.kinds)
+        self.data_offset, self.tensors = read_tensor_infos(cursor, n_tensors, self.alignment)
+
+    def _read_pair(self, cursor: Cursor, index: int) -> None:
+        at = cursor.at
+        key = cursor.string(f"key {index} of the metadata", max_bytes=MAX_KEY_BYTES)
+        field = f"metadata {shown(key)}"
+        if not key or key in self.metadata:
+            raise cursor.error(
+                field,
+                at=at,
+                expected="a key of its own for every value",
+                found="a second value for it" if key else "an empty key",
+                hint="the file is damaged, or made by a faulty converter; download or convert it again",
+            )
+        cursor.spend(512, field)  # two dicts grow by an entry
+        self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
+        self.metadata[key] = read_value(cursor, kind, field)
+
+    def weight(self, name: str) -> Weight:
+        """The tensor as it is stored: a view into the file, nothing copied, also for types that cannot be
+        read.
+
+        Raises:
+            FormatError: the file has no tensor of this name.
+            SourceError: the file was closed.
+        """
+        info = self._info(name)
+        if self._map.closed:
+            raise SourceError(f"{self.path}: the file was closed; open it again with open_gguf")
+        data = np.frombuffer(self._map, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+        return Weight(info.name, info.shape, info.type, data)
+
+    def load_tensor(self, name: str) -> mx.array:
+        """The tensor's values as float32, converted from how they are stored.
+
+        Raises:
+            FormatError: the file has no tensor of this name, or a dimension exceeds what MLX can count.
+            UnsupportedTypeError: the tensor's type is known but cannot be read.
+            SourceError: the file was closed.
+        """
+        weight = self.weight(name)
+        if any(dim > _MAX_MLX_DIM for dim in weight.shape):
+            raise FormatError(
+                where=f"{self.path}: tensor {shown(name)}",
+                expected=f"dimensions of at most {_MAX_MLX_DIM:,}, as MLX has",
+                found=f"shape {weight.shape}",
+                hint="the file is damaged; download or convert it again",
+            )
+        import mlx.core as mx  # opening and listing files must not wait for MLX to load
+
+        return mx.array(weight.dequantize())
+
+    def _info(self, name: str) -> TensorInfo:
+        if name in self.tensors:
+            return self.tensors[name]
+        close = difflib.get_close_matches(name, self.tensors, n=3) or list(self.tensors)[:3]
+        raise FormatError(
+            where=str(self.path),
+            expected=f"a tensor named {shown(name)}",
+            found=f"{len(self.tensors):,} others, such as {', '.join(map(shown, close))}"
+            if close
+            else "no tensors at all",
+            hint="list them with `inspect`, or choose the file of another model",
+        )
+
+    def close(self) -> None:
+        """Let go of the file. Weights that were handed out stay valid: the mapping ends with the last of them."""
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {len(self.metadata)} metadata values)"
+        )
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Map a GGUF file and read its header; no tensor is touched.
+
+    Raises:
+        SourceError: there is no such file, or it cannot be opened.
+        FormatError: the file is not sound GGUF; the message says where, what was expected and what was found.
+    """
+    file = Path(path)
+    try:
+        if not file.is_file():  # also a device or a pipe, which would wait for a writer
+            what = "is a folder" if file.is_dir() else "there is no such file"
+            raise SourceError(f"{file}: expected a GGUF file, but {what}; check the path")
+        with file.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size == 0:
+                raise FormatError(
+                    where=f"{file}: magic at byte 0",
+                    expected="'GGUF'",
+                    found="an empty file",
+                    hint="download or convert it again",
+                )
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except SourceError:
+        raise
+    except OSError as error:
+        raise SourceError(f"{file}: cannot be opened ({error.strerror}); check its permissions") from error
+    except ValueError as error:
+        if isinstance(error, FormatError):
+            raise
+        raise SourceError(f"{shown(str(file))}: not a path ({error}); check it") from error
+    try:
+        return GGUFFile(file, mapped)
+    except BaseException:
+        mapped.close()
+        raise
+
+
+def _read_version(cursor: Cursor) -> int:
+    cursor.need(len(MAGIC), "magic")
+    magic = cursor.buffer[: len(MAGIC)]
+    if magic != MAGIC:
+        hint = "this is not a GGUF file; convert the model to GGUF, or check what was downloaded"
+        raise cursor.error("magic", expected=repr(MAGIC), found=repr(magic), hint=hint)
+    cursor.at = len(MAGIC)
+    version = cursor.u32("version")
+    if version in VERSIONS:
+        return version
+    if version & 0xFFFF == 0 and version:
+        found, hint = f"{version:#010x}, as a big-endian file has", "get the little-endian file of this model"
+    elif version < min(VERSIONS):
+        found, hint = str(version), "convert the model again; no current program writes this version"
+    else:
+        found, hint = str(version), "the file is damaged, or newer than this reader"
+    raise cursor.error("version", at=len(MAGIC), expected="2 or 3", found=found, hint=hint)
+
+
+def _alignment(cursor: Cursor, metadata: dict[str, object], kinds: dict[str, ValueType]) -> int:
+    value = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
+    kind = kinds.get(ALIGNMENT_KEY, ValueType.UINT32)
+    if kind == ValueType.UINT32 and isinstance(value, int) and value.bit_count() == 1:
+        return value
+    raise cursor.error(
+        f"metadata {ALIGNMENT_KEY!r}, before the tensors",
+        expected="a UINT32 that is a power of two",
+        found=f"{kind.name} {shown(value)}",
+        hint="the file is damaged, or made by a faulty converter; download or convert it again",
+    )

@@ -1,0 +1,278 @@
+"""The pieces of a GGUF header: numbers, strings and typed values, read from a buffer whose every length is
+doubted.
+
+A value is read into what Python has for it: numbers to int and float, booleans to bool, strings to str,
+arrays of numbers to read-only NumPy arrays, arrays of strings to lists, arrays of arrays to tuples. A
+string that is not UTF-8 is kept by `surrogateescape` (llama.cpp takes any bytes, and its test files contain
+such), so that it can be written back unchanged; where it is longer than any token could be, it is refused.
+
+Whatever the file says, it costs at most `8 * its size + 1 MB` of memory: what is made is counted as it is
+made.
+
+Source: the layout is https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; what is refused follows
+`gguf.cpp` of llama.cpp,
+https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from enum import IntEnum
+from sys import getsizeof
+
+import numpy as np
+
+from mlx_engine.errors import FormatError
+
+
+class ValueType(IntEnum):
+    """The types of metadata values, with the numbers they have in a file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+DTYPES = {
+    ValueType.UINT8: np.dtype("u1"),
+    ValueType.INT8: np.dtype("i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("?"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
+}
+
+MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
+MAX_DEPTH = 8  # arrays in arrays; no known file nests at all, and llama.cpp refuses those that do
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_SCALARS = {kind: struct.Struct("<" + dtype.char) for kind, dtype in DTYPES.items()}
+
+# Strings are decoded out of pieces of the file of this size, copied one at a time.
+_PIECE = 1 << 15
+_OBJECT_BYTES = 256  # an array and its header, or an entry of a dict in its emptiest state: rounded up
+_SPARE_BYTES = 1 << 19  # of the megabyte; the other half is for what is not counted
+
+
+def shown(text: object) -> str:
+    """`text` for an error message: quoted, escaped, and not longer than a line."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= 80 else f"{quoted[:60]}... ({len(quoted):,} characters)"
+
+
+class Cursor:
+    """A position in a mapped file. Every read is checked against the bytes left and names its field when it fails."""
+
+    def __init__(self, buffer: mmap.mmap, path: str) -> None:
+        self.buffer, self.path = buffer, path
+        self.at, self.size = 0, len(buffer)
+        self._allowance = 8 * self.size + _SPARE_BYTES
+
+    def error(
+        self, field: str, *, expected: str, found: str, hint: str, at: int | None = None
+    ) -> FormatError:
+        """The error to raise for a field that starts at byte `at`, by default the present position."""
+        where = f"{self.path}: {field} at byte {self.at if at is None else at:,}"
+        return FormatError(where=where, expected=expected, found=found, hint=hint)
+
+    def need(self, n_bytes: int, field: str) -> None:
+        """Refuse a field that is longer than what is left of the file."""
+        if n_bytes > self.size - self.at:
+            raise self.error(
+                field,
+                expected=f"{n_bytes:,} bytes",
+                found=f"only {self.size - self.at:,} bytes left of {self.size:,}",
+                hint="the file is cut short or damaged; download or convert it again",
+            )
+
+    def spend(self, n_bytes: int, field: str) -> None:
+        """Count memory about to be kept for the header; refuse a header that would take many times its file."""
+        self._allowance -= n_bytes
+        if self._allowance < 0:
+            raise self.error(
+                field,
+                expected="a header that takes at most eight times the file's size in memory",
+                found=f"more than that for a file of {self.size:,} bytes",
+                hint="no converter writes such a file; it is damaged, or made to exhaust memory",
+            )
+
+    def u32(self, field: str) -> int:
+        """An unsigned 32-bit number."""
+        self.need(4, field)
+        (value,) = _U32.unpack_from(self.buffer, self.at)
+        self.at += 4
+        return int(value)
+
+    def u64(self, field: str) -> int:
+        """An unsigned 64-bit number."""
+        self.need(8, field)
+        (value,) = _U64.unpack_from(self.buffer, self.at)
+        self.at += 8
+        return int(value)
+
+    def count(self, field: str, *, bytes_each: int) -> int:
+        """A number of things of at least `bytes_each` bytes, all of which must still fit the file."""
+        at = self.at
+        n = self.u64(field)
+        if n * bytes_each > self.size - self.at:
+            raise self.error(
+                field,
+                at=at,
+                expected=f"at most {(self.size - self.at) // bytes_each:,}, which is what the rest of the file can hold",
+                found=f"{n:,}",
+                hint="the file is cut short or damaged; download or convert it again",
+            )
+        return n
+
+    def string(self, field: str, *, max_bytes: int | None = None) -> str:
+        """A string: its length in 8 bytes, then its bytes, which should be UTF-8."""
+        at = self.at
+        length = self.count(field, bytes_each=1)
+        if max_bytes is not None and length > max_bytes:
+            hint = "the file is damaged, or made by a faulty converter; download or convert it again"
+            raise self.error(
+                field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint
+            )
+        # The longest text with one wide character takes four bytes for each of its own, and half as much on
+        # the way.
+        self.spend(4 * length + _OBJECT_BYTES, field)
+        errors = "surrogateescape" if length <= _PIECE else "strict"
+        try:
+            text = self.buffer[self.at : self.at + length].decode("utf-8", errors)
+        except UnicodeDecodeError as error:
+            raise self.error(
+                field,
+                expected="text in UTF-8",
+                found=f"{length:,} bytes that are not, from the {error.start:,}th on",
+                hint="the file is damaged; download or convert it again",
+            ) from None
+        self.at += length
+        return text
+
+    def strings(self, n: int, field: str) -> list[str]:
+        """`n` strings one after the other, decoded a piece of the file at a time."""
+        out: list[str] = []
+        while len(out) < n:
+            piece = self.buffer[self.at : self.at + _PIECE]
+            texts, n_bytes = _short_strings(piece, n - len(out)) or _any_strings(piece, n - len(out))
+            if not texts:  # the next string exceeds a whole piece, or the file
+                texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
+            # From 5 bytes a string on, no text takes more than 8 times its bytes and length; below, it is
+            # counted.
+            enough = n_bytes >= (8 + 5) * len(texts)
+            self.spend(8 * n_bytes if enough else sum(map(getsizeof, texts)) + 8 * len(texts), field)
+            self.at += n_bytes
+            out += texts
+        return out
+
+
+def _short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
+    """Up to `n` strings from the start of `piece`, and their bytes; None where this quick way does not apply.
+
+    A vocabulary has hundreds of thousands of strings, so no Python may run for each. A length below 256 is
+    a byte and seven zeros, which short texts do not contain: wherever 8 bytes make such a number, a string
+    should begin. That each then ends where the next begins proves that they do. With the lengths zeroed,
+    one `split` makes the strings.
+    """
+    if len(piece) < 8:
+        return None
+    numbers = np.ndarray((len(piece) - 7,), "<u8", piece, strides=(1,))
+    starts = np.flatnonzero(numbers < 256)[:n]
+    ends = starts + 8 + numbers[starts].astype(np.int64)
+    if starts.size == 0 or starts[0] != 0 or np.any(ends[:-1] != starts[1:]):
+        return None
+    if ends[-1] > len(piece):
+        starts, ends = starts[:-1], ends[:-1]
+    if starts.size == 0:
+        return None
+    n_bytes = int(ends[-1])
+    flat = np.frombuffer(piece, np.uint8, n_bytes).copy()
+    flat[starts] = 0
+    if np.count_nonzero(flat) != n_bytes - 8 * starts.size:  # a zero within a text would be split at
+        return None
+    return flat.tobytes().decode("utf-8", "surrogateescape").split("\0" * 8)[1:], n_bytes
+
+
+def _any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
+    """Up to `n` strings from the start of `piece`, and their bytes; none if the first is not whole."""
+    out: list[str] = []
+    at, last = 0, len(piece) - 8
+    for _ in range(n):
+        if at > last:
+            break
+        end = at + 8 + _U64.unpack_from(piece, at)[0]
+        if end > len(piece):
+            break
+        out.append(piece[at + 8 : end].decode("utf-8", "surrogateescape"))
+        at = end
+    return out, at
+
+
+def read_value_type(cursor: Cursor, field: str) -> ValueType:
+    """The number of a value's type, which must be one of the thirteen."""
+    at = cursor.at
+    number = cursor.u32(field)
+    try:
+        return ValueType(number)
+    except ValueError:
+        hint = "the file is damaged, or of a newer format than this reader knows"
+        raise cursor.error(
+            field, at=at, expected="a value type from 0 to 12", found=str(number), hint=hint
+        ) from None
+
+
+def read_value(cursor: Cursor, kind: ValueType, field: str, depth: int = 0) -> object:
+    """One value of the given type; `depth` counts the arrays around it."""
+    if kind == ValueType.ARRAY:
+        return _read_array(cursor, field, depth + 1)
+    if kind == ValueType.STRING:
+        return cursor.string(field)
+    layout = _SCALARS[kind]
+    cursor.need(layout.size, field)
+    (value,) = layout.unpack_from(cursor.buffer, cursor.at)
+    cursor.at += layout.size
+    return value
+
+
+def _read_array(cursor: Cursor, field: str, depth: int) -> object:
+    if depth > MAX_DEPTH:
+        hint = "no converter writes such a file; it is damaged"
+        raise cursor.error(
+            field, expected=f"at most {MAX_DEPTH} arrays in one another", found="more", hint=hint
+        )
+    kind = read_value_type(cursor, f"{field}, element type,")
+    length = f"{field}, length,"
+    if kind == ValueType.STRING:
+        return cursor.strings(cursor.count(length, bytes_each=8), field)
+    if kind == ValueType.ARRAY:
+        arrays = []
+        for i in range(cursor.count(length, bytes_each=12)):
+            cursor.spend(_OBJECT_BYTES, field)
+            arrays.append(_read_array(cursor, f"{field}[{i}]", depth + 1))
+        return tuple(arrays)
+    dtype = DTYPES[kind]
+    n = cursor.count(length, bytes_each=dtype.itemsize)
+    cursor.spend(2 * n * dtype.itemsize, field)
+    raw = cursor.buffer[cursor.at : cursor.at + n * dtype.itemsize]
+    cursor.at += len(raw)
+    if kind != ValueType.BOOL:
+        return np.frombuffer(raw, dtype)
+    values = np.frombuffer(raw, np.uint8) != 0  # any byte but 0 is true, as in llama.cpp
+    values.flags.writeable = False
+    return values

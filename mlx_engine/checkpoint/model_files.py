@@ -1,0 +1,126 @@
+"""One view of a model's files, whichever kind they are: settings, tensor shapes, weights by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
+from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
+from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.quant.weight import Weight
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a model is built from.
+
+    Attributes:
+        where: the file or folder, for messages.
+        naming: whose tensor names and settings it uses.
+        architecture: GGUF's general.architecture, or config.json's model_type.
+        settings: GGUF metadata below the architecture's own prefix, without the prefix; or config.json.
+        metadata: GGUF metadata, whole; empty for a folder.
+        shapes: every tensor's row-major shape.
+        weight: a tensor's stored bytes by name; nothing is read before its values are.
+    """
+
+    where: str
+    naming: Literal["gguf", "hf"]
+    architecture: str
+    settings: Mapping[str, object]
+    metadata: Mapping[str, object]
+    shapes: Mapping[str, tuple[int, ...]]
+    weight: Callable[[str], Weight]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A GGUF file, or a Hugging Face folder with config.json and safetensors.
+
+    Raises:
+        SourceError: there is no such file or folder, or it cannot be read.
+        FormatError: what is there is not a checkpoint.
+    """
+    return _from_folder(path) if path.is_dir() else _from_gguf(open_gguf(path))
+
+
+def _from_gguf(file: GGUFFile) -> Checkpoint:
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise FormatError(
+            where=str(file.path),
+            expected="a string general.architecture in the metadata",
+            found=repr(architecture),
+            hint="this GGUF holds no model; choose another file",
+        )
+    prefix = architecture + "."
+    return Checkpoint(
+        where=str(file.path),
+        naming="gguf",
+        architecture=architecture,
+        settings={k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)},
+        metadata=file.metadata,
+        shapes={name: info.shape for name, info in file.tensors.items()},
+        weight=file.weight,
+    )
+
+
+def _from_folder(folder: Path) -> Checkpoint:
+    config = read_json(folder / "config.json")
+    files = {name: shard for shard in _shards(folder) for name in shard.tensors}
+    return Checkpoint(
+        where=str(folder),
+        naming="hf",
+        architecture=str(config.get("model_type")),
+        settings=config,
+        metadata={},
+        shapes={name: file.tensors[name].shape for name, file in files.items()},
+        weight=lambda name: files[name].weight(name),
+    )
+
+
+def _shards(folder: Path) -> list[SafetensorsFile]:
+    if not (folder / INDEX).exists():
+        return [open_safetensors(folder / "model.safetensors")]
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    # A file name is data from outside: it must not lead out of the folder.
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) and Path(name).name == name for name in weight_map.values()
+    ):
+        raise FormatError(
+            where=str(folder / INDEX),
+            expected="a weight_map from tensor names to files of this folder",
+            found=repr(weight_map)[:80],
+            hint="download the folder again",
+        )
+    return [open_safetensors(folder / name) for name in sorted(set(weight_map.values()))]
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON file that holds an object.
+
+    Raises:
+        SourceError: it is not there, or cannot be read.
+        FormatError: it is not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            where=str(path), expected="JSON", found=str(error), hint="download the file again"
+        ) from error
+    if not isinstance(value, dict):
+        raise FormatError(
+            where=str(path),
+            expected="a JSON object",
+            found=type(value).__name__,
+            hint="download the file again",
+        )
+    return value

@@ -1,0 +1,122 @@
+"""Safetensors files: an 8-byte length, a JSON table of tensors, their bytes. Memory-mapped; no length is trusted.
+
+Source: github.com/huggingface/safetensors, "Format" in its README, release 0.5.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+
+# The types that can be read, which GGUF spells the same way; others are listed, and refused when they are needed.
+READABLE = ("F32", "F16", "BF16")
+DAMAGED = "the file is damaged or was cut short; download it again"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A row of the table: type as the file spells it, row-major shape, bytes [start, stop) of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class SafetensorsFile:
+    """An open file; `tensors` is its table by name."""
+
+    def __init__(self, path: Path, data: mmap.mmap | bytes, tensors: dict[str, TensorEntry]) -> None:
+        self.path, self.tensors, self._data = path, tensors, data
+
+    def weight(self, name: str) -> Weight:
+        """A tensor's stored bytes, as a view of the mapped file.
+
+        Raises:
+            UnsupportedTypeError: its type is none of F32, F16, BF16.
+        """
+        entry = self.tensors[name]
+        if entry.dtype not in READABLE:
+            raise UnsupportedTypeError(
+                where=f"{self.path}: {name}",
+                expected=f"a type among {', '.join(READABLE)}",
+                found=entry.dtype,
+                hint="convert the checkpoint to one of them",
+            )
+        raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
+        return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=raw)
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """Map a file and read its table; no tensor is touched.
+
+    Raises:
+        SourceError: it cannot be opened.
+        FormatError: it is not what the format promises; it says where, expected, found.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            # An empty file cannot be mapped.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except OSError as error:
+        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    return SafetensorsFile(path, data, _table(path, data))
+
+
+def _table(path: Path, data: mmap.mmap | bytes) -> dict[str, TensorEntry]:
+    if len(data) < 8:
+        raise _damaged(path, "8 bytes of header length", f"{len(data)} bytes in all")
+    length = int.from_bytes(data[:8], "little")
+    if length > len(data) - 8:
+        raise _damaged(path, f"a header of at most {len(data) - 8:,} bytes", f"a length of {length:,}")
+    try:
+        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "a JSON header", str(error)) from error
+    if not isinstance(header, dict):
+        raise _damaged(path, "a JSON object", type(header).__name__)
+    header.pop("__metadata__", None)
+    return {name: _entry(path, name, row, 8 + length, len(data)) for name, row in header.items()}
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("one key twice")
+    return table
+
+
+def _entry(path: Path, name: str, row: object, base: int, size: int) -> TensorEntry:
+    where = f"tensor {name!r}"
+    if not isinstance(row, dict) or not isinstance(row.get("dtype"), str):
+        raise _damaged(path, f"{where} with dtype, shape and data_offsets", repr(row)[:80])
+    shape, offsets = row.get("shape"), row.get("data_offsets")
+    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
+        raise _damaged(path, f"{where} with whole numbers as shape and two data_offsets", repr(row)[:80])
+    start, stop = base + offsets[0], base + offsets[1]
+    if not start <= stop <= size:
+        raise _damaged(path, f"{where} inside the file's {size:,} bytes", f"bytes {start:,} to {stop:,}")
+    entry = TensorEntry(row["dtype"], tuple(shape), start, stop)
+    if entry.dtype in READABLE and BY_NAME[entry.dtype].bytes_for(math.prod(shape)) != stop - start:
+        raise _damaged(
+            path, f"{where} to fill its shape {tuple(shape)} of {entry.dtype}", f"{stop - start:,} bytes"
+        )
+    return entry
+
+
+def _sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _damaged(path: Path, expected: str, found: str) -> FormatError:
+    return FormatError(where=str(path), expected=expected, found=found, hint=DAMAGED)

@@ -1,0 +1,34 @@
+"""Where a model comes from: the built-in one, a path, or a hub id that is downloaded into the hub's own cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mlx_engine.errors import SourceError
+
+ASSETS = Path(__file__).parent.parent / "assets"
+BUILTIN = ASSETS / "storyteller-q8_0.gguf"
+
+# org/repo, optionally :file; the characters that hub names may have.
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
+
+
+def resolve(source: str) -> Path:
+    """The file or folder that `source` names: "builtin", a path, or "org/repo[:file]".
+
+    Raises:
+        SourceError: there is nothing of this name, or it cannot be downloaded.
+    """
+    if source == "builtin":
+        return BUILTIN
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    hub_id = HUB_ID.fullmatch(source)
+    # "models/qwen3.gguf" has the form of a hub id, but whoever wrote it meant a file.
+    if hub_id is None or path.suffix in (".gguf", ".safetensors") and not hub_id["file"] or path.parent.is_dir():
+        raise SourceError(f"{source}: expected a file, a folder, 'builtin' or a hub id org/repo[:file], found nothing")
+    from mlx_engine.checkpoint.hub import download
+
+    return download(hub_id["repo"], hub_id["file"])

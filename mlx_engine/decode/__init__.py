@@ -1,0 +1,1 @@
+"""From a model to text: prefill, then one token at a time, choosing, stopping, measuring."""

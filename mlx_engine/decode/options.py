@@ -1,0 +1,36 @@
+"""What a caller may ask of one run, checked before any model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.errors import OptionError
+
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one run.
+
+    Attributes:
+        max_tokens: the cap; None means 256, or fewer where the context ends earlier.
+        sampling: how each token is chosen.
+        kv: keep keys and values between passes. Without it each pass runs the whole sequence again.
+        stop: the text ends before the first of these strings to appear.
+        ignore_eos: go on past every end-of-text token.
+    """
+
+    max_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    kv: bool = True
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises OptionError where a value makes no sense."""
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise OptionError(option="max_tokens", expected="a whole number >= 1", found=self.max_tokens)
+        if "" in self.stop:
+            raise OptionError(option="stop", expected="strings of at least one character", found="")

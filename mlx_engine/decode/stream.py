@@ -1,0 +1,108 @@
+"""One run as a stream of text: ids become pieces, and the run ends at an end token, a stop string or the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from mlx_engine.decode.loop import Progress, decode, decode_without_cache
+from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.options import Options
+from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.stops import StopStrings
+from mlx_engine.models import Model
+
+FinishReason = Literal["stop", "length"]
+
+
+class TextDecoder(Protocol):
+    """Ids to text without ever handing out half a character."""
+
+    def add(self, token_id: int) -> str:
+        """The text that is complete now."""
+
+    def finish(self) -> str:
+        """Whatever is left."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one run produced.
+
+    Attributes:
+        text: without the end token, cut before a stop string.
+        token_ids: what the model wrote, with the end token if one came.
+        metrics: times of the passes.
+        finish_reason: "stop" at an end token or stop string, "length" at the cap; None while it still runs.
+        prompt_ids: what the model read.
+    """
+
+    text: str
+    token_ids: list[int]
+    metrics: Metrics
+    finish_reason: FinishReason | None
+    prompt_ids: list[int]
+
+
+class Stream:
+    """Iterate over it for pieces of text; `generation` holds the result so far, and the whole of it at the end."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompt_ids: Sequence[int],
+        options: Options,
+        *,
+        max_tokens: int,
+        text: TextDecoder,
+        end_ids: Collection[int],
+        progress: Progress | None = None,
+    ) -> None:
+        self._prompt_ids, self._max_tokens, self._text = list(prompt_ids), max_tokens, text
+        self._end_ids = () if options.ignore_eos else end_ids
+        self._stops = StopStrings(options.stop)
+        self._metrics = Metrics()
+        self._token_ids: list[int] = []
+        self._written: list[str] = []
+        self._finish_reason: FinishReason | None = None
+        self._ids = self._loop(model, options, progress)
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    @property
+    def generation(self) -> Generation:
+        """The run up to now."""
+        return Generation(
+            "".join(self._written), list(self._token_ids), self._metrics, self._finish_reason, list(self._prompt_ids)
+        )
+
+    def _loop(self, model: Model, options: Options, progress: Progress | None) -> Iterator[int]:
+        pick = Sampler(model.backend, options.sampling, self._prompt_ids)
+        if not options.kv:
+            return decode_without_cache(model, self._prompt_ids, pick, self._metrics)
+        # The last token is chosen, but never read.
+        cache = model.new_cache(len(self._prompt_ids) + self._max_tokens - 1)
+        return decode(model, self._prompt_ids, cache, pick, self._metrics, progress=progress)
+
+    def _run(self) -> Iterator[str]:
+        for token in self._ids:
+            self._token_ids.append(token)
+            ended = token in self._end_ids
+            piece = self._stops.add("" if ended else self._text.add(token))
+            if ended or self._stops.found:
+                self._finish_reason = "stop"
+            elif len(self._token_ids) == self._max_tokens:
+                self._finish_reason = "length"
+            if self._finish_reason is not None:
+                piece += self._stops.add(self._text.finish()) + self._stops.finish()
+            if piece:
+                self._written.append(piece)
+                yield piece
+            if self._finish_reason is not None:
+                return

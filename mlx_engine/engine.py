@@ -1,0 +1,182 @@
+"""The facade: open a model, get logits or text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.loop import Progress
+from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
+from mlx_engine.decode.stream import Generation, Stream
+from mlx_engine.errors import ContextLengthError, OptionError
+from mlx_engine.models import Model, load_model
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from mlx_engine.tokenizer import Tokenizer
+
+QUANTS = ("keep", "f32", "q8_0", "q4_0", "q4_1")
+
+
+class Engine:
+    """A model on a backend, with its tokenizer. Made by `load`."""
+
+    def __init__(self, model: Model, checkpoint: Checkpoint, path: Path) -> None:
+        self.model, self.path, self._checkpoint = model, path, checkpoint
+
+    @property
+    def config(self) -> Any:  # noqa: ANN401
+        """The model's sizes, as its model file names them."""
+        return self.model.config
+
+    @property
+    def backend(self) -> Backend:
+        """What computes."""
+        return self.model.backend
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Built the first time that text has to become ids, or ids text.
+
+        Raises:
+            TokenizerError: the checkpoint holds no tokenizer that can be built.
+        """
+        from mlx_engine import tokenizer
+
+        if self._checkpoint.naming == "hf":
+            return tokenizer.load_tokenizer(self.path)
+        return tokenizer.from_gguf(self._checkpoint.metadata, where=self._checkpoint.where)
+
+    def logits(self, ids: Sequence[int]) -> mx.array:
+        """Logits float32 (len(ids), vocab) at every position, computed without a cache.
+
+        Raises:
+            OptionError: no ids, or one that the vocabulary lacks.
+        """
+        import mlx.core as mx
+
+        self._check_ids(ids)
+        with self.backend.session():
+            return mx.array(self.backend.host(self.model.forward(list(ids), self.model.no_cache(), every=True)))
+
+    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:  # noqa: ANN401
+        """Run a prompt, text or token ids, to its end. Options are those of `stream`."""
+        stream = self.stream(prompt, max_tokens, **options)
+        for _ in stream:
+            pass
+        return stream.generation
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        *,
+        kv: bool = True,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        progress: Progress | None = None,
+        **sampling: Any,  # noqa: ANN401
+    ) -> Stream:
+        """Pieces of text as they are decoded; `.generation` of the returned object holds everything else.
+
+        Args:
+            prompt: text, or token ids that are taken as they are.
+            max_tokens: the cap; None means 256, or fewer where the context ends earlier.
+            kv: keep keys and values between passes; without it each pass runs the whole sequence.
+            stop: a string or several; the text ends before the first to appear.
+            ignore_eos: go on past end-of-text tokens.
+            progress: called with (tokens read, tokens in all) while the prompt is read.
+            sampling: temperature, top_k, top_p, min_p, repetition_penalty, seed; see `Sampling`.
+
+        Raises:
+            OptionError: an option makes no sense, or the prompt is empty.
+            ContextLengthError: prompt and max_tokens do not fit the model's context.
+        """
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        options = Options(max_tokens, _sampling(sampling), kv, stops, ignore_eos)
+        return self.run(self.prompt_ids(prompt), options, progress=progress)
+
+    def run(self, prompt_ids: Sequence[int], options: Options, *, progress: Progress | None = None) -> Stream:
+        """`stream` for ids and options that are already made."""
+        self._check_ids(prompt_ids)
+        return Stream(
+            self.model,
+            prompt_ids,
+            options,
+            max_tokens=self._fitting(len(prompt_ids), options.max_tokens),
+            text=self.tokenizer.stream(),
+            end_ids=self.tokenizer.eog_ids,
+            progress=progress,
+        )
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The ids that the model reads: text is encoded, behind a BOS where the file asks for one."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
+        return [*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)]
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise OptionError(option="prompt", expected="at least one token", found="nothing")
+        vocab_size = self.config.vocab_size
+        wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
+        if wrong is not None:
+            raise OptionError(option="prompt", expected=f"token ids from 0 to {vocab_size - 1}", found=wrong)
+
+    def _fitting(self, n_prompt: int, max_tokens: int | None) -> int:
+        room = self.config.context_length - n_prompt
+        if room < (max_tokens or 1):
+            raise ContextLengthError(
+                option="prompt and max_tokens",
+                expected=f"at most {self.config.context_length:,} tokens, the model's context",
+                found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
+            )
+        return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
+
+
+def load(
+    source: str | Path = "builtin",
+    backend: str = "auto",
+    quant: str = "keep",
+    threads: int | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
+    """Open a model.
+
+    Args:
+        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
+        backend: a name that `python cli.py backends` lists, or "auto" for the fastest here.
+        quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
+        threads: for backends that have threads; None takes all cores that this process may use.
+        progress: called with (tensors prepared, tensors in all).
+
+    Raises:
+        OptionError: quant or threads make no sense.
+        BackendUnavailableError: this machine lacks what the backend needs.
+        SourceError, FormatError, ModelError: the model cannot be found, read or built.
+    """
+    if quant not in QUANTS:
+        raise OptionError(option="quant", expected=" or ".join(QUANTS), found=quant)
+    if threads is not None and threads < 1:
+        raise OptionError(option="threads", expected="a whole number >= 1", found=threads)
+    made = create_backend(backend)
+    path = resolve(str(source))
+    checkpoint = open_checkpoint(path)
+    return Engine(load_model(checkpoint, made, quant=quant, progress=progress), checkpoint, path)
+
+
+def _sampling(values: dict[str, Any]) -> Sampling:
+    unknown = set(values) - set(Sampling.__dataclass_fields__)
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    return Sampling(**values)

@@ -1,0 +1,119 @@
+"""Every exception that mlx_engine raises on purpose.
+
+EngineError                        the root: whatever a user's input can cause
+├── FormatError (ValueError)       a file is not what its format promises
+│   └── UnsupportedTypeError       a tensor's type is known by name, but nothing here can read its values
+├── ModelError (ValueError)        the file is sound, the model in it cannot be built
+│   ├── UnknownArchitectureError   no model file for this architecture
+│   ├── UnsupportedConfigError     a setting that is not implemented, and would be computed wrongly if ignored
+│   └── TensorMismatchError        missing, unexpected or misshapen tensors, all of them at once
+├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
+├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
+├── OptionError (ValueError)       an option's value makes no sense
+│   └── ContextLengthError         prompt and requested tokens do not fit the model's context
+├── CacheFullError (RuntimeError)  the KV cache has no room for the tokens of this pass
+└── SourceError (OSError)          the model's file cannot be found, downloaded or opened
+
+A message says where, what was expected, what was found, and what to do next; the facts are attributes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EngineError(Exception):
+    """The root of every error that a user's input can cause."""
+
+
+class FormatError(EngineError, ValueError):
+    """A file is not what its format promises."""
+
+    def __init__(self, *, where: str, expected: str, found: str, hint: str) -> None:
+        self.where, self.expected, self.found, self.hint = where, expected, found, hint
+        super().__init__(f"{where}: expected {expected}, found {found}; {hint}")
+
+
+class UnsupportedTypeError(FormatError):
+    """A tensor's type is known by name, but nothing here can read its values."""
+
+
+class ModelError(EngineError, ValueError):
+    """The file is sound, but the model in it cannot be built."""
+
+
+class UnknownArchitectureError(ModelError):
+    """No model file implements this architecture."""
+
+    def __init__(self, *, where: str, architecture: str, supported: Sequence[str]) -> None:
+        self.where, self.architecture, self.supported = where, architecture, tuple(supported)
+        super().__init__(
+            f"{where}: expected an architecture among {', '.join(supported)}, found {architecture!r}; "
+            "choose another checkpoint, or add a file to mlx_engine/models"
+        )
+
+
+class UnsupportedConfigError(ModelError):
+    """A setting of the model is not implemented; ignoring it would compute something else."""
+
+    def __init__(self, *, where: str, key: str, expected: str, found: object) -> None:
+        self.where, self.key, self.expected, self.found = where, key, expected, found
+        super().__init__(
+            f"{where}: expected {key} to be {expected}, found {found!r}; "
+            "this model needs a feature that is not implemented here"
+        )
+
+
+class TensorMismatchError(ModelError):
+    """The tensors of a checkpoint are not those that its configuration calls for."""
+
+    def __init__(
+        self, *, where: str, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]
+    ) -> None:
+        self.where = where
+        self.missing, self.unexpected, self.misshapen = tuple(missing), tuple(unexpected), tuple(misshapen)
+        lines = [f"{where}: the tensors do not match the model's configuration"]
+        for title, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)):
+            if names:
+                lines.append(f"  {title} ({len(names)}): {', '.join(names)}")
+        lines.append("  the file was converted for another model, or is incomplete; convert or download it again")
+        super().__init__("\n".join(lines))
+
+
+class TokenizerError(EngineError, ValueError):
+    """The vocabulary cannot be turned into a tokenizer, or an id or text cannot be converted."""
+
+
+class BackendUnavailableError(EngineError, RuntimeError):
+    """This machine lacks what the backend needs, or no backend has this name."""
+
+    def __init__(self, *, name: str, reason: str, hint: str = "`python cli.py backends` lists what works here") -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"backend {name!r} is not available: {reason}; {hint}")
+
+
+class OptionError(EngineError, ValueError):
+    """An option's value makes no sense."""
+
+    def __init__(self, *, option: str, expected: str, found: object) -> None:
+        self.option, self.expected, self.found = option, expected, found
+        super().__init__(f"{option}: expected {expected}, found {found!r}")
+
+
+class ContextLengthError(OptionError):
+    """Prompt and requested tokens do not fit the model's context."""
+
+
+class CacheFullError(EngineError, RuntimeError):
+    """The KV cache has no room for the tokens of this pass."""
+
+    def __init__(self, *, length: int, wanted: int, capacity: int) -> None:
+        self.length, self.wanted, self.capacity = length, wanted, capacity
+        super().__init__(
+            f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} "
+            f"({length:,} of {capacity:,} used); trim it, or make one with a larger capacity"
+        )
+
+
+class SourceError(EngineError, OSError):
+    """The model's file cannot be found, downloaded or opened."""

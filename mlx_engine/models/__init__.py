@@ -1,0 +1,50 @@
+"""Model files by architecture: GGUF's `general.architecture`, which config.json's `model_type` spells the same."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array
+from mlx_engine.cache import Cache
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.errors import UnknownArchitectureError
+from mlx_engine.models.parameters import Progress
+
+MODULES = {"qwen3": "mlx_engine.models.qwen3"}
+
+
+class Model(Protocol):
+    """What a model file builds: a function of token ids and a cache."""
+
+    config: Any
+    backend: Backend
+
+    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
+        """Logits (1, V) of the last token, or (T, V) of `every` token."""
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for at most `capacity` tokens."""
+
+    def no_cache(self) -> Cache:
+        """A cache that remembers nothing."""
+
+
+def load_model(
+    checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None
+) -> Model:
+    """Build a checkpoint's model on a backend.
+
+    Raises:
+        UnknownArchitectureError: no model file implements it.
+        ModelError: its settings or tensors are not what the model file expects.
+    """
+    module = MODULES.get(checkpoint.architecture)
+    if module is None:
+        raise UnknownArchitectureError(
+            where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(MODULES)
+        )
+    model: Model = importlib.import_module(module).load(checkpoint, backend, quant=quant, progress=progress)
+    return model

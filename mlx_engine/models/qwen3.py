@@ -1,0 +1,233 @@
+"""Qwen3, dense.
+
+Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face transformers, models/qwen3.
+Different from Llama: queries and keys are RMS-normed per head before they are rotated; the head width is a setting
+of its own, not hidden_size / n_heads; small sizes tie the head to the embedding table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, Linear, RMSNorm, Rope
+from mlx_engine.cache import Cache, FullCache, NoCache
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.parameters import Parameters, Progress, Tensor, check
+from mlx_engine.models.settings import HF_HARMLESS, Settings
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a Qwen3."""
+
+    n_layers: int
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope_theta: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One transformer layer's parameters, under their GGUF names."""
+
+    attn_norm: RMSNorm
+    attn_q: Linear
+    attn_k: Linear
+    attn_v: Linear
+    attn_q_norm: RMSNorm
+    attn_k_norm: RMSNorm
+    attn_output: Linear
+    ffn_norm: RMSNorm
+    ffn_gate: Linear
+    ffn_up: Linear
+    ffn_down: Linear
+
+
+class Model:
+    """Token ids in, logits out; the cache is the caller's."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        self.config, self.backend = config, backend
+        self.token_embd = parameters.table("token_embd")
+        self.layers = [_layer(parameters, config, f"blk.{i}.") for i in range(config.n_layers)]
+        self.output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
+        self.rope = Rope.plain(config.head_dim, config.rope_theta)
+
+    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
+        """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
+
+        Raises:
+            CacheFullError: the tokens do not fit the cache.
+        """
+        be, cfg = self.backend, self.config
+        offset = cache.reserve(len(ids))
+        x = be.note("embed", be.embed(self.token_embd, ids))
+        for i, w in enumerate(self.layers):
+            q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
+            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, (w.attn_q_norm, w.attn_k_norm), self.rope, offset)
+            be.note(f"blk.{i}.q_rope", q)
+            be.note(f"blk.{i}.k_rope", k)
+            y = be.attention(q, cache.append(i, k, v), cfg.head_dim**-0.5)
+            y = be.note(f"blk.{i}.attn_out", be.merge(y))
+            x = be.note(f"blk.{i}.attn_residual", be.project_add(y, w.attn_output, x))
+            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "silu")
+            x = be.note(f"blk.{i}.layer_out", be.project_add(h, w.ffn_down, x))
+        logits = be.norm_head(x, self.output_norm, self.output, every=every)
+        cache.advance(len(ids))
+        return logits
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for at most `capacity` tokens."""
+        cfg = self.config
+        return FullCache(
+            self.backend, n_layers=cfg.n_layers, n_kv_heads=cfg.n_kv_heads, head_dim=cfg.head_dim, capacity=capacity
+        )
+
+    def no_cache(self) -> Cache:
+        """A cache that remembers nothing: every pass brings the whole sequence."""
+        return NoCache(self.backend, n_kv_heads=self.config.n_kv_heads, head_dim=self.config.head_dim)
+
+
+def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
+    return Layer(
+        attn_norm=p.rms_norm(blk + "attn_norm", cfg.norm_eps),
+        attn_q=p.linear(blk + "attn_q"),
+        attn_k=p.linear(blk + "attn_k"),
+        attn_v=p.linear(blk + "attn_v"),
+        attn_q_norm=p.rms_norm(blk + "attn_q_norm", cfg.norm_eps),
+        attn_k_norm=p.rms_norm(blk + "attn_k_norm", cfg.norm_eps),
+        attn_output=p.linear(blk + "attn_output"),
+        ffn_norm=p.rms_norm(blk + "ffn_norm", cfg.norm_eps),
+        ffn_gate=p.linear(blk + "ffn_gate"),
+        ffn_up=p.linear(blk + "ffn_up"),
+        ffn_down=p.linear(blk + "ffn_down"),
+    )
+
+
+def load(
+    checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None
+) -> Model:
+    """Build the model that a checkpoint describes.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        TensorMismatchError: the tensors are not those that the settings call for.
+    """
+    config, tied = read_config(checkpoint)
+    # A tied head needs no matrix of its own, but some files carry it all the same.
+    unused = ["lm_head.weight"] if tied else []
+    names = check(checkpoint, tensors(config, tied=tied), unused)
+    return Model(config, Parameters(checkpoint, names, backend, quant=quant, progress=progress), backend)
+
+
+def read_config(checkpoint: Checkpoint) -> tuple[Config, bool | None]:
+    """The sizes, and whether the head is tied to the embedding; None leaves that to the tensors.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+    """
+    settings = Settings(checkpoint.settings, where=checkpoint.where)
+    if checkpoint.naming == "hf":
+        return _config_from_hf(settings)
+    table = checkpoint.shapes.get("token_embd.weight", (0,))
+    return _config_from_gguf(settings, vocab_size=table[0]), None
+
+
+def _config_from_gguf(s: Settings, vocab_size: int) -> Config:
+    hidden_size, n_heads = s.whole("embedding_length"), s.whole("attention.head_count")
+    head_dim = s.whole("attention.key_length", max(1, hidden_size // n_heads))
+    config = Config(
+        n_layers=s.whole("block_count"),
+        hidden_size=hidden_size,
+        intermediate_size=s.whole("feed_forward_length"),
+        n_heads=n_heads,
+        n_kv_heads=s.whole("attention.head_count_kv", n_heads),
+        head_dim=head_dim,
+        vocab_size=s.whole("vocab_size", vocab_size),
+        context_length=s.whole("context_length"),
+        norm_eps=s.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=s.number("rope.freq_base", 10_000.0),
+    )
+    s.expect("attention.value_length", head_dim)
+    s.expect("rope.dimension_count", head_dim)
+    s.expect("rope.scaling.type", "none")
+    s.expect("attention.causal", True)
+    s.expect("expert_count", 0)
+    s.refuse_rest()
+    return _sound(config, s)
+
+
+def _config_from_hf(s: Settings) -> tuple[Config, bool]:
+    # transformers 5 moved the rotation's settings into a mapping of their own.
+    rope = s.mapping("rope_parameters") or s
+    config = Config(
+        n_layers=s.whole("num_hidden_layers"),
+        hidden_size=s.whole("hidden_size"),
+        intermediate_size=s.whole("intermediate_size"),
+        n_heads=s.whole("num_attention_heads"),
+        n_kv_heads=s.whole("num_key_value_heads"),
+        head_dim=s.whole("head_dim", 128),
+        vocab_size=s.whole("vocab_size"),
+        context_length=s.whole("max_position_embeddings"),
+        norm_eps=s.number("rms_norm_eps"),
+        rope_theta=rope.number("rope_theta", 10_000.0),
+    )
+    tied = s.flag("tie_word_embeddings", False)
+    rope.expect("rope_type", "default")
+    if rope is not s:
+        rope.refuse_rest()
+    s.expect("rope_scaling", None)
+    s.expect("hidden_act", "silu")
+    s.expect("attention_bias", False)
+    s.expect("use_sliding_window", False)
+    s.expect("layer_types", None, ["full_attention"] * config.n_layers)
+    s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers"})
+    return _sound(config, s), tied
+
+
+def _sound(config: Config, s: Settings) -> Config:
+    if config.n_heads % config.n_kv_heads:
+        raise s.error("n_heads", f"a multiple of the {config.n_kv_heads} key/value heads", config.n_heads)
+    if config.head_dim % 2:
+        raise s.error("head_dim", "an even number, for its halves are rotated against each other", config.head_dim)
+    return config
+
+
+def tensors(cfg: Config, *, tied: bool | None) -> list[Tensor]:
+    """Every tensor of a checkpoint; `tied` is what the file says about its head, None where it says nothing."""
+    D, F, E = cfg.hidden_size, cfg.intermediate_size, cfg.head_dim
+    H, K, V = cfg.n_heads * E, cfg.n_kv_heads * E, cfg.vocab_size
+    layer = {
+        "attn_norm": ("input_layernorm", (D,)),
+        "attn_q": ("self_attn.q_proj", (H, D)),
+        "attn_k": ("self_attn.k_proj", (K, D)),
+        "attn_v": ("self_attn.v_proj", (K, D)),
+        "attn_q_norm": ("self_attn.q_norm", (E,)),
+        "attn_k_norm": ("self_attn.k_norm", (E,)),
+        "attn_output": ("self_attn.o_proj", (D, H)),
+        "ffn_norm": ("post_attention_layernorm", (D,)),
+        "ffn_gate": ("mlp.gate_proj", (F, D)),
+        "ffn_up": ("mlp.up_proj", (F, D)),
+        "ffn_down": ("mlp.down_proj", (D, F)),
+    }
+    table = [
+        Tensor("token_embd.weight", "model.embed_tokens.weight", (V, D)),
+        Tensor("output_norm.weight", "model.norm.weight", (D,)),
+    ]
+    if tied is not True:
+        table.append(Tensor("output.weight", "lm_head.weight", (V, D), required=tied is False))
+    for i in range(cfg.n_layers):
+        table += [
+            Tensor(f"blk.{i}.{gguf}.weight", f"model.layers.{i}.{hf}.weight", shape)
+            for gguf, (hf, shape) in layer.items()
+        ]
+    return table

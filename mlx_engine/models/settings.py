@@ -1,0 +1,88 @@
+"""A checkpoint's settings, read with type and default; what was not understood is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mlx_engine.errors import UnsupportedConfigError
+
+_REQUIRED: Any = object()
+
+# Keys of config.json that any model may have and that change nothing in its forward pass: bookkeeping, training and
+# generation defaults.
+HF_HARMLESS = frozenset(
+    """
+    _attn_implementation _name_or_path architectures attention_dropout auto_map bos_token_id chunk_size_feed_forward
+    dtype eos_token_id initializer_range model_type output_attentions output_hidden_states pad_token_id problem_type
+    return_dict torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache
+    id2label label2id task_specific_params
+    """.split()
+)
+
+
+class Settings:
+    """Reads a mapping of settings and remembers which keys were read.
+
+    Ignoring a setting means computing another model than the file's, so a model file ends its reading with
+    `refuse_rest`.
+    """
+
+    def __init__(self, values: Mapping[str, object], *, where: str) -> None:
+        self._values, self._where, self._read = values, where, set[str]()
+
+    def whole(self, key: str, default: Any = _REQUIRED) -> int:  # noqa: ANN401
+        """A whole number >= 1."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, "a whole number >= 1", value)
+        return value
+
+    def number(self, key: str, default: Any = _REQUIRED) -> float:  # noqa: ANN401
+        """A finite number > 0."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self.error(key, "a finite number > 0", value)
+        return float(value)
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:  # noqa: ANN401
+        """True or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false", value)
+        return value
+
+    def mapping(self, key: str) -> Settings | None:
+        """Nested settings, or None where there are none."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, "a mapping", value)
+        return Settings(value, where=f"{self._where}: {key}")
+
+    def expect(self, key: str, *allowed: object) -> None:
+        """The setting is absent, or has one of the values that are implemented; None allows null."""
+        value = self._get(key, allowed[0])
+        if value not in allowed:
+            raise self.error(key, " or ".join(map(repr, allowed)), value)
+
+    def refuse_rest(self, harmless: Collection[str] = ()) -> None:
+        """Every key was read, or is known to change nothing in the computation.
+
+        Raises:
+            UnsupportedConfigError: it names the first key that is neither.
+        """
+        for key, value in self._values.items():
+            if key not in self._read and key not in harmless:
+                raise self.error(key, "absent", value)
+
+    def _get(self, key: str, default: object) -> object:
+        self._read.add(key)
+        if key not in self._values and default is _REQUIRED:
+            raise self.error(key, "present", "nothing")
+        return self._values.get(key, default)
+
+    def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
+        """The error about one setting, to raise."""
+        return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found)

@@ -1,0 +1,112 @@
+"""The block formats of GGUF: what the bytes mean, one file per format, in NumPy.
+
+Each format is a pair of functions over whole blocks: `dequantize`, (n, block bytes) to (n, block size)
+float32, and for those that can be written `quantize`, the way back. Here they are looked up by type and
+applied piece by piece, so that the temporaries of a large tensor stay small. The values are those of the
+`gguf` package, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.errors import UnsupportedTypeError
+from mlx_engine.quant import floats, q8_0
+from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
+
+Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
+
+_DEQUANTIZE: dict[str, Dequantize] = {
+    "F32": floats.F32.dequantize,
+    "F16": floats.F16.dequantize,
+    "BF16": floats.BF16.dequantize,
+    "Q8_0": q8_0.dequantize,
+}
+_QUANTIZE: dict[str, Quantize] = {
+    "F32": floats.F32.quantize,
+    "F16": floats.F16.quantize,
+    "BF16": floats.BF16.quantize,
+    "Q8_0": q8_0.quantize,
+}
+
+# Weights at a time: the temporaries of one piece (a few bytes per weight) fit a core's second-level cache.
+_PIECE = 1 << 16
+
+
+def readable_types() -> tuple[GGMLType, ...]:
+    """The types whose values can be read, in the order of their numbers."""
+    return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
+
+
+def writable_types() -> tuple[GGMLType, ...]:
+    """The types that floats can be packed into, in the order of their numbers."""
+    return tuple(type_ for type_ in TYPES if type_.name in _QUANTIZE)
+
+
+def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequantize") -> NDArray[np.float32]:
+    """The weights that `raw` holds, as many as its blocks have, in one dimension.
+
+    `where` names the bytes in an error.
+
+    Raises:
+        UnsupportedTypeError: the type is known but cannot be read.
+        ValueError: the bytes are not whole blocks.
+    """
+    function = _DEQUANTIZE.get(type_.name)
+    if function is None:
+        raise _unsupported(where, type_, "read", readable_types())
+    blocks = _in_rows_of(type_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
+    out = np.empty((len(blocks), type_.block_size), dtype=np.float32)
+    step = max(1, _PIECE // type_.block_size)
+    for start in range(0, len(blocks), step):
+        out[start : start + step] = function(blocks[start : start + step])
+    return out.reshape(-1)
+
+
+def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "quantize") -> NDArray[np.uint8]:
+    """The bytes of `values`, taken in row-major order; the rows of a matrix must be whole blocks long.
+
+    Raises:
+        UnsupportedTypeError: nothing here writes this type.
+        ValueError: the values are not whole blocks.
+    """
+    function = _QUANTIZE.get(type_.name)
+    if function is None:
+        raise _unsupported(where, type_, "written", writable_types())
+    blocks = _in_rows_of(type_.block_size, np.ascontiguousarray(values, dtype=np.float32))
+    out = np.empty((len(blocks), type_.block_bytes), dtype=np.uint8)
+    step = max(1, _PIECE // type_.block_size)
+    for start in range(0, len(blocks), step):
+        out[start : start + step] = function(blocks[start : start + step])
+    return out.reshape(-1)
+
+
+def _in_rows_of(length: int, array: NDArray) -> NDArray:
+    if array.size % length:
+        raise ValueError(f"{array.size:,} are not a multiple of the block's {length}")
+    return array.reshape(-1, length)
+
+
+def _unsupported(where: str, type_: GGMLType, verb: str, types: tuple[GGMLType, ...]) -> UnsupportedTypeError:
+    return UnsupportedTypeError(
+        where=where,
+        expected=f"a type that can be {verb} ({', '.join(t.name for t in types)})",
+        found=type_.name,
+        hint="choose a file or a type among these, for example Q8_0",
+    )
+
+
+__all__ = [
+    "BY_ID",
+    "BY_NAME",
+    "TYPES",
+    "GGMLType",
+    "dequantize",
+    "quantize",
+    "readable_types",
+    "writable_types",
+]

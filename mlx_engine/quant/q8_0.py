@@ -1,0 +1,37 @@
+"""Q8_0: 32 weights share one float16 scale; each is a signed byte. `weight = d * q`, 8.5 bits per weight.
+
+Source: `quantize_row_q8_0_ref` and `dequantize_row_q8_0`,
+https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import blocks as layout
+from mlx_engine.quant.packing import finite_or_zero, inverse, round_half_away
+
+
+def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """`d * q`, (n, 34) bytes to (n, 32) weights."""
+    block = blocks.view(layout.Q8_0)[:, 0]
+    weights: NDArray[np.float32] = block["qs"].astype(np.float32)
+    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a code 0
+        weights *= block["d"].astype(np.float32)[:, None]
+    return weights
+
+
+def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Codes -127 to 127 with the block's largest magnitude at an end, (n, 32) weights to (n, 34) bytes.
+
+    Codes are rounded against the float32 scale; only then is the scale itself rounded to float16. Where that
+    scale overflows or is no number, the codes are 0.
+    """
+    blocks = np.empty(len(values), layout.Q8_0)
+    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504, and infinities
+        scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+        codes = finite_or_zero(round_half_away(values * inverse(scale)))
+        blocks["d"] = scale[:, 0]
+    blocks["qs"] = codes.astype(np.int8)
+    return blocks.view(np.uint8).reshape(len(values), -1)

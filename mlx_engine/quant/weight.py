@@ -1,0 +1,91 @@
+"""A stored weight: its name, shape and type, and a view of its bytes. Nothing is converted before it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mlx_engine import quant
+from mlx_engine.quant.types import GGMLType
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A tensor as it is stored.
+
+    `shape` is row-major, as NumPy's: (outputs, inputs) for a linear layer. `data` is one dimension of
+    bytes, usually a read-only view into a mapped file.
+
+    Raises:
+        ValueError: the bytes are not as many as shape and type call for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    data: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        row = self.shape[-1] if self.shape else 1
+        if row % self.type.block_size:
+            raise ValueError(
+                f"{self.name}: rows of {row} weights do not fill {self.type} blocks of {self.type.block_size}"
+            )
+        expected = self.type.bytes_for(math.prod(self.shape))
+        if self.data.dtype != np.uint8 or self.data.shape != (expected,):
+            raise ValueError(
+                f"{self.name}: shape {self.shape} as {self.type} takes {expected:,} bytes in one dimension, "
+                f"not {self.data.dtype} {self.data.shape}"
+            )
+
+    @classmethod
+    def pack(cls, name: str, values: ArrayLike, type_: GGMLType) -> Weight:
+        """Store floats as `type_`.
+
+        Raises:
+            UnsupportedTypeError: nothing here writes this type.
+            ValueError: a row does not fill whole blocks.
+        """
+        floats = np.asarray(values, dtype=np.float32)
+        row = floats.shape[-1] if floats.ndim else 1
+        if row % type_.block_size:
+            raise ValueError(
+                f"{name}: rows of {row} weights do not fill {type_} blocks of {type_.block_size}"
+            )
+        return cls(name, floats.shape, type_, quant.quantize(floats, type_, where=f"tensor {name!r}"))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return self.data.nbytes
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """All values, in `shape`.
+
+        Raises:
+            UnsupportedTypeError: the type is known but cannot be read.
+        """
+        return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
+
+    def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
+        """The rows `ids` of a matrix, (len(ids), shape[1]); no other row is read.
+
+        Raises:
+            UnsupportedTypeError: the type is known but cannot be read.
+            ValueError: the weight is not a matrix.
+            IndexError: an id is negative or not below `shape[0]`.
+        """
+        if len(self.shape) != 2:
+            raise ValueError(f"{self.name}: rows are taken of a matrix, not of shape {self.shape}")
+        index = np.asarray(ids, dtype=np.int64)
+        if index.size and (index.min() < 0 or index.max() >= self.shape[0]):
+            raise IndexError(
+                f"{self.name}: rows 0 to {self.shape[0] - 1} exist, asked for {index.min()} to {index.max()}"
+            )
+        stored = self.data.reshape(self.shape[0], self.type.bytes_for(self.shape[1]))[index]
+        values = quant.dequantize(stored, self.type, where=f"tensor {self.name!r}")
+        return values.reshape(len(index), self.shape[1])

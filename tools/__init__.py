@@ -1,0 +1,1 @@
+"""Command-line tools that remake the built-in model; the engine itself never imports them."""

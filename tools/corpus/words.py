@@ -1,0 +1,187 @@
+"""The people, animals, things and places that the stories are about."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+GIRLS = (
+    "Lily Mia Anna Rosa Ella Nora Zoe Ida Clara Lucy Amy Ruby Maya Sara Molly Hana Tess Ivy Leila Greta"
+).split()
+BOYS = (
+    "Tom Ben Max Leo Sam Finn Jack Noah Oscar Theo Hugo Adam Omar Eli Nico Otto Paul Jonas Ravi Milo"
+).split()
+SHE_ANIMALS = "Bramble Hazel Poppy Daisy Clover Pepper Willow Maple Ginger Fern Luna Pearl".split()
+HE_ANIMALS = "Pip Rusty Biscuit Moss Button Acorn Bruno Dusty Sunny Barley Patch Toby".split()
+
+KIND_ADJECTIVES = (
+    "little little little little small small kind cheerful curious brave shy clever gentle happy young".split()
+)
+# Someone who is met in trouble is not called happy or brave.
+MET_ADJECTIVES = "little little little little small small young shy gentle kind".split()
+
+# An animal, what it calls its home, and where it lives.
+ANIMALS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fox": ("den", ("in a cozy den under an old oak tree", "in a warm den at the edge of the forest")),
+    "rabbit": ("burrow", ("in a snug burrow under the hill", "in a small burrow beside a meadow")),
+    "bear": ("cave", ("in a warm cave in the mountains", "in a big cave near a waterfall")),
+    "mouse": ("hole", ("in a tiny hole under the stairs", "in a small hole behind the mill")),
+    "hedgehog": ("nest", ("in a nest of dry leaves", "in a leafy nest under a hedge")),
+    "squirrel": ("tree", ("in a hollow tree in the forest", "high up in an old chestnut tree")),
+    "badger": ("burrow", ("in a deep burrow under the pine trees", "in a tidy burrow near the stream")),
+    "mole": ("tunnel", ("in a long tunnel under the garden", "in a dark tunnel below the meadow")),
+    "raccoon": ("den", ("in a round den inside a fallen tree", "in a little den by the lake")),
+    "beaver": ("lodge", ("in a wooden lodge on the river", "in a strong lodge at the end of the lake")),
+    "otter": ("den", ("in a den on the river bank", "in a dry den beside the lake")),
+    "puppy": ("basket", ("in a red house with a big yard", "on a small farm near the woods")),
+    "kitten": ("basket", ("in an old mill by the river", "in a white house with a blue door")),
+    "lamb": ("barn", ("in a barn on a green hill", "on a quiet farm in the valley")),
+    "duck": ("nest", ("in a nest by the pond", "among the reeds of a quiet lake")),
+    "frog": ("pond", ("in a green pond near the forest", "by a pond full of water lilies")),
+    "goat": ("barn", ("on a farm at the foot of a mountain", "in a little barn beside an orchard")),
+    "hamster": ("nest", ("in a nest of soft straw", "in a cozy nest under a haystack")),
+}
+
+CHILD_HOMES = (
+    "in a small house near the sea",
+    "in a little village by the river",
+    "at the edge of a quiet town",
+    "in a yellow house on a hill",
+    "on a small farm",
+    "in a tall house beside the park",
+    "in a village at the foot of a mountain",
+    "in a white cottage near the woods",
+    "in a busy town with a big clock tower",
+    "on an island with a lighthouse",
+)
+
+GROWN_UPS = (
+    "the baker", "the gardener", "the old farmer", "the kind teacher", "the postman", "the shopkeeper",
+    "the old fisherman", "the librarian", "the doctor", "the painter", "the carpenter", "the shepherd",
+)  # fmt: skip
+WISE_ANIMALS = (
+    "the wise old owl", "the old turtle", "the gray goose", "the tall heron", "the old toad",
+    "the gentle deer", "the big brown horse", "the friendly crow",
+)  # fmt: skip
+FAMILY = {"she": ("mother", "grandmother", "aunt"), "he": ("father", "grandfather", "uncle")}
+
+COLORS = "red blue yellow green white purple orange golden silver".split()
+THINGS = (
+    "ball", "kite", "scarf", "hat", "drum", "bell", "button", "book", "lantern", "key", "ring", "whistle",
+    "basket", "ribbon", "spoon", "marble", "umbrella", "cup", "shell", "flute", "notebook",
+    "toy boat", "wooden horse", "paper crown", "teddy bear", "toy train",
+)  # fmt: skip
+
+HOBBIES = (
+    "sing", "dance", "read stories", "watch the clouds", "collect smooth stones", "run in the tall grass",
+    "tell stories", "count the stars", "pick flowers", "listen to the birds", "draw pictures",
+    "ask questions", "jump over puddles", "look for shells", "make new friends", "laugh", "explore",
+)  # fmt: skip
+
+FOODS = (
+    "a loaf of warm bread", "a basket of berries", "a bag of nuts", "a plate of cookies", "a jar of honey",
+    "a bowl of strawberries", "an apple pie", "a big chocolate cake", "a basket of plums",
+    "a pot of vegetable soup", "a plate of pancakes", "a box of sweet buns",
+)  # fmt: skip
+
+# Places: how one is there, its plain name, and spots in it where a thing can be.
+PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "garden": ("in", ("under the rose bush", "behind the watering can", "among the tall sunflowers",
+                      "beside the old stone wall", "next to the pumpkins")),
+    "park": ("in", ("under a wooden bench", "behind the big oak tree", "near the fountain",
+                    "in a pile of leaves", "beside the swings")),
+    "forest": ("in", ("under a green fern", "behind a mossy log", "between two roots",
+                      "beside a ring of mushrooms", "under a pine tree")),
+    "meadow": ("in", ("in the tall grass", "behind a gray rock", "among the daisies",
+                      "under a lonely apple tree", "beside the fence")),
+    "beach": ("on", ("behind a big rock", "beside a sandcastle", "under an old boat",
+                     "in a bed of seaweed", "between two shells")),
+    "river bank": ("on", ("among the reeds", "between two smooth stones", "under the wooden bridge",
+                          "behind a willow tree", "beside a fallen log")),
+    "hill": ("on", ("under a thorn bush", "behind a flat stone", "beside the winding path",
+                    "among the purple flowers", "at the foot of a birch tree")),
+    "orchard": ("in", ("under a pear tree", "behind a wooden ladder", "inside an empty basket",
+                       "beside the gate", "among the fallen apples")),
+    "farmyard": ("in", ("behind the hay", "under the old cart", "beside the well",
+                        "next to the chicken house", "between two buckets")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Character:
+    """Someone in a story, with the words that stand for the name."""
+
+    name: str
+    kind: str
+    adjective: str
+    she: bool
+    home: str
+    lives: str
+
+    def __str__(self) -> str:
+        """Give the name, which is what a template's ``{a}`` prints."""
+        return self.name
+
+    @property
+    def he(self) -> str:
+        """Give the pronoun of the one who acts."""
+        return "she" if self.she else "he"
+
+    @property
+    def him(self) -> str:
+        """Give the pronoun of the one acted upon."""
+        return "her" if self.she else "him"
+
+    @property
+    def his(self) -> str:
+        """Give the pronoun of the one who owns."""
+        return "her" if self.she else "his"
+
+    @property
+    def himself(self) -> str:
+        """Give the pronoun that points back."""
+        return "herself" if self.she else "himself"
+
+    @property
+    def intro(self) -> str:
+        """Give the words that bring someone new into the story."""
+        return f"a {self.adjective} {self.kind} named {self.name}"
+
+    @property
+    def is_child(self) -> bool:
+        """Tell children from animals."""
+        return self.kind in ("girl", "boy")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Somewhere a story happens."""
+
+    name: str
+    preposition: str
+
+    def __str__(self) -> str:
+        """Give the plain name with its article."""
+        return f"the {self.name}"
+
+    @property
+    def at(self) -> str:
+        """Give the words for being there."""
+        return f"{self.preposition} the {self.name}"
+
+
+def make_child(rng: random.Random, *, she: bool, met: bool = False) -> Character:
+    """Make a girl or a boy."""
+    name = rng.choice(GIRLS if she else BOYS)
+    adjective = rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
+    return Character(name, "girl" if she else "boy", adjective, she, "house", rng.choice(CHILD_HOMES))
+
+
+def make_animal(rng: random.Random, *, she: bool, avoid_kind: str = "", met: bool = False) -> Character:
+    """Make a named animal that is not of the kind ``avoid_kind``."""
+    kind = rng.choice([k for k in ANIMALS if k != avoid_kind])
+    home, lives = ANIMALS[kind]
+    own, children = (SHE_ANIMALS, GIRLS) if she else (HE_ANIMALS, BOYS)
+    name = rng.choice(own if rng.random() < 0.6 else children)
+    adjective = rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
+    return Character(name, kind, adjective, she, home, rng.choice(lives))

@@ -1,0 +1,39 @@
+"""Turn generated documents into rows of token numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tools.corpus import END_OF_TEXT, documents
+
+POOL = 256
+
+
+def encoded(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[list[int]]:
+    """Yield each document's tokens, its end mark included."""
+    stream = documents(seed, count)
+    while batch := list(islice(stream, 1000)):
+        yield from (encoding.ids for encoding in tokenizer.encode_batch(batch, add_special_tokens=False))
+
+
+def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list[int]]:
+    """Fill rows with whole documents, always the longest that still fits, so that none is cut in two."""
+    pool = list(islice(stream, POOL))
+    while pool:
+        row = pool.pop(0)[:length]
+        while fitting := [i for i, document in enumerate(pool) if len(document) <= length - len(row)]:
+            row += pool.pop(max(fitting, key=lambda i: len(pool[i])))
+        pool.extend(islice(stream, POOL - len(pool)))
+        yield row + [filler] * (length - len(row))
+
+
+def rows(tokenizer: Tokenizer, seed: int, count: int, length: int) -> NDArray[np.uint16]:
+    """Make the rows of one epoch; each has one token more than the context, for the last target."""
+    filler = tokenizer.token_to_id(END_OF_TEXT)
+    packed = pack(encoded(tokenizer, seed, count), length + 1, filler)
+    return np.array(list(packed), dtype=np.uint16)

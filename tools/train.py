@@ -1,0 +1,174 @@
+"""Train the built-in model on generated text.
+
+``python -m tools.train --tokenizer build/tokenizer.json --out build/checkpoint.pt``
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch.nn import functional as F
+
+from tools.dataset import rows
+from tools.qwen3_torch import Config, Qwen3
+from tools.sample import greedy
+
+HELD_OUT_SEED = 1_000_003
+WARM_UP = 150
+LOG_EVERY = 50
+SAVE_SECONDS = 300
+
+
+def parse() -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(prog="tools.train", description="Train the built-in model.")
+    parser.add_argument("--tokenizer", type=Path, default=Path("build/tokenizer.json"))
+    parser.add_argument("--out", type=Path, default=Path("build/checkpoint.pt"))
+    parser.add_argument("--rows", type=Path, help="a file that keeps the training rows for another run")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--documents", type=int, default=280_000)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end the schedule by then")
+    parser.add_argument("--batch", type=int, default=9)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
+    return parser.parse_args()
+
+
+def training_rows(args: argparse.Namespace, tokenizer: Tokenizer, length: int) -> NDArray[np.uint16]:
+    """Make the training rows, or read those of an earlier run."""
+    if args.rows is not None and args.rows.exists():
+        stored: NDArray[np.uint16] = np.load(args.rows)
+        return stored
+    made = rows(tokenizer, args.seed, args.documents, length)
+    if args.rows is not None:
+        np.save(args.rows, made)
+    return made
+
+
+def rate_at(progress: float, step: int, peak: float) -> float:
+    """Give the learning rate: a short warm-up, then a cosine down to nearly nothing."""
+    return peak * min(1.0, (step + 1) / WARM_UP) * (0.005 + 0.995 * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def make_optimizer(model: Qwen3, rate: float) -> torch.optim.AdamW:
+    """Decay the matrices but not the norms."""
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    norms = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
+
+
+def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
+    """Give the mean cross-entropy of each next token."""
+    tokens = torch.from_numpy(batch.astype(np.int64))
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@torch.no_grad()
+def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
+    """Give the perplexity on rows that were not trained on."""
+    losses = [loss_of(model, held_out[i : i + 8]).item() for i in range(0, len(held_out) - 7, 8)]
+    return math.exp(sum(losses) / len(losses))
+
+
+class Trainer:
+    """A run: the model, its optimiser, and how far they are."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(args.seed)
+        self.args = args
+        self.tokenizer = Tokenizer.from_file(str(args.tokenizer))
+        self.config = Config(vocab=self.tokenizer.get_vocab_size())
+        self.model = Qwen3(self.config)
+        self.optimizer = make_optimizer(self.model, args.rate)
+        self.step, self.elapsed = 0, 0.0
+        if args.out.exists():
+            self.load(args.out)
+        self.forward = torch.compile(self.model) if args.compile else self.model
+
+    def load(self, path: Path) -> None:
+        """Go on where a run stopped."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.elapsed = state["step"], state["elapsed"]
+
+    def save(self) -> None:
+        """Write everything needed to go on; the rename keeps a half-written file from being seen."""
+        state = {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "step": self.step, "elapsed": self.elapsed, "config": asdict(self.config),
+            "tokens": self.step * self.args.batch * self.config.context,
+        }  # fmt: skip
+        part = self.args.out.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self.args.out)
+
+    def train_step(self, batch: NDArray[np.uint16], progress: float) -> float:
+        """Take one optimiser step and give the loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate_at(progress, self.step, self.args.rate)
+        loss = loss_of(self.forward, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return loss.item()
+
+    def report(self, losses: list[float], seconds: float) -> None:
+        """Log the mean loss and the speed since the last line."""
+        speed = len(losses) * self.args.batch * self.config.context / seconds
+        mean = sum(losses) / len(losses)
+        print(f"step {self.step} minute {self.elapsed / 60:.1f} loss {mean:.4f} tokens/s {speed:.0f}", flush=True)
+
+    def run(self, data: NDArray[np.uint16], held_out: NDArray[np.uint16]) -> None:
+        """Train to the end of the schedule."""
+        args, losses = self.args, list[float]()
+        start = last = saved = time.monotonic()
+        before = self.elapsed
+        while True:
+            progress = max(self.step / args.steps, self.elapsed / 60 / args.minutes)
+            if progress >= 1:
+                break
+            index = self.step * args.batch % (len(data) - args.batch)
+            losses.append(self.train_step(data[index : index + args.batch], progress))
+            now = time.monotonic()
+            self.elapsed = before + now - start
+            if self.step % LOG_EVERY == 0:
+                self.report(losses, now - last)
+                losses, last = [], now
+            if now - saved > SAVE_SECONDS:
+                self.save()
+                print("sample:", greedy(self.model, self.tokenizer, "Once upon a time"), flush=True)
+                print(f"held-out perplexity {perplexity(self.model, held_out[:16]):.4f}", flush=True)
+                saved = last = time.monotonic()
+        self.save()
+        print(f"end: step {self.step}, held-out perplexity {perplexity(self.model, held_out):.4f}", flush=True)
+
+
+def main() -> None:
+    """Prepare the rows and train."""
+    args = parse()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(args)
+    data = training_rows(args, trainer.tokenizer, trainer.config.context)
+    held_out = rows(trainer.tokenizer, HELD_OUT_SEED, 2000, trainer.config.context)
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    print(f"{parameters} parameters, {data.size} training tokens, {len(held_out)} held-out rows", flush=True)
+    trainer.run(data, held_out)
+
+
+if __name__ == "__main__":
+    main()
