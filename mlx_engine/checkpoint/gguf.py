@@ -92,8 +92,7 @@ class GGUFFile:
         self.metadata[key] = read_value(cursor, kind, field)
 
     def weight(self, name: str) -> Weight:
-        """The tensor as it is stored: a view into the file, nothing copied, also for types that cannot be
-        read.
+        """The tensor as it is stored, readable type or not: a view into the file, nothing copied.
 
         Raises:
             FormatError: the file has no tensor of this name.
@@ -139,7 +138,7 @@ class GGUFFile:
         )
 
     def close(self) -> None:
-        """Let go of the file. Weights that were handed out stay valid: the mapping ends with the last of them."""
+        """Let go of the file. Weights handed out stay valid: the mapping ends with the last of them."""
         with contextlib.suppress(BufferError):
             self._map.close()
 

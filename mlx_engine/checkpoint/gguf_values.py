@@ -1,17 +1,14 @@
-"""The pieces of a GGUF header: numbers, strings and typed values, read from a buffer whose every length is
-doubted.
+"""The pieces of a GGUF header: numbers, strings and typed values. Every length is doubted.
 
 A value is read into what Python has for it: numbers to int and float, booleans to bool, strings to str,
-arrays of numbers to read-only NumPy arrays, arrays of strings to lists, arrays of arrays to tuples. A
-string that is not UTF-8 is kept by `surrogateescape` (llama.cpp takes any bytes, and its test files contain
-such), so that it can be written back unchanged; where it is longer than any token could be, it is refused.
+arrays of numbers to read-only NumPy arrays, arrays of strings to lists, arrays of arrays to tuples. A string
+that is not UTF-8 is kept by `surrogateescape` (llama.cpp takes any bytes, and its test files contain such), so
+that it can be written back unchanged; where it is longer than any token could be, it is refused.
 
-Whatever the file says, it costs at most `8 * its size + 1 MB` of memory: what is made is counted as it is
-made.
+Whatever the file says, it costs at most `8 * its size + 1 MB` of memory: what is made is counted.
 
 Source: the layout is https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; what is refused follows
-`gguf.cpp` of llama.cpp,
-https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
+llama.cpp, https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import mmap
 import struct
 from enum import IntEnum
 from sys import getsizeof
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +42,7 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
-DTYPES = {
+DTYPES: dict[ValueType, np.dtype[Any]] = {
     ValueType.UINT8: np.dtype("u1"),
     ValueType.INT8: np.dtype("i1"),
     ValueType.UINT16: np.dtype("<u2"),
@@ -77,7 +75,7 @@ def shown(text: object) -> str:
 
 
 class Cursor:
-    """A position in a mapped file. Every read is checked against the bytes left and names its field when it fails."""
+    """A position in a mapped file. Reads are checked against the bytes left, and name their field."""
 
     def __init__(self, buffer: mmap.mmap, path: str) -> None:
         self.buffer, self.path = buffer, path
@@ -102,7 +100,7 @@ class Cursor:
             )
 
     def spend(self, n_bytes: int, field: str) -> None:
-        """Count memory about to be kept for the header; refuse a header that would take many times its file."""
+        """Count memory about to be kept; refuse a header that would take many times its file."""
         self._allowance -= n_bytes
         if self._allowance < 0:
             raise self.error(
@@ -134,7 +132,7 @@ class Cursor:
             raise self.error(
                 field,
                 at=at,
-                expected=f"at most {(self.size - self.at) // bytes_each:,}, which is what the rest of the file can hold",
+                expected=f"at most {(self.size - self.at) // bytes_each:,}, as the rest of the file can hold",
                 found=f"{n:,}",
                 hint="the file is cut short or damaged; download or convert it again",
             )

@@ -9,6 +9,7 @@ applied piece by piece, so that the temporaries of a large tensor stay small. Th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +86,7 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
     return out.reshape(-1)
 
 
-def _in_rows_of(length: int, array: NDArray) -> NDArray:
+def _in_rows_of(length: int, array: NDArray[Any]) -> NDArray[Any]:
     if array.size % length:
         raise ValueError(f"{array.size:,} are not a multiple of the block's {length}")
     return array.reshape(-1, length)

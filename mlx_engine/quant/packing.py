@@ -17,8 +17,7 @@ def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round to the nearest integer, halves away from zero, as C's `roundf` does (`np.round` takes halves to
-    even).
+    """Round to the nearest integer, halves away from zero, as C's `roundf` does (`np.round`: to even).
 
     Adding one half first would round 0.49999997 up; the distance to the floor is exact in float32.
     """
@@ -29,7 +28,7 @@ def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def finite_or_zero(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`x` with NaN and infinities replaced by 0: what converting them to an integer gives on x86, and C leaves open."""
+    """`x`, with 0 for NaN and infinities: their conversion to integers, open in C, gives 0 on x86."""
     return np.where(np.isfinite(x), x, np.float32(0))
 
 

@@ -1,4 +1,4 @@
-"""A stored weight: its name, shape and type, and a view of its bytes. Nothing is converted before it is asked for."""
+"""A stored weight: its name, shape and type, and a view of its bytes, converted only when asked for."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tools.corpus import words
 from tools.corpus.words import Character, Place
 
 OPTIONAL_SHARE = 0.55
-ONCE_SHARE = 0.28
+ONCE_SHARE = 0.36
 MIN_SENTENCES, MAX_SENTENCES = 9, 15
 MIN_WORDS, MAX_WORDS = 100, 200
 

@@ -1,0 +1,25 @@
+"""The command line: one module per command, options and printing only."""
+
+from __future__ import annotations
+
+import typer
+
+from mlx_engine.commands.backends import backends
+from mlx_engine.commands.generate import generate
+from mlx_engine.commands.root import root
+
+app = typer.Typer(
+    name="mlx-engine",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.callback()(root)
+app.command()(generate)
+app.command()(backends)
+
+
+def main() -> None:
+    """The entry point of `mlx-engine` and of cli.py."""
+    app()

@@ -1,0 +1,174 @@
+"""`generate`: run a prompt, print the text as it comes."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_engine.commands.console import notice, progress_bar, reports_errors
+from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
+
+if TYPE_CHECKING:
+    from mlx_engine.decode.stream import Generation, Stream
+    from mlx_engine.engine import Engine
+
+DEFAULT_PROMPT = "Once upon a time"
+
+
+@reports_errors
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to go on from; - reads stdin.", show_default=DEFAULT_PROMPT)
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file instead.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin.")
+    ] = "builtin",
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
+    ] = "auto",
+    kv: Annotated[
+        bool, typer.Option("--kv/--no-kv", help="Keep keys and values, or run the whole sequence for every token.")
+    ] = True,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", "-n", help="Stop after N tokens.", show_default="256, or the context's end"),
+    ] = None,
+    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Choose among the K most likely tokens.")] = None,
+    top_p: Annotated[float, typer.Option("--top-p", help="Choose among the likeliest tokens of probability P.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Drop tokens less than P times as likely as the likeliest.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1, tokens seen before become less likely.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the draws; the same seed gives the same text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-text tokens.")] = False,
+    quant: Annotated[
+        str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
+    ] = "keep",
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores")
+    ] = None,
+    no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail where the machine lacks the backend, instead of running on auto.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Write on from a prompt. Text goes to stdout, everything else to stderr."""
+    from mlx_engine.backends.sampling import Sampling
+    from mlx_engine.decode.options import Options
+
+    options = Options(
+        max_tokens,
+        Sampling(temp, top_k, top_p, min_p, repetition_penalty, seed),
+        kv,
+        tuple(stop or ()),
+        ignore_eos,
+    )
+    text = read_prompt(prompt, prompt_file)
+    used = choose_backend(backend, strict=strict)
+
+    from mlx_engine.engine import load
+
+    start = time.perf_counter()
+    with progress_bar("loading") as progress:
+        engine = load(model, used, quant, threads, progress=progress)
+    load_ms = (time.perf_counter() - start) * 1e3
+    prompt_ids = engine.prompt_ids(text)
+    with progress_bar("reading the prompt") as progress:
+        stream = engine.run(prompt_ids, options, progress=progress)
+        first = next(stream, "")
+    if json:
+        for _ in stream:
+            pass
+        print(json_module.dumps(as_json(stream.generation, engine, backend, load_ms)))
+        return
+    print_text(text, first, stream)
+    print_summary(stream.generation, engine, load_ms)
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """The prompt's text, from wherever it was given.
+
+    Raises:
+        OptionError: it was given twice, or is not text.
+        SourceError: the file cannot be read.
+    """
+    if prompt is not None and prompt_file is not None:
+        raise OptionError(option="prompt", expected="an argument or --prompt-file, not both", found=str(prompt_file))
+    try:
+        if prompt_file is not None:
+            return prompt_file.read_text(encoding="utf-8")
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise SourceError(f"{prompt_file}: expected a readable file, found {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(option="prompt", expected="UTF-8 text", found=str(error)) from error
+    return DEFAULT_PROMPT if prompt is None else prompt
+
+
+def choose_backend(requested: str, *, strict: bool) -> str:
+    """The backend to run on: the requested one, or "auto" with a word about why.
+
+    Raises:
+        BackendUnavailableError: no backend has this name, or `strict` and this machine lacks it.
+    """
+    from mlx_engine.backends import auto, unavailable
+
+    reason = None if requested == "auto" else unavailable(requested)
+    if reason is None:
+        return requested
+    if strict:
+        raise BackendUnavailableError(name=requested, reason=reason)
+    notice(f"backend {requested!r} is not available: {reason}; running on {auto()!r}")
+    return "auto"
+
+
+def print_text(prompt: str, first: str, stream: Stream) -> None:
+    """The text as it comes; who watches a terminal sees it behind its prompt."""
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        print(f"\x1b[2m{prompt}\x1b[0m", end="", file=sys.stderr, flush=True)
+    print(first, end="", flush=True)
+    for piece in stream:
+        print(piece, end="", flush=True)
+    print()
+
+
+def print_summary(generation: Generation, engine: Engine, load_ms: float) -> None:
+    """One line on stderr: what ran, and how long it took."""
+    metrics = generation.metrics
+    rate = metrics.decode_tokens_per_second
+    parts = [
+        f"backend {engine.backend.name}",
+        f"loaded in {load_ms:.0f} ms",
+        f"{len(generation.prompt_ids)} prompt tokens, first token after {metrics.time_to_first_token_ms:.1f} ms",
+        f"{len(generation.token_ids)} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s"),
+        f"ended by {generation.finish_reason}",
+    ]
+    notice("[" + " | ".join(parts) + "]")
+
+
+def as_json(generation: Generation, engine: Engine, requested: str, load_ms: float) -> dict[str, object]:
+    """The run as one JSON object."""
+    return {
+        "prompt_ids": generation.prompt_ids,
+        "token_ids": generation.token_ids,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
+        "metrics": {"load_ms": load_ms, **generation.metrics.summary()},
+    }

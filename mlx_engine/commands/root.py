@@ -1,0 +1,23 @@
+"""What stands before any command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import mlx_engine
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mlx-engine {mlx_engine.__version__}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run language models from the files that you have, and see where the time goes."""
