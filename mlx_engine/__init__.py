@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 __all__ = ["Engine", "Tensor", "create_backend", "errors", "load", "load_tokenizer", "open_gguf"]
 
 if TYPE_CHECKING:
-    from mlx.core import array as Tensor
+    from mlx.core import array as Tensor  # noqa: N812
 
     from mlx_engine import errors
     from mlx_engine.backends import create_backend
@@ -37,7 +37,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("mlx_engine.errors")
     if name not in _HOMES:

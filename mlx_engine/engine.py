@@ -33,7 +33,7 @@ class Engine:
         self.model, self.path, self._checkpoint = model, path, checkpoint
 
     @property
-    def config(self) -> Any:  # noqa: ANN401
+    def config(self) -> Any:
         """The model's sizes, as its model file names them."""
         return self.model.config
 
@@ -67,7 +67,7 @@ class Engine:
         with self.backend.session():
             return mx.array(self.backend.host(self.model.forward(list(ids), self.model.no_cache(), every=True)))
 
-    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:  # noqa: ANN401
+    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:
         """Run a prompt, text or token ids, to its end. Options are those of `stream`."""
         stream = self.stream(prompt, max_tokens, **options)
         for _ in stream:
@@ -83,7 +83,7 @@ class Engine:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         progress: Progress | None = None,
-        **sampling: Any,  # noqa: ANN401
+        **sampling: Any,
     ) -> Stream:
         """Pieces of text as they are decoded; `.generation` of the returned object holds everything else.
 

@@ -148,7 +148,14 @@ class Backend(ABC):
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 
     def head_norm_rope(
-        self, q: Array, k: Array, v: Array, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None, rope: Rope, offset: int
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        head_dim: int,
+        norms: tuple[RMSNorm, RMSNorm] | None,
+        rope: Rope,
+        offset: int,
     ) -> tuple[Array, Array, Array]:
         """Split (T, H*E), (T, K*E), (T, K*E) into heads; norm (if `norms`) and rotate those of q and k."""
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)

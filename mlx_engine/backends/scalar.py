@@ -8,7 +8,7 @@ operation means, and use another backend to run a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import ClassVar
 
@@ -69,14 +69,19 @@ class ScalarBackend(Backend):
             visible = range(start, stop)
             out.append(
                 [
-                    _attend(head, [keys[s][h // group] for s in visible], [values[s][h // group] for s in visible], scale)
+                    _attend(
+                        head,
+                        [keys[s][h // group] for s in visible],
+                        [values[s][h // group] for s in visible],
+                        scale,
+                    )
                     for h, head in enumerate(heads)
                 ]
             )
         return out
 
     def silu(self, x: Array) -> Array:
-        """x times the logistic function."""
+        """The logistic function times x."""
         return [[v * _sigmoid(v) for v in row] for row in x]
 
     def gelu(self, x: Array) -> Array:
@@ -146,10 +151,10 @@ class ScalarBackend(Backend):
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
     """The sum of products, in float64."""
-    return sum(map(mul, a, b))
+    return sum(map(mul, a, b), 0.0)
 
 
-def on_rows(f, x):  # type: ignore[no-untyped-def]
+def on_rows(f: Callable[[list[float]], list[float]], x: Array) -> Array:
     """Apply f to the innermost lists of x, however deep they lie."""
     return [on_rows(f, y) for y in x] if isinstance(x[0], list) else f(x)
 
@@ -201,7 +206,8 @@ def _penalized(row: list[float], recent: Sequence[int], penalty: float) -> list[
 
 def _likely(p: list[float], sampling: Sampling) -> list[int]:
     order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: sampling.top_k]
-    total, reached, kept = sum(p[i] for i in order), 0.0, []
+    total, reached = sum(p[i] for i in order), 0.0
+    kept: list[int] = []
     for i in order:
         full = sampling.top_p < 1 and reached >= sampling.top_p
         if kept and (full or p[i] < sampling.min_p * p[order[0]]):

@@ -84,7 +84,7 @@ class SimdBackend(Backend):
         return (weights @ values).reshape(K, H // K, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
 
     def silu(self, x: Array) -> Array:
-        """exp of a large -x overflows to infinity, and x / infinity is the right answer: 0."""
+        """For a very negative x the exponential overflows to infinity, and x / infinity is the right answer: 0."""
         with np.errstate(over="ignore"):
             return x / (np.float32(1) + np.exp(-x))
 

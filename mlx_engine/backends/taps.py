@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 
-BLOCKS = ("norm", "norm_project", "head_norm_rope", "project_add", "norm_gate_up", "norm_head", "activate", "note")
+BLOCKS = (
+    "norm",
+    "norm_project",
+    "head_norm_rope",
+    "project_add",
+    "norm_gate_up",
+    "norm_head",
+    "activate",
+    "note",
+)
 
 
 def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
@@ -16,9 +26,8 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     Names are the GGUF stems of the layer that made the value ("blk.0.attn_norm", "blk.0.ffn_gate"), and what the
     model itself notes ("blk.0.q_rope", "blk.0.attn_out", "blk.0.l_out"). The twin shares the original's arrays.
     """
+    twin = copy.copy(backend)
     composed = {name: getattr(Backend, name) for name in BLOCKS}
-    twin_class = type(f"Tapped{type(backend).__name__}", (type(backend),), composed)
-    twin: Backend = twin_class.__new__(twin_class)
-    twin.__dict__.update(backend.__dict__)
+    twin.__class__ = type(f"Tapped{type(backend).__name__}", (type(backend),), composed)
     twin.tap = tap
     return twin

@@ -13,7 +13,16 @@ STEP = 256
 class FullCache(Cache):
     """A store per layer, all of one size, grown by whole steps of slots up to `capacity`."""
 
-    def __init__(self, backend: Backend, *, n_layers: int, n_kv_heads: int, head_dim: int, capacity: int, step: int = STEP):
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        n_layers: int,
+        n_kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        step: int = STEP,
+    ):
         self._backend, self._capacity, self._step = backend, capacity, step
         self._stores: list[Array] = [backend.kv_empty(n_kv_heads, head_dim, 0) for _ in range(n_layers)]
         self._length = self._slots = 0

@@ -32,6 +32,7 @@ from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
 from mlx_engine.checkpoint.gguf_values import (
     MAX_KEY_BYTES,
     Cursor,
+    Value,
     ValueType,
     read_value,
     read_value_type,
@@ -90,6 +91,10 @@ class GGUFFile:
         cursor.spend(512, field)  # two dicts grow by an entry
         self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
         self.metadata[key] = read_value(cursor, kind, field)
+
+    def typed_metadata(self) -> dict[str, Value]:
+        """The metadata with the types it is stored as: what `write_gguf` takes to write the same bytes."""
+        return {key: Value(self.kinds[key], value) for key, value in self.metadata.items()}
 
     def weight(self, name: str) -> Weight:
         """The tensor as it is stored, readable type or not: a view into the file, nothing copied.
@@ -151,9 +156,7 @@ class GGUFFile:
         self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {len(self.metadata)} metadata values)"
-        )
+        return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {len(self.metadata)} metadata values)"
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:

@@ -70,17 +70,13 @@ def _moved(info: TensorInfo, by: int) -> TensorInfo:
     return TensorInfo(info.name, info.shape, info.type, info.offset + by, info.nbytes)
 
 
-def _read_record(
-    cursor: Cursor, index: int, known: dict[str, TensorInfo], *, expected_offset: int
-) -> TensorInfo:
+def _read_record(cursor: Cursor, index: int, known: dict[str, TensorInfo], *, expected_offset: int) -> TensorInfo:
     at = cursor.at
     cursor.spend(_RECORD_BYTES, f"tensor {index}")
     name = cursor.string(f"name of tensor {index}", max_bytes=MAX_NAME_BYTES)
     field = f"tensor {shown(name)}"
     if name in known:
-        raise cursor.error(
-            field, at=at, expected="a name of its own", found="a second one of it", hint=_DAMAGED
-        )
+        raise cursor.error(field, at=at, expected="a name of its own", found="a second one of it", hint=_DAMAGED)
     shape = _read_shape(cursor, field)
     type_ = _read_type(cursor, field, shape)
     at = cursor.at
@@ -112,13 +108,9 @@ def _read_type(cursor: Cursor, field: str, shape: tuple[int, ...]) -> GGMLType:
     type_ = BY_ID.get(number)
     if type_ is None:
         hint = "the file is damaged, or uses a format that is newer than this reader or no longer exists"
-        raise cursor.error(
-            f"{field}, type,", at=at, expected="the number of a type", found=f"{number:,}", hint=hint
-        )
+        raise cursor.error(f"{field}, type,", at=at, expected="the number of a type", found=f"{number:,}", hint=hint)
     row = shape[-1] if shape else 1
     if row % type_.block_size:
         expected = f"rows of whole {type_.name} blocks, {type_.block_size} weights each"
-        raise cursor.error(
-            f"{field}, type,", at=at, expected=expected, found=f"rows of {row:,}", hint=_DAMAGED
-        )
+        raise cursor.error(f"{field}, type,", at=at, expected=expected, found=f"rows of {row:,}", hint=_DAMAGED)
     return type_

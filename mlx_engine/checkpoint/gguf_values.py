@@ -7,14 +7,16 @@ that it can be written back unchanged; where it is longer than any token could b
 
 Whatever the file says, it costs at most `8 * its size + 1 MB` of memory: what is made is counted.
 
-Source: the layout is https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; what is refused follows
-llama.cpp, https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
+Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; what is refused
+follows `gguf_init_from_reader` of llama.cpp,
+https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
 from sys import getsizeof
 from typing import Any
@@ -42,25 +44,35 @@ class ValueType(IntEnum):
     FLOAT64 = 12
 
 
-DTYPES: dict[ValueType, np.dtype[Any]] = {
-    ValueType.UINT8: np.dtype("u1"),
-    ValueType.INT8: np.dtype("i1"),
-    ValueType.UINT16: np.dtype("<u2"),
-    ValueType.INT16: np.dtype("<i2"),
-    ValueType.UINT32: np.dtype("<u4"),
-    ValueType.INT32: np.dtype("<i4"),
-    ValueType.FLOAT32: np.dtype("<f4"),
-    ValueType.BOOL: np.dtype("?"),
-    ValueType.UINT64: np.dtype("<u8"),
-    ValueType.INT64: np.dtype("<i8"),
-    ValueType.FLOAT64: np.dtype("<f8"),
+@dataclass(frozen=True)
+class Value:
+    """A metadata value with the type it is to be stored as, where that is not what the writer would choose."""
+
+    kind: ValueType
+    value: object
+
+
+# How `struct` spells each number; NumPy's letters differ (its "l" has 8 bytes on Linux and 4 on Windows).
+CODES = {
+    ValueType.UINT8: "<B",
+    ValueType.INT8: "<b",
+    ValueType.UINT16: "<H",
+    ValueType.INT16: "<h",
+    ValueType.UINT32: "<I",
+    ValueType.INT32: "<i",
+    ValueType.FLOAT32: "<f",
+    ValueType.BOOL: "<?",
+    ValueType.UINT64: "<Q",
+    ValueType.INT64: "<q",
+    ValueType.FLOAT64: "<d",
 }
+DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in CODES.items()}
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
 MAX_DEPTH = 8  # arrays in arrays; no known file nests at all, and llama.cpp refuses those that do
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_SCALARS = {kind: struct.Struct("<" + dtype.char) for kind, dtype in DTYPES.items()}
+_SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
 # Strings are decoded out of pieces of the file of this size, copied one at a time.
 _PIECE = 1 << 15
@@ -82,9 +94,7 @@ class Cursor:
         self.at, self.size = 0, len(buffer)
         self._allowance = 8 * self.size + _SPARE_BYTES
 
-    def error(
-        self, field: str, *, expected: str, found: str, hint: str, at: int | None = None
-    ) -> FormatError:
+    def error(self, field: str, *, expected: str, found: str, hint: str, at: int | None = None) -> FormatError:
         """The error to raise for a field that starts at byte `at`, by default the present position."""
         where = f"{self.path}: {field} at byte {self.at if at is None else at:,}"
         return FormatError(where=where, expected=expected, found=found, hint=hint)
@@ -144,9 +154,7 @@ class Cursor:
         length = self.count(field, bytes_each=1)
         if max_bytes is not None and length > max_bytes:
             hint = "the file is damaged, or made by a faulty converter; download or convert it again"
-            raise self.error(
-                field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint
-            )
+            raise self.error(field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint)
         # The longest text with one wide character takes four bytes for each of its own, and half as much on
         # the way.
         self.spend(4 * length + _OBJECT_BYTES, field)
@@ -230,9 +238,7 @@ def read_value_type(cursor: Cursor, field: str) -> ValueType:
         return ValueType(number)
     except ValueError:
         hint = "the file is damaged, or of a newer format than this reader knows"
-        raise cursor.error(
-            field, at=at, expected="a value type from 0 to 12", found=str(number), hint=hint
-        ) from None
+        raise cursor.error(field, at=at, expected="a value type from 0 to 12", found=str(number), hint=hint) from None
 
 
 def read_value(cursor: Cursor, kind: ValueType, field: str, depth: int = 0) -> object:
@@ -251,9 +257,7 @@ def read_value(cursor: Cursor, kind: ValueType, field: str, depth: int = 0) -> o
 def _read_array(cursor: Cursor, field: str, depth: int) -> object:
     if depth > MAX_DEPTH:
         hint = "no converter writes such a file; it is damaged"
-        raise cursor.error(
-            field, expected=f"at most {MAX_DEPTH} arrays in one another", found="more", hint=hint
-        )
+        raise cursor.error(field, expected=f"at most {MAX_DEPTH} arrays in one another", found="more", hint=hint)
     kind = read_value_type(cursor, f"{field}, element type,")
     length = f"{field}, length,"
     if kind == ValueType.STRING:

@@ -43,7 +43,7 @@ def download(repo: str, file: str | None) -> Path:
 
 def _remote_files(repo: str) -> list[str]:
     try:
-        info = HfApi().repo_info(repo, timeout=TIMEOUT)
+        info = HfApi().model_info(repo, timeout=TIMEOUT)
     except (HfHubHTTPError, ConnectionError):
         raise
     except Exception as error:

@@ -113,9 +113,7 @@ def read_json(path: Path) -> dict[str, object]:
     except OSError as error:
         raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(
-            where=str(path), expected="JSON", found=str(error), hint="download the file again"
-        ) from error
+        raise FormatError(where=str(path), expected="JSON", found=str(error), hint="download the file again") from error
     if not isinstance(value, dict):
         raise FormatError(
             where=str(path),

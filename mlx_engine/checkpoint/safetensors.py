@@ -100,22 +100,21 @@ def _entry(path: Path, name: str, row: object, base: int, size: int) -> TensorEn
     where = f"tensor {name!r}"
     if not isinstance(row, dict) or not isinstance(row.get("dtype"), str):
         raise _damaged(path, f"{where} with dtype, shape and data_offsets", repr(row)[:80])
-    shape, offsets = row.get("shape"), row.get("data_offsets")
-    if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
+    shape, offsets = _sizes(row.get("shape")), _sizes(row.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2:
         raise _damaged(path, f"{where} with whole numbers as shape and two data_offsets", repr(row)[:80])
     start, stop = base + offsets[0], base + offsets[1]
     if not start <= stop <= size:
         raise _damaged(path, f"{where} inside the file's {size:,} bytes", f"bytes {start:,} to {stop:,}")
-    entry = TensorEntry(row["dtype"], tuple(shape), start, stop)
+    entry = TensorEntry(row["dtype"], shape, start, stop)
     if entry.dtype in READABLE and BY_NAME[entry.dtype].bytes_for(math.prod(shape)) != stop - start:
-        raise _damaged(
-            path, f"{where} to fill its shape {tuple(shape)} of {entry.dtype}", f"{stop - start:,} bytes"
-        )
+        raise _damaged(path, f"{where} to fill its shape {shape} of {entry.dtype}", f"{stop - start:,} bytes")
     return entry
 
 
-def _sizes(value: object) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+def _sizes(value: object) -> tuple[int, ...] | None:
+    whole = isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+    return tuple(value) if isinstance(value, list) and whole else None
 
 
 def _damaged(path: Path, expected: str, found: str) -> FormatError:

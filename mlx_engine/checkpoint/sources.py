@@ -27,7 +27,7 @@ def resolve(source: str) -> Path:
         return path
     hub_id = HUB_ID.fullmatch(source)
     # "models/qwen3.gguf" has the form of a hub id, but whoever wrote it meant a file.
-    if hub_id is None or path.suffix in (".gguf", ".safetensors") and not hub_id["file"] or path.parent.is_dir():
+    if hub_id is None or (path.suffix in (".gguf", ".safetensors") and not hub_id["file"]) or path.parent.is_dir():
         raise SourceError(f"{source}: expected a file, a folder, 'builtin' or a hub id org/repo[:file], found nothing")
     from mlx_engine.checkpoint.hub import download
 

@@ -29,13 +29,15 @@ def generate(
         Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file instead.")
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin.")
+        str,
+        typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin."),
     ] = "builtin",
     backend: Annotated[
         str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
     ] = "auto",
     kv: Annotated[
-        bool, typer.Option("--kv/--no-kv", help="Keep keys and values, or run the whole sequence for every token.")
+        bool,
+        typer.Option("--kv/--no-kv", help="Keep keys and values, or run the whole sequence for every token."),
     ] = True,
     max_tokens: Annotated[
         int | None,
@@ -59,11 +61,13 @@ def generate(
         str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
     ] = "keep",
     threads: Annotated[
-        int | None, typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores")
+        int | None,
+        typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores"),
     ] = None,
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail where the machine lacks the backend, instead of running on auto.")
+        bool,
+        typer.Option("--strict", help="Fail where the machine lacks the backend, instead of running on auto."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:

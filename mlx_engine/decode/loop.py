@@ -48,6 +48,7 @@ def decode(
     Raises:
         CacheFullError: the cache has no room for the next token.
     """
+
     def first() -> int:
         return pick(prefill(model, prompt, cache, chunk=chunk, progress=progress))
 

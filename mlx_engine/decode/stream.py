@@ -79,7 +79,11 @@ class Stream:
     def generation(self) -> Generation:
         """The run up to now."""
         return Generation(
-            "".join(self._written), list(self._token_ids), self._metrics, self._finish_reason, list(self._prompt_ids)
+            "".join(self._written),
+            list(self._token_ids),
+            self._metrics,
+            self._finish_reason,
+            list(self._prompt_ids),
         )
 
     def _loop(self, model: Model, options: Options, progress: Progress | None) -> Iterator[int]:

@@ -45,9 +45,7 @@ def check(checkpoint: Checkpoint, table: Iterable[Tensor], unused: Iterable[str]
             misshapen.append(f"{name} (expected {tensor.shape}, found {found})")
     unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(unused))
     if missing or unexpected or misshapen:
-        raise TensorMismatchError(
-            where=checkpoint.where, missing=missing, unexpected=unexpected, misshapen=misshapen
-        )
+        raise TensorMismatchError(where=checkpoint.where, missing=missing, unexpected=unexpected, misshapen=misshapen)
     return names
 
 

@@ -89,7 +89,11 @@ class Model:
         """An empty cache for at most `capacity` tokens."""
         cfg = self.config
         return FullCache(
-            self.backend, n_layers=cfg.n_layers, n_kv_heads=cfg.n_kv_heads, head_dim=cfg.head_dim, capacity=capacity
+            self.backend,
+            n_layers=cfg.n_layers,
+            n_kv_heads=cfg.n_kv_heads,
+            head_dim=cfg.head_dim,
+            capacity=capacity,
         )
 
     def no_cache(self) -> Cache:
@@ -113,9 +117,7 @@ def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
     )
 
 
-def load(
-    checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None
-) -> Model:
+def load(checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None) -> Model:
     """Build the model that a checkpoint describes.
 
     Raises:

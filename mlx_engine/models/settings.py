@@ -12,12 +12,33 @@ _REQUIRED: Any = object()
 # Keys of config.json that any model may have and that change nothing in its forward pass: bookkeeping, training and
 # generation defaults.
 HF_HARMLESS = frozenset(
-    """
-    _attn_implementation _name_or_path architectures attention_dropout auto_map bos_token_id chunk_size_feed_forward
-    dtype eos_token_id initializer_range model_type output_attentions output_hidden_states pad_token_id problem_type
-    return_dict torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache
-    id2label label2id task_specific_params
-    """.split()
+    [
+        "_attn_implementation",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "task_specific_params",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    ]
 )
 
 
@@ -31,21 +52,21 @@ class Settings:
     def __init__(self, values: Mapping[str, object], *, where: str) -> None:
         self._values, self._where, self._read = values, where, set[str]()
 
-    def whole(self, key: str, default: Any = _REQUIRED) -> int:  # noqa: ANN401
+    def whole(self, key: str, default: Any = _REQUIRED) -> int:
         """A whole number >= 1."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(key, "a whole number >= 1", value)
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED) -> float:  # noqa: ANN401
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A finite number > 0."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise self.error(key, "a finite number > 0", value)
         return float(value)
 
-    def flag(self, key: str, default: Any = _REQUIRED) -> bool:  # noqa: ANN401
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import UnsupportedTypeError
-from mlx_engine.quant import floats, q8_0
+from mlx_engine.quant import floats, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
 
 Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -25,12 +25,23 @@ _DEQUANTIZE: dict[str, Dequantize] = {
     "F32": floats.F32.dequantize,
     "F16": floats.F16.dequantize,
     "BF16": floats.BF16.dequantize,
+    "Q4_0": q4_0.dequantize,
+    "Q4_1": q4_1.dequantize,
+    "Q5_0": q5_0.dequantize,
+    "Q5_1": q5_1.dequantize,
     "Q8_0": q8_0.dequantize,
+    "Q2_K": q2_k.dequantize,
+    "Q3_K": q3_k.dequantize,
+    "Q4_K": q4_k.dequantize,
+    "Q5_K": q5_k.dequantize,
+    "Q6_K": q6_k.dequantize,
 }
 _QUANTIZE: dict[str, Quantize] = {
     "F32": floats.F32.quantize,
     "F16": floats.F16.quantize,
     "BF16": floats.BF16.quantize,
+    "Q4_0": q4_0.quantize,
+    "Q4_1": q4_1.quantize,
     "Q8_0": q8_0.quantize,
 }
 

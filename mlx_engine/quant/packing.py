@@ -32,12 +32,16 @@ def finite_or_zero(x: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(np.isfinite(x), x, np.float32(0))
 
 
-def bit_fields(packed: NDArray[np.uint8], width: int, n_fields: int | None = None) -> NDArray[np.uint8]:
+def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields.
 
     Field `j` of all `k` bytes comes before field `j + 1` of any: the weights of one bit position are
     neighbours.
     """
-    n = 8 // width if n_fields is None else n_fields
-    shifts = np.arange(0, n * width, width, dtype=np.uint8)[:, None]
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
+
+
+def pack_halves(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Undo 4-bit fields: (n, 32) codes below 16 to (n, 16) bytes, the first 16 in the low halves."""
+    return codes[:, :16] | codes[:, 16:] << np.uint8(4)

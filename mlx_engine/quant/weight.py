@@ -53,9 +53,7 @@ class Weight:
         floats = np.asarray(values, dtype=np.float32)
         row = floats.shape[-1] if floats.ndim else 1
         if row % type_.block_size:
-            raise ValueError(
-                f"{name}: rows of {row} weights do not fill {type_} blocks of {type_.block_size}"
-            )
+            raise ValueError(f"{name}: rows of {row} weights do not fill {type_} blocks of {type_.block_size}")
         return cls(name, floats.shape, type_, quant.quantize(floats, type_, where=f"tensor {name!r}"))
 
     @property

@@ -1,0 +1,181 @@
+"""Write a GGUF file: whatever the reader reads, so that reading and writing again gives the same bytes.
+
+The types of metadata values come from the values: bool and str speak for themselves; an int is a UINT32 if
+it can be, else an INT32, an INT64 or a UINT64; a float is a FLOAT32; NumPy numbers and arrays have the type
+of their dtype. Of a list, all elements have one type; an empty list is an array of strings, an empty tuple
+one of arrays, as the reader returns them. `Value` states another type; `GGUFFile.typed_metadata()` states
+all of them as the file had them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mlx_engine.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSIONS
+from mlx_engine.checkpoint.gguf_tensors import MAX_DIMS, MAX_NAME_BYTES, padded
+from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType, shown
+from mlx_engine.errors import OptionError, SourceError
+from mlx_engine.quant.weight import Weight
+
+_KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
+# An int without a stated type gets the first of these that holds it.
+_INTEGERS = (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64)
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, object],
+    tensors: Iterable[Weight],
+    *,
+    version: int = 3,
+    alignment: int | None = None,
+) -> None:
+    """Write metadata and tensors, in their order; the file appears when it is complete, or not at all.
+
+    `alignment` is stored as `general.alignment`; without either the tensors are aligned to 32 bytes.
+
+    Raises:
+        OptionError: a key, a value, a name or a shape that the format cannot hold.
+        SourceError: the file cannot be written.
+    """
+    if version not in VERSIONS:
+        raise OptionError(option="version", expected="2 or 3", found=version)
+    values = dict(metadata)
+    if alignment is not None:
+        values[ALIGNMENT_KEY] = Value(ValueType.UINT32, alignment)
+    step = _alignment(values.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT))
+    weights = list(tensors)
+    header = MAGIC + struct.pack("<IQQ", version, len(weights), len(values))
+    header += b"".join(_pair(key, value) for key, value in values.items()) + _records(weights, step)
+
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        try:
+            with draft.open("wb") as stream:
+                _write_padded(stream, header, step if weights else 1)  # without data there is no need to pad
+                for weight in weights:
+                    _write_padded(stream, weight.data.data, step)
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise SourceError(f"{target}: cannot be written ({error.strerror}); check folder and space") from error
+
+
+def _write_padded(stream: BinaryIO, data: bytes | memoryview, alignment: int) -> None:
+    stream.write(data)
+    stream.write(bytes(padded(len(data), alignment) - len(data)))
+
+
+def _alignment(value: object) -> int:
+    number = value.value if isinstance(value, Value) else value
+    is_uint32 = not isinstance(value, Value) or value.kind == ValueType.UINT32
+    if is_uint32 and type(number) is int and 0 < number < 1 << 32 and number.bit_count() == 1:
+        return number
+    raise OptionError(option=ALIGNMENT_KEY, expected="a power of two, as UINT32", found=number)
+
+
+def _records(weights: Sequence[Weight], alignment: int) -> bytes:
+    out: list[bytes] = []
+    seen: set[str] = set()
+    offset = 0
+    for weight in weights:
+        option = f"tensor {shown(weight.name)}"
+        if weight.name in seen:
+            raise OptionError(option=option, expected="a name of its own", found="another tensor of this name")
+        seen.add(weight.name)
+        if len(weight.shape) > MAX_DIMS:
+            raise OptionError(option=option, expected=f"at most {MAX_DIMS} dimensions", found=weight.shape)
+        dims = struct.pack(f"<I{len(weight.shape)}Q", len(weight.shape), *reversed(weight.shape))
+        record = struct.pack("<IQ", weight.type.id, offset)
+        out += [_string(weight.name, option, MAX_NAME_BYTES), dims, record]
+        offset += padded(weight.nbytes, alignment)
+    return b"".join(out)
+
+
+def _pair(key: str, value: object) -> bytes:
+    option = f"metadata {shown(key)}"
+    if not key:
+        raise OptionError(option=option, expected="a key", found="an empty one")
+    kind, inner = (value.kind, value.value) if isinstance(value, Value) else (_kind(value, option), value)
+    return _string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + _encode(kind, inner, option, 0)
+
+
+def _kind(value: object, option: str) -> ValueType:
+    """The type that a value without a stated one is stored as."""
+    if isinstance(value, str):
+        return ValueType.STRING
+    if isinstance(value, np.generic) and value.dtype in _KIND_OF:
+        return _KIND_OF[value.dtype]
+    if isinstance(value, list | tuple | np.ndarray):
+        return ValueType.ARRAY
+    if isinstance(value, bool | int | float):
+        return _common_kind([value], option)
+    raise OptionError(option=option, expected="a number, a bool, a str, or arrays of these", found=value)
+
+
+def _common_kind(values: Sequence[object], option: str) -> ValueType:
+    """The type that holds every number of a sequence."""
+    if all(isinstance(value, bool) for value in values):
+        return ValueType.BOOL
+    integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    if len(integers) == len(values):
+        for kind in _INTEGERS:
+            limits = np.iinfo(DTYPES[kind])
+            if limits.min <= min(integers) and max(integers) <= limits.max:
+                return kind
+    elif len(integers) + sum(isinstance(value, float) for value in values) == len(values):
+        return ValueType.FLOAT32
+    raise OptionError(option=option, expected="numbers of one type, of at most 64 bits", found=shown(values))
+
+
+def _encode(kind: ValueType, value: object, option: str, depth: int) -> bytes:
+    if kind == ValueType.ARRAY:
+        return _encode_array(value, option, depth + 1)
+    if kind == ValueType.STRING:
+        return _string(value, option)
+    try:
+        return struct.pack(CODES[kind], value)
+    except (struct.error, OverflowError):
+        raise OptionError(option=option, expected=f"a value that {kind.name} holds", found=value) from None
+
+
+def _encode_array(value: object, option: str, depth: int) -> bytes:
+    if depth > MAX_DEPTH:
+        raise OptionError(option=option, expected=f"at most {MAX_DEPTH} arrays in one another", found="more")
+    if isinstance(value, np.ndarray):
+        kind = _KIND_OF.get(value.dtype)
+        if kind is None or value.ndim != 1:
+            found = f"{value.dtype} in {value.ndim} dimensions"
+            raise OptionError(option=option, expected="one dimension of numbers of at most 64 bits", found=found)
+        return struct.pack("<IQ", kind, len(value)) + value.tobytes()
+    if not isinstance(value, list | tuple):
+        raise OptionError(option=option, expected="a list, a tuple or a NumPy array", found=value)
+    if all(isinstance(item, str) for item in value) and (value or isinstance(value, list)):
+        kind = ValueType.STRING
+    elif all(isinstance(item, list | tuple | np.ndarray) for item in value):
+        kind = ValueType.ARRAY
+    else:
+        kind = _common_kind(value, option)
+    items = (_encode(kind, item, f"{option}[{i}]", depth) for i, item in enumerate(value))
+    # The items of an array of arrays bring their own types; _encode puts no type before any value.
+    return struct.pack("<IQ", kind, len(value)) + b"".join(items)
+
+
+def _string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
+    if not isinstance(text, str):
+        raise OptionError(option=option, expected="a str", found=text)
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise OptionError(option=option, expected="text that UTF-8 can hold", found=shown(text)) from None
+    if len(data) > max_bytes:
+        raise OptionError(option=option, expected=f"at most {max_bytes:,} bytes", found=f"{len(data):,}")
+    return struct.pack("<Q", len(data)) + data

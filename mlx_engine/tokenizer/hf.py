@@ -1,0 +1,212 @@
+"""A tokenizer from Hugging Face's `tokenizer.json` and the configuration files beside it.
+
+Encoding is left to the file: its normaliser and pre-tokenizer stay as they are. Decoding is ours, so that both kinds of
+files stream alike: the decoder that the file names only says which of the two kinds it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from mlx_engine.errors import SourceError, TokenizerError
+from mlx_engine.tokenizer.rust import refusals
+from mlx_engine.tokenizer.special import TokenType, named_end_ids
+from mlx_engine.tokenizer.tokenizer import Tokenizer
+from mlx_engine.tokenizer.vocabulary import BYTE_TOKEN, SPACE_MARK, Kind, SpacePrefix, Vocabulary
+
+_MAX_VOCAB = 1 << 24  # a damaged id must not ask for gigabytes
+
+
+def from_json(path: str | Path) -> Tokenizer:
+    """Read a `tokenizer.json`; roles come from `tokenizer_config.json`, `generation_config.json` and `config.json`.
+
+    These three may be missing: the tokenizer then knows no BOS or EOS but for tokens known by their text. An entry
+    for ids that have no token (models round their vocabulary up) stands for no text.
+
+    Raises:
+        SourceError: the file cannot be read.
+        TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
+    """
+    path = Path(path)
+    where = str(path)
+    with refusals(where, "expected a tokenizer.json, found something else; download the file again"):
+        core = tokenizers.Tokenizer.from_str(_read(path))
+        core.no_truncation()
+        core.no_padding()
+    beside = _Beside(path.parent)
+    kind = _kind(core, where)
+    ids = core.get_vocab(with_added_tokens=True)
+    size = max(max(ids.values(), default=-1) + 1, beside.vocab_size)
+    if not 0 < size <= _MAX_VOCAB:
+        raise TokenizerError(
+            f"{where}: expected ids from 0 to at most {_MAX_VOCAB - 1:,}, found a vocabulary of {size:,}; "
+            "the file is damaged, download it again"
+        )
+    tokens = [""] * size
+    for token, token_id in ids.items():
+        tokens[token_id] = token
+    bos_id = beside.token_id("bos", ids, size)
+    eos_id = beside.token_id("eos", ids, size)
+    ends = {i for i in beside.listed("eos") if i < size} | named_end_ids(ids)
+    vocabulary = Vocabulary(
+        where=where,
+        kind=kind,
+        tokens=tokens,
+        types=_types(core, kind, tokens),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        eog_ids=frozenset(ends if eos_id is None else ends | {eos_id}),
+        add_bos=bos_id is not None and beside.add_bos(core, bos_id),
+        space_prefix=_space_prefix(core),
+        chat_template=beside.chat_template,
+    )
+    return Tokenizer(vocabulary, core)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise SourceError(f"{path}: cannot be read: {problem.strerror or problem}; check the path") from None
+    except UnicodeDecodeError:
+        raise TokenizerError(f"{path}: expected JSON in UTF-8, found other bytes; download it again") from None
+
+
+def _parts(component: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  (any of the library's classes)
+    """A normaliser, pre-tokenizer or decoder as the file describes it; a sequence, part by part."""
+    if component is not None:
+        state = json.loads(component.__getstate__())
+        lists = [value for value in state.values() if isinstance(value, list)]
+        yield from lists[0] if state["type"] == "Sequence" else [state]
+
+
+def _kind(core: tokenizers.Tokenizer, where: str) -> Kind:
+    parts = list(_parts(core.decoder))
+    if any(part["type"] == "ByteLevel" for part in parts):
+        return "byte-level BPE"
+    for part in parts:
+        replaces_mark = part["type"] == "Replace" and part["pattern"].get("String") == SPACE_MARK
+        if replaces_mark or part["type"] == "Metaspace":
+            return "SPM"
+    found = ", ".join(part["type"] for part in parts) or "none"
+    raise TokenizerError(
+        f"{where}: expected a ByteLevel decoder, or one that replaces {SPACE_MARK!r} or is a Metaspace, found {found}; "
+        "tokenizers of this kind are not implemented here"
+    )
+
+
+def _space_prefix(core: tokenizers.Tokenizer) -> SpacePrefix:
+    decoder = list(_parts(core.decoder))
+    strips = any(part["type"] == "Strip" and part["start"] > 0 for part in decoder)
+    if not strips and not any(part.get("prepend_scheme", "never") != "never" for part in decoder):
+        return SpacePrefix.NEVER
+    prepends = any(part["type"] == "Prepend" for part in _parts(core.normalizer))
+    if prepends or any(part.get("prepend_scheme") == "always" for part in _parts(core.pre_tokenizer)):
+        return SpacePrefix.SECTION
+    return SpacePrefix.START
+
+
+def _types(core: tokenizers.Tokenizer, kind: Kind, tokens: list[str]) -> np.ndarray[Any, np.dtype[np.int8]]:
+    types = np.array([TokenType.NORMAL if token else TokenType.UNUSED for token in tokens], np.int8)
+    for token_id, added in core.get_added_tokens_decoder().items():
+        types[token_id] = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
+    if kind == "SPM":
+        types[[i for i, token in enumerate(tokens) if BYTE_TOKEN.fullmatch(token)]] = TokenType.BYTE
+    unknown = getattr(core.model, "unk_token", None)
+    if unknown is not None and unknown in tokens:
+        types[tokens.index(unknown)] = TokenType.UNKNOWN
+    return types
+
+
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """What the files beside a tokenizer.json say about it."""
+
+    folder: Path
+
+    @cached_property
+    def _tokenizer_config(self) -> dict[str, Any]:
+        return self._load("tokenizer_config.json")
+
+    @cached_property
+    def _model_configs(self) -> list[dict[str, Any]]:
+        config = self._load("config.json")
+        text_config = config.get("text_config")  # a model of several modalities keeps its language model's there
+        return [self._load("generation_config.json"), config, text_config if isinstance(text_config, dict) else {}]
+
+    def _load(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        if not path.exists():
+            return {}
+        try:
+            value = json.loads(_read(path))
+        except (json.JSONDecodeError, RecursionError) as problem:
+            raise TokenizerError(
+                f"{path}: expected JSON, found something else ({problem}); download it again"
+            ) from None
+        if not isinstance(value, dict):
+            raise TokenizerError(f"{path}: expected a JSON object, found {type(value).__name__}; download it again")
+        return value
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding, which may be more than there are tokens; 0 where no file says."""
+        sizes = [config.get("vocab_size") for config in self._model_configs]
+        return next((size for size in sizes if type(size) is int), 0)
+
+    def listed(self, role: str) -> list[int]:
+        """All ids that the model's configurations give for a role, the first found first."""
+        given = [config.get(f"{role}_token_id") for config in self._model_configs]
+        flat = [i for value in given for i in (value if isinstance(value, list) else [value])]
+        return [i for i in flat if type(i) is int and i >= 0]
+
+    def token_id(self, role: str, ids: dict[str, int], vocab_size: int) -> int | None:
+        """The id for a role: of the token that the tokenizer's configuration names, else the first that is listed.
+
+        Raises:
+            TokenizerError: the vocabulary has no such token.
+        """
+        named = self._tokenizer_config.get(f"{role}_token")
+        if isinstance(named, dict):
+            named = named.get("content")
+        if isinstance(named, str):
+            if named in ids:
+                return ids[named]
+            raise self._error(f"{role}_token in tokenizer_config.json", repr(named))
+        token_id = next(iter(self.listed(role)), None)
+        if token_id is not None and token_id >= vocab_size:
+            raise self._error(f"{role}_token_id", f"{token_id:,} of {vocab_size:,}")
+        return token_id
+
+    def _error(self, key: str, found: str) -> TokenizerError:
+        return TokenizerError(
+            f"{self.folder}: expected {key} to be a token of tokenizer.json, found {found}; "
+            "the files beside it belong to another model"
+        )
+
+    def add_bos(self, core: tokenizers.Tokenizer, bos_id: int) -> bool:
+        """What the configuration says; failing that, what the file's own template does."""
+        asked = self._tokenizer_config.get("add_bos_token")
+        if isinstance(asked, bool):
+            return asked
+        return bool(core.encode("").ids[:1] == [bos_id])
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template in the configuration (of several, the one called `default`), or in a file of its own."""
+        template = self._tokenizer_config.get("chat_template")
+        if isinstance(template, list):
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+        if isinstance(template, str):
+            return template
+        path = self.folder / "chat_template.jinja"
+        return _read(path) if path.exists() else None

@@ -1,0 +1,77 @@
+"""How text is cut into words before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+
+A name stands for one or several patterns, applied one after the other: each cuts the pieces that the one before
+has left, and what a pattern does not match is a piece as well.
+
+Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for `gpt-2`, `smollm` and `default`; the
+`tokenizer.json` of Qwen2, Qwen3.5 and Llama 3 for the others, which llama.cpp rewrites without `(?i:)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, pre_tokenizers
+
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_SIGNS_AND_SPACES}"
+_LLAMA_3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS_AND_SPACES}"
+_QWEN_3_5 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to cut text into words."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    """A word that is a token as it stands is taken whole, before any merge."""
+    add_bos: bool = False
+    """Its models want a BOS unless the file says otherwise."""
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Cut into words, then write each byte as the character that stands for it."""
+        cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_gpt_2 = Split((_GPT_2,))
+_qwen_2 = Split((_QWEN_2,))
+_digit_by_digit = Split((r"\p{N}", _GPT_2))
+_llama_3 = Split((_LLAMA_3,), whole_words=True, add_bos=True)
+_merging_llama_3 = Split((_LLAMA_3,))
+
+SPLITS: dict[str, Split] = {
+    "gpt-2": _gpt_2,
+    "phi-2": _gpt_2,
+    "mpt": _gpt_2,
+    "olmo": _gpt_2,
+    "exaone4": _gpt_2,
+    "qwen2": _qwen_2,
+    "deepseek-r1-qwen": _qwen_2,
+    "stablelm2": _qwen_2,
+    "megrez": _qwen_2,
+    "qwen35": Split((_QWEN_3_5,)),
+    "llama-bpe": _llama_3,
+    "llama3": _llama_3,
+    "llama-v3": _llama_3,
+    "falcon3": _llama_3,
+    "falcon-h1": _llama_3,
+    "lfm2": _llama_3,
+    "dbrx": _merging_llama_3,
+    "smaug-bpe": _merging_llama_3,
+    "smollm": _digit_by_digit,
+    "starcoder": _digit_by_digit,
+    "refact": _digit_by_digit,
+    "command-r": _digit_by_digit,
+    "codeshell": _digit_by_digit,
+    "exaone": _digit_by_digit,
+    # What llama.cpp does with files older than the key, and warns about.
+    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+}

@@ -1,0 +1,68 @@
+"""SPM, as llama and gemma use it: of all neighbours that make a token, the pair with the highest score merges first.
+
+`tokenizers` has no such model (its Unigram maximises the score of the whole text instead), but BPE is the same once
+every way to cut a token in two is a merge, and merges are ordered by the score of what they make.
+
+Equal scores: SPM merges the leftmost pair, BPE the earlier merge. Putting longer results first, and among the cuts of
+one token the longer left part, makes runs grow from their left end in both. That is the case that exists: the tokens
+for two to sixteen spaces share one score in Llama's vocabulary.
+"""
+
+from __future__ import annotations
+
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import models, normalizers
+
+from mlx_engine.errors import TokenizerError
+from mlx_engine.tokenizer.metadata import CONVERT_AGAIN
+from mlx_engine.tokenizer.rust import refusals
+from mlx_engine.tokenizer.special import TokenType
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
+
+
+def spm(vocabulary: Vocabulary, scores: NDArray, unknown_id: int | None) -> tokenizers.Tokenizer:
+    """A tokenizer that merges characters into the tokens of `vocabulary`; special tokens are not yet told apart.
+
+    Only normal tokens are merged. llama.cpp also merges up to control tokens, so that the plain text `</s>` may
+    become the end of the text there; sentencepiece does not, and neither do we.
+
+    Raises:
+        TokenizerError: a character without a token of its own could be neither spelled in bytes nor called unknown.
+    """
+    tokens = vocabulary.tokens
+    has_bytes = {tokens[i] for i in vocabulary.ids_of(TokenType.BYTE)} >= {f"<0x{byte:02X}>" for byte in range(256)}
+    if not has_bytes and unknown_id is None:
+        raise TokenizerError(
+            f"{vocabulary.where}: expected tokens for all 256 bytes, <0x00> to <0xFF>, or an unknown token, "
+            f"found neither; {CONVERT_AGAIN}"
+        )
+    ids = {token: token_id for token_id, token in enumerate(tokens) if token}
+    with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):
+        core = tokenizers.Tokenizer(
+            models.BPE(
+                ids,
+                _merges(vocabulary, scores),
+                unk_token=None if unknown_id is None else tokens[unknown_id],
+                fuse_unk=True,
+                byte_fallback=has_bytes,
+            )
+        )
+        steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE_MARK)]
+        if vocabulary.space_prefix is not SpacePrefix.NEVER:
+            steps.insert(0, normalizers.Prepend(SPACE_MARK))
+        core.normalizer = normalizers.Sequence(steps)
+    return core
+
+
+def _merges(vocabulary: Vocabulary, scores: NDArray) -> list[tuple[str, str]]:
+    normal = vocabulary.ids_of(TokenType.NORMAL)
+    known = {vocabulary.tokens[i] for i in normal}
+    order = sorted(normal, key=lambda i: (-scores[i], -len(vocabulary.tokens[i])))
+    merges = []
+    for token in (vocabulary.tokens[i] for i in order):
+        for cut in range(len(token) - 1, 0, -1):
+            left, right = token[:cut], token[cut:]
+            if left in known and right in known:
+                merges.append((left, right))
+    return merges

@@ -1,0 +1,125 @@
+"""A vocabulary and what its file says about it, before any algorithm: the one thing that GGUF and JSON agree on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.errors import TokenizerError
+from mlx_engine.tokenizer.special import TokenType
+
+Kind = Literal["byte-level BPE", "SPM"]
+
+SPACE_MARK = "\u2581"
+"""The character that stands for a space inside SPM tokens."""
+
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""How SPM writes the token of a single byte."""
+
+
+class SpacePrefix(Enum):
+    """Where encoding puts a space that the text does not have, and decoding takes it away again."""
+
+    NEVER = "never"
+    START = "before the text"
+    SECTION = "before the text, and again after each special token"
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character that stands for each byte in byte-level vocabularies, to the byte.
+
+    Bytes that print in Latin-1 stand for themselves, the other 68 are moved, in order, to U+0100 and up.
+
+    Source: `bytes_to_unicode` of OpenAI's GPT-2, src/encoder.py.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
+
+
+BYTE_OF_CHARACTER = _byte_characters()
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Tokens by id, their types, and the ids with a role."""
+
+    where: str
+    kind: Kind
+    tokens: list[str]
+    types: NDArray[np.int8]
+    pre: str | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    eog_ids: frozenset[int] = frozenset()
+    add_bos: bool = False
+    space_prefix: SpacePrefix = SpacePrefix.NEVER
+    chat_template: str | None = None
+
+    def ids_of(self, *types: TokenType) -> list[int]:
+        """Ids of the tokens of these types, ascending."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return ids
+
+    def check(self, token_id: int) -> None:
+        """Refuse an id that no token has."""
+        n_tokens = len(self.tokens)
+        if not 0 <= token_id < n_tokens:
+            raise TokenizerError(
+                f"{self.where}: expected a token id from 0 to {n_tokens - 1:,} (a vocabulary of {n_tokens:,}), "
+                f"found {token_id:,}; the ids come from another model or tokenizer"
+            )
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that no text may produce unless the caller allows it."""
+        return frozenset(self.ids_of(TokenType.CONTROL))
+
+    @cached_property
+    def literal_ids(self) -> frozenset[int]:
+        """Tokens whose text means itself: no character in it stands for a byte or a space."""
+        return frozenset(self.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
+
+    @cached_property
+    def silent_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text: holes and padding of the vocabulary."""
+        return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
+
+    @cached_property
+    def piece(self) -> Callable[[int], bytes]:
+        """The bytes of a token, by id: often not valid UTF-8 on their own."""
+        known: dict[int, bytes] = {}
+
+        def piece(token_id: int) -> bytes:
+            if token_id not in known:
+                known[token_id] = self._piece(token_id)
+            return known[token_id]
+
+        return piece
+
+    def _piece(self, token_id: int) -> bytes:
+        text = self.tokens[token_id]
+        if token_id in self.silent_ids:
+            return b""
+        if token_id in self.literal_ids:
+            return text.encode()
+        if self.types[token_id] == TokenType.BYTE and (match := BYTE_TOKEN.fullmatch(text)):
+            return bytes([int(match[1], 16)])
+        if self.kind == "SPM":
+            return text.replace(SPACE_MARK, " ").encode()
+        if all(character in BYTE_OF_CHARACTER for character in text):
+            return bytes(BYTE_OF_CHARACTER[character] for character in text)
+        return text.encode()
+
+
+def type_array(values: Any) -> NDArray[np.int8]:  # noqa: ANN401  (whatever NumPy takes)
+    """Token types as small integers; numbers that the format does not define become UNDEFINED."""
+    types = np.asarray(values)
+    return np.where((types >= 0) & (types <= max(TokenType)), types, TokenType.UNDEFINED).astype(np.int8)

@@ -1,0 +1,307 @@
+"""One list of cases for every operation of the seam; the answer of each is computed in float64 by `scalar`.
+
+A case is replayable alone: its random numbers are seeded with its own id. Per operation there is at least a typical
+case, an extreme one and a degenerate one, and where the layout matters an input that is not contiguous.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import LayerNorm, Linear, RMSNorm, Rope, Visible
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+
+Run = Callable[[Backend, np.random.Generator], Any]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """An operation, what is special about this case, and how to run it on a backend.
+
+    `run` draws its inputs from the generator, brings them across the seam, and returns the backend's own result.
+    `rtol` bounds the Frobenius error, `atol` each element in units of the largest expected one, `each` the relative
+    error of every single element; `why` gives the reason where they are not the usual ones.
+    """
+
+    op: str
+    label: str
+    run: Run = field(repr=False)
+    rtol: float = 2e-6
+    atol: float = 1e-5
+    each: float | None = None
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.op}-{self.label}"
+
+    def on(self, backend: Backend) -> list[np.ndarray]:
+        """The results of `backend`, on the host; most operations have one."""
+        rng = np.random.default_rng(zlib.crc32(self.id.encode()))
+        with backend.session():
+            result = self.run(backend, rng)
+            return [as_host(backend, part) for part in (result if isinstance(result, tuple) else (result,))]
+
+
+def as_host(be: Backend, value: Any) -> np.ndarray:
+    return np.asarray(value) if np.isscalar(value) else be.host(value)
+
+
+def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+def weight(be: Backend, values: np.ndarray, type_name: str = "F32", name: str = "w") -> Any:
+    return be.prepare(Weight.pack(name, values, BY_NAME[type_name]))
+
+
+def gain(be: Backend, rng: np.random.Generator, n: int) -> Any:
+    return weight(be, 1 + normal(rng, n, scale=0.2))
+
+
+def linear(
+    be: Backend, rng: np.random.Generator, n: int, k: int, type_name: str = "F32", *, bias: bool = False
+) -> Linear:
+    made = weight(be, normal(rng, n, k, scale=k**-0.5), type_name)
+    return Linear("w", made, weight(be, normal(rng, n)) if bias else None)
+
+
+def on_rows(method: str, shape: tuple[int, ...], scale: float = 1.0) -> Run:
+    return lambda be, rng: getattr(be, method)(be.array(normal(rng, *shape, scale=scale)))
+
+
+def elementwise(values: list[float], method: str) -> Run:
+    return lambda be, rng: getattr(be, method)(be.array(np.array([values], dtype=np.float32)))
+
+
+def two(method: str, shape: tuple[int, int], *, transposed: bool = False) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        a = normal(rng, *shape[::-1]).T if transposed else normal(rng, *shape)
+        return getattr(be, method)(be.array(a), be.array(normal(rng, *shape)))
+
+    return run
+
+
+def linear_case(t: int, n: int, k: int, type_name: str = "F32", *, bias: bool = False, zero: bool = False) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        layer = linear(be, rng, n, k, type_name, bias=bias)
+        return be.linear(be.array(normal(rng, t, k) * (0 if zero else 1)), layer)
+
+    return run
+
+
+def blockwise_scales(be: Backend, rng: np.random.Generator) -> Any:
+    """Blocks of one row whose scales differ by 10,000: reading the first scale for all of them shows."""
+    values = normal(rng, 6, 128, scale=128**-0.5) * np.repeat(10.0 ** np.array([0, -2, 2, -1]), 32).astype(np.float32)
+    return be.linear(be.array(normal(rng, 2, 128)), Linear("w", weight(be, values, "Q8_0")))
+
+
+def embed(ids: list[int], type_name: str = "F32") -> Run:
+    return lambda be, rng: be.embed(weight(be, normal(rng, 20, 64), type_name), ids)
+
+
+def rms(shape: tuple[int, ...], scale: float = 1.0, eps: float = 1e-6) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x = be.array(normal(rng, shape[0], int(np.prod(shape[1:])), scale=scale))
+        x = be.heads(x, shape[-1]) if len(shape) == 3 else x
+        return be.rms_norm(x, gain(be, rng, shape[-1]), eps)
+
+    return run
+
+
+def layer_norm(shape: tuple[int, int], scale: float = 1.0, shift: float = 0.0) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x = be.array(normal(rng, *shape, scale=scale) + np.float32(shift))
+        return be.layer_norm(x, gain(be, rng, shape[1]), weight(be, normal(rng, shape[1])), 1e-5)
+
+    return run
+
+
+def rope(t: int, heads: int, head_dim: int, offset: int, theta: float = 1e4) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x = be.heads(be.array(normal(rng, t, heads * head_dim)), head_dim)
+        return be.rope(x, Rope.plain(head_dim, theta), offset)
+
+    return run
+
+
+def attention(
+    t: int, past: int, heads: int, kv_heads: int, head_dim: int = 16, *, window: int | None = None, start: int = 0,
+    scale: float = 1.0, spare: int = 5,
+) -> Run:  # fmt: skip
+    """`past` tokens stored first, then t more, in a store with `spare` slots of garbage behind them."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        def split(n: int, h: int, s: float = 1.0) -> Any:
+            return be.heads(be.array(normal(rng, n, h * head_dim, scale=s)), head_dim)
+
+        store = be.kv_empty(kv_heads, head_dim, past + t)
+        if past:
+            store = be.kv_write(store, 0, split(past, kv_heads), split(past, kv_heads))
+        store = be.kv_write(store, past, split(t, kv_heads), split(t, kv_heads))
+        store = be.kv_grow(store, past + t + spare)
+        store = be.kv_write(store, past + t, split(spare, kv_heads, 9.0), split(spare, kv_heads, 9.0))
+        seen = Visible(store, start, past + t, window)
+        return be.attention(split(t, heads, scale), seen, head_dim**-0.5)
+
+    return run
+
+
+def shape_op(method: str, *arguments: Any, shape: tuple[int, ...] = (3, 8)) -> Run:
+    return lambda be, rng: getattr(be, method)(be.array(normal(rng, *shape)), *arguments)
+
+
+def merge(be: Backend, rng: np.random.Generator) -> Any:
+    return be.merge(be.heads(be.array(normal(rng, 3, 24)), 4))
+
+
+def argmax(row: list[float]) -> Run:
+    return lambda be, rng: be.token_id(be.argmax(be.array(np.array([row], dtype=np.float32))))
+
+
+def sample(sampling: Sampling, u: float, recent: tuple[int, ...] = ()) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        return be.token_id(be.sample(be.array(normal(rng, 1, 40, scale=2.0)), sampling, recent, u))
+
+    return run
+
+
+def kv_nbytes(be: Backend, rng: np.random.Generator) -> Any:
+    """Bytes differ between backends; what all promise is that an empty store has none and a filled one has some."""
+    filled = be.kv_write(be.kv_empty(2, 4, 3), 0, *(be.heads(be.array(normal(rng, 3, 8)), 4) for _ in range(2)))
+    return int(be.kv_nbytes(be.kv_empty(2, 4, 0)) == 0) + 2 * int(be.kv_nbytes(filled) >= 2 * 2 * 4 * 3 * 2)
+
+
+def norm(kind: str) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x = be.array(normal(rng, 3, 32))
+        if kind == "rms":
+            return be.norm(x, RMSNorm("n", gain(be, rng, 32), 1e-6))
+        return be.norm(x, LayerNorm("n", gain(be, rng, 32), weight(be, normal(rng, 32)), 1e-5))
+
+    return run
+
+
+def norm_project(be: Backend, rng: np.random.Generator) -> Any:
+    parts = [linear(be, rng, n, 64) for n in (48, 16, 16)]
+    return tuple(be.norm_project(be.array(normal(rng, 3, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6), parts))
+
+
+def head_norm_rope(t: int, offset: int, *, normed: bool) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        q, k, v = (be.array(normal(rng, t, n)) for n in (64, 32, 32))
+        norms = (RMSNorm("q", gain(be, rng, 16), 1e-6), RMSNorm("k", gain(be, rng, 16), 1e-6)) if normed else None
+        return be.head_norm_rope(q, k, v, 16, norms, Rope.plain(16, 1e4), offset)
+
+    return run
+
+
+def project_add(t: int) -> Run:
+    return lambda be, rng: be.project_add(
+        be.array(normal(rng, t, 64)), linear(be, rng, 32, 64), be.array(normal(rng, t, 32))
+    )
+
+
+def norm_gate_up(t: int, activation: str) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x, n = be.array(normal(rng, t, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
+        return be.norm_gate_up(x, n, linear(be, rng, 96, 32), linear(be, rng, 96, 32), activation)  # type: ignore[arg-type]
+
+    return run
+
+
+def norm_head(*, every: bool) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x, n = be.array(normal(rng, 4, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
+        return be.norm_head(x, n, linear(be, rng, 70, 32), every=every)
+
+    return run
+
+
+EXTREMES = [-1e4, -100.0, -20.0, -1e-6, 0.0, 1e-6, 0.5, 20.0, 100.0, 1e4]
+
+CASES = [
+    OpCase("embed", "rows", embed([3, 0, 19, 3])),
+    OpCase("embed", "one-row", embed([7])),
+    OpCase("embed", "q8_0", embed([5, 11], "Q8_0")),
+    OpCase("linear", "vector", linear_case(1, 48, 64)),
+    OpCase("linear", "matrix", linear_case(7, 33, 96)),
+    OpCase("linear", "one-output", linear_case(2, 1, 32)),
+    OpCase("linear", "bias", linear_case(3, 20, 64, bias=True)),
+    OpCase("linear", "zeros", linear_case(2, 8, 32, zero=True)),
+    OpCase("linear", "f16", linear_case(2, 24, 64, "F16")),
+    OpCase("linear", "bf16", linear_case(2, 24, 64, "BF16")),
+    OpCase("linear", "q8_0", linear_case(1, 40, 128, "Q8_0")),
+    OpCase("linear", "q8_0-matrix", linear_case(9, 40, 96, "Q8_0")),
+    OpCase("linear", "q8_0-scales-differ", blockwise_scales),
+    OpCase("rms_norm", "rows", rms((3, 64))),
+    OpCase("rms_norm", "heads", rms((3, 4, 16))),
+    OpCase("rms_norm", "tiny", rms((2, 32), scale=1e-5), why="eps outweighs the mean square"),
+    OpCase("rms_norm", "huge", rms((2, 32), scale=1e6)),
+    OpCase("rms_norm", "zeros", rms((2, 32), scale=0.0)),
+    OpCase("layer_norm", "rows", layer_norm((3, 64))),
+    OpCase("layer_norm", "far-from-zero", layer_norm((2, 64), shift=100.0), rtol=2e-5, atol=1e-4,
+           why="float32 inputs near 100 carry 4e-6 of rounding against a spread of 1"),
+    OpCase("layer_norm", "constant", layer_norm((2, 16), scale=0.0, shift=3.0)),
+    OpCase("rope", "start", rope(5, 2, 8, 0)),
+    OpCase("rope", "one-token-deep", rope(1, 4, 16, 4095)),
+    OpCase("rope", "far", rope(3, 2, 32, 40_000, theta=1e6)),
+    OpCase("attention", "prefill", attention(6, 0, 4, 4)),
+    OpCase("attention", "decode", attention(1, 9, 4, 4)),
+    OpCase("attention", "chunk-in-the-middle", attention(3, 5, 4, 2)),
+    OpCase("attention", "grouped", attention(4, 3, 6, 2)),
+    OpCase("attention", "one-kv-head", attention(2, 4, 5, 1)),
+    OpCase("attention", "first-token", attention(1, 0, 2, 2)),
+    OpCase("attention", "large-scores", attention(3, 6, 2, 2, scale=300.0)),
+    OpCase("attention", "window", attention(5, 4, 4, 2, window=3)),
+    OpCase("attention", "window-decode", attention(1, 7, 4, 2, window=3)),
+    OpCase("attention", "window-wider", attention(2, 2, 2, 1, window=50)),
+    OpCase("attention", "first-slots-hidden", attention(2, 6, 2, 2, start=3)),
+    OpCase("attention", "empty-store-behind", attention(2, 3, 2, 1, spare=1)),
+    OpCase("silu", "typical", on_rows("silu", (3, 40))),
+    OpCase("silu", "extremes", elementwise(EXTREMES, "silu"), each=1e-6),
+    OpCase("gelu", "typical", on_rows("gelu", (3, 40))),
+    OpCase("gelu", "extremes", elementwise(EXTREMES, "gelu")),
+    OpCase("activate", "gelu", lambda be, rng: be.activate(be.array(normal(rng, 2, 9)), "gelu")),
+    OpCase("activate", "silu", lambda be, rng: be.activate(be.array(normal(rng, 2, 9)), "silu")),
+    OpCase("add", "typical", two("add", (3, 20))),
+    OpCase("add", "not-contiguous", two("add", (5, 8), transposed=True)),
+    OpCase("multiply", "typical", two("multiply", (3, 20))),
+    OpCase("multiply", "not-contiguous", two("multiply", (5, 8), transposed=True)),
+    OpCase("heads", "split", shape_op("heads", 4)),
+    OpCase("merge", "join", merge),
+    OpCase("last", "row", shape_op("last")),
+    OpCase("last", "only-row", shape_op("last", shape=(1, 8))),
+    OpCase("argmax", "typical", argmax([0.5, 3.0, -1.0])),
+    OpCase("argmax", "tie-takes-the-lowest", argmax([1.0, 7.0, 7.0, 7.0])),
+    OpCase("argmax", "all-negative", argmax([-5.0, -2.0, -9.0])),
+    OpCase("sample", "plain", sample(Sampling(temperature=1.0), 0.37)),
+    OpCase("sample", "first", sample(Sampling(temperature=1.5), 0.0)),
+    OpCase("sample", "last", sample(Sampling(temperature=1.5), 1 - 2**-53)),
+    OpCase("sample", "top-k", sample(Sampling(temperature=2.0, top_k=3), 0.99)),
+    OpCase("sample", "top-p", sample(Sampling(temperature=1.0, top_p=0.5), 0.99)),
+    OpCase("sample", "min-p", sample(Sampling(temperature=1.0, min_p=0.3), 0.99)),
+    OpCase("sample", "penalty", sample(Sampling(temperature=1.0, repetition_penalty=5.0), 0.8, (1, 2, 30, 31, 32))),
+    OpCase("sample", "greedy-with-penalty", sample(Sampling(repetition_penalty=1e6), 0.5, tuple(range(0, 40, 2)))),
+    OpCase("sample", "cold", sample(Sampling(temperature=1e-9), 0.5)),
+    OpCase("kv_nbytes", "law", kv_nbytes),
+    OpCase("norm", "rms", norm("rms")),
+    OpCase("norm", "layer", norm("layer")),
+    OpCase("norm_project", "qkv", norm_project),
+    OpCase("head_norm_rope", "normed", head_norm_rope(3, 2, normed=True)),
+    OpCase("head_norm_rope", "plain", head_norm_rope(1, 7, normed=False)),
+    OpCase("project_add", "vector", project_add(1)),
+    OpCase("project_add", "matrix", project_add(5)),
+    OpCase("norm_gate_up", "silu", norm_gate_up(1, "silu")),
+    OpCase("norm_gate_up", "gelu", norm_gate_up(4, "gelu")),
+    OpCase("norm_head", "last", norm_head(every=False)),
+    OpCase("norm_head", "every", norm_head(every=True)),
+]  # fmt: skip

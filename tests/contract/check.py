@@ -1,0 +1,52 @@
+"""The judge: what it means that a backend's result is right."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from mlx_engine.backends import backend_names, create_backend, unavailable
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.scalar import ScalarBackend
+from tests.contract.cases import OpCase
+
+# From the registry, so that a new backend cannot be forgotten here.
+BACKENDS = [name for name in backend_names() if unavailable(name) is None]
+
+# Below the smallest normal float32 a relative error means nothing.
+SMALLEST = 1e-37
+
+
+@cache
+def backend(name: str) -> Backend:
+    return create_backend(name)
+
+
+@cache
+def expected(case: OpCase) -> list[np.ndarray]:
+    """What `scalar`, the definition, says."""
+    return case.on(ScalarBackend())
+
+
+def check(be: Backend, case: OpCase) -> None:
+    """Every result of the case is right."""
+    for want, got in zip(expected(case), case.on(be), strict=True):
+        judge(case, want, got)
+
+
+def judge(case: OpCase, want: np.ndarray, got: np.ndarray) -> None:
+    """Shape, dtype, no NaN, and three bounds on the error."""
+    assert got.shape == want.shape, f"{case.id}: shape {want.shape} expected, {got.shape} found"
+    if want.dtype.kind == "f":
+        assert got.dtype == np.float32, f"{case.id}: float32 expected, {got.dtype} found"
+    assert np.isfinite(got).all(), f"{case.id}: not finite"
+    if want.dtype.kind != "f":
+        np.testing.assert_array_equal(got, want, err_msg=case.id)
+        return
+    error = np.abs(got.astype(np.float64) - want)
+    worst = error.max() / max(np.abs(want).max(), SMALLEST)
+    assert np.linalg.norm(error) <= case.rtol * np.linalg.norm(want) + SMALLEST, f"{case.id}: {worst:.1e} off"
+    assert worst <= case.atol, f"{case.id}: an element is {worst:.1e} of the largest off"
+    if case.each is not None:
+        assert (error <= case.each * np.abs(want) + SMALLEST).all(), f"{case.id}: an element is relatively off"

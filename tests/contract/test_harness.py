@@ -1,0 +1,94 @@
+"""The contract suite itself is tested: it covers the seam, and no backend gets a lie past it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.simd import SimdBackend
+from tests.contract.cases import CASES, OpCase
+from tests.contract.check import check
+
+# What every case goes through; a lie there must show in at least one of them.
+CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_grow", "kv_write")
+NOT_OPERATIONS = {*CROSSINGS, "session", "tap", "note"}
+
+
+def operations() -> set[str]:
+    return {n for n, member in vars(Backend).items() if callable(member) and not n.startswith("_")} - NOT_OPERATIONS
+
+
+def test_every_operation_of_the_seam_has_a_case():
+    assert {case.op for case in CASES} == operations()
+
+
+def test_case_ids_are_unique():
+    assert len({case.id for case in CASES}) == len(CASES)
+
+
+def test_an_incomplete_backend_cannot_be_made():
+    class Incomplete(SimdBackend):
+        rope = Backend.rope
+
+    with pytest.raises(TypeError, match="rope"):
+        Incomplete()
+
+
+def one_element(x: np.ndarray) -> np.ndarray:
+    wrong = np.array(x, copy=True)
+    wrong.flat[-1] += 1e-3 * max(float(np.abs(x).max()), 1e-3)
+    return wrong
+
+
+LIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "one element": one_element,
+    "a transposed or longer shape": lambda x: x.T if x.ndim == 2 and x.shape[0] != x.shape[1] else x[None],
+    "not a number": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 0, np.nan, x).astype(np.float32),
+    "float64": lambda x: x.astype(np.float64),
+    "zeros": lambda x: np.zeros_like(x) if np.abs(x).max() > 0 else np.ones_like(x),
+}
+
+
+def told(lie: Callable[[np.ndarray], np.ndarray], value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return lie(value)
+    if isinstance(value, list | tuple):
+        return type(value)([*value[:-1], told(lie, value[-1])])
+    return 0 if value > 100 else value + 1
+
+
+def liar(op: str, lie: Callable[[np.ndarray], np.ndarray]) -> Backend:
+    honest = SimdBackend()
+    wrong = copy.copy(honest)
+    setattr(wrong, op, lambda *args, **kwargs: told(lie, getattr(honest, op)(*args, **kwargs)))
+    return wrong
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_lying_backend_is_caught_in_every_case(case: OpCase, lie: str):
+    with pytest.raises(AssertionError):
+        check(liar(case.op, LIES[lie]), case)
+
+
+@pytest.mark.parametrize("op", CROSSINGS)
+def test_a_lie_at_a_crossing_is_caught(op: str):
+    lies = {
+        "kv_empty": lambda x: x[:, :, :0],
+        "kv_grow": lambda x: np.zeros_like(x),
+        "kv_write": lambda x: np.roll(x, 1, axis=2),
+    }
+    assert [case for case in CASES if is_caught(liar(op, lies.get(op, one_element)), case)]
+
+
+def is_caught(be: Backend, case: OpCase) -> bool:
+    try:
+        check(be, case)
+    except (AssertionError, ValueError, IndexError):
+        return True
+    return False

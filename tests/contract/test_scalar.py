@@ -1,0 +1,62 @@
+"""`scalar` is the definition; here it is held against the formulas, to float64's precision."""
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends.parameters import Linear, Rope, Visible
+from mlx_engine.backends.scalar import ScalarBackend
+from tests.contract import formulas
+
+be = ScalarBackend()
+
+
+def agree(found: object, want: np.ndarray) -> None:
+    np.testing.assert_allclose(np.array(found), want, rtol=1e-12, atol=1e-14)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape)
+
+
+def test_linear():
+    x, w, b = normal(3, 20), normal(7, 20), normal(7)
+    agree(be.linear(x.tolist(), Linear("w", w.tolist(), b.tolist())), formulas.linear(x, w, b))
+    agree(be.linear(x.tolist(), Linear("w", w.tolist())), formulas.linear(x, w, np.zeros(7)))
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (3, 2, 12)])
+def test_rms_norm(shape: tuple[int, ...]):
+    x, gain = normal(*shape), normal(12)
+    agree(be.rms_norm(x.tolist(), gain.tolist(), 1e-3), formulas.rms_norm(x, gain, 1e-3))
+
+
+def test_layer_norm():
+    x, gain, bias = normal(4, 12), normal(12), normal(13)[:12]
+    agree(be.layer_norm(x.tolist(), gain.tolist(), bias.tolist(), 1e-3), formulas.layer_norm(x, gain, bias, 1e-3))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5000])
+def test_rope(offset: int):
+    x, rope = normal(3, 2, 8), Rope.plain(8, 1e4)
+    agree(be.rope(x.tolist(), rope, offset), formulas.rope(x, rope, offset))
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 9])
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "kv_heads"), [(3, 3, 4, 2), (1, 6, 6, 2), (2, 5, 3, 1), (4, 6, 2, 2)]
+)
+def test_attention(queries: int, keys: int, heads: int, kv_heads: int, window: int | None):
+    q, k, v = normal(queries, heads, 8), normal(keys, kv_heads, 8), normal(keys, kv_heads, 8) + 1
+    store = be.kv_write(be.kv_empty(kv_heads, 8, keys), 0, k.tolist(), v.tolist())
+    found = be.attention(q.tolist(), Visible(store, 0, keys, window), 0.3)
+    agree(found, formulas.attention(q, k, v, 0.3, window))
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu"])
+def test_activations(name: str):
+    x = np.concatenate([normal(30), [0.0, 30.0, -30.0, 5.0, -5.0]])[None]
+    np.testing.assert_allclose(getattr(be, name)(x.tolist()), getattr(formulas, name)(x), rtol=1e-12, atol=1e-11)
+
+
+def test_plain_frequencies_are_those_of_the_paper():
+    assert Rope.plain(4, 100.0).frequencies == (1.0, pytest.approx(0.1))

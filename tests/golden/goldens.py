@@ -1,0 +1,113 @@
+"""The golden files: which checkpoints there are, what they hold, and when a result agrees with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+import mlx_engine
+from mlx_engine.engine import Engine
+
+DATA = Path(__file__).parents[1] / "data"
+VARIANTS = ("mha", "wide", "mqa", "gqa")
+BACKENDS = ("simd", "scalar")
+
+# Of the expected values' root mean square: what all errors together may be, and any single one. The root mean square
+# error alone would let one logit of n be wrong by sqrt(n) times as much, if all the others were right.
+TOLERANCE = 1e-5
+TOLERANCE_OF_ONE = 2e-5
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A checkpoint and what another program computed with it; `suffix` says for which weights."""
+
+    name: str
+    checkpoint: Path
+    file: Path
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def prompts(self) -> int:
+        """How many prompts there are."""
+        return sum(key.startswith("prompt") for key in _arrays(self.file))
+
+    def prompt(self, i: int) -> list[int]:
+        """Ids."""
+        return [int(token) for token in _arrays(self.file)[f"prompt{i}"]]
+
+    def logits(self, i: int) -> np.ndarray:
+        """(T, V), at every position of prompt i."""
+        return _arrays(self.file)[f"logits{i}{self.suffix}"]
+
+    def greedy(self, i: int) -> list[int]:
+        """The ids that follow prompt i."""
+        return [int(token) for token in _arrays(self.file)[f"greedy{i}{self.suffix}"]]
+
+    def taps(self) -> dict[str, np.ndarray]:
+        """Every named value of the pass over prompt 0, in order, and the logits last."""
+        named = {k.removeprefix("taps/"): x for k, x in _arrays(self.file).items() if k.startswith("taps/")}
+        return named | {"logits": self.logits(0)}
+
+
+def variant(name: str) -> Golden:
+    """One that `make_goldens.py` made."""
+    folder = DATA / f"qwen3-{name}"
+    return Golden(name, folder, folder / "golden.npz")
+
+
+def all_goldens() -> Iterator[Golden]:
+    """Every checkpoint whose logits are known."""
+    yield from map(variant, VARIANTS)
+    mqa, micro = DATA / "qwen3-mqa", DATA / "qwen3-micro"
+    yield Golden("mqa-q8_0", mqa / "model-q8_0.gguf", mqa / "golden.npz", "_q8")
+    yield Golden("micro-hf", micro / "hf", micro / "golden.npz")
+    yield Golden("micro-f32", micro / "model-f32.gguf", micro / "golden.npz")
+    yield Golden("micro-q8_0", micro / "model-q8_0.gguf", micro / "golden.npz", "_q8")
+
+
+GOLDENS = tuple(all_goldens())
+
+
+@lru_cache(maxsize=None)
+def engine(checkpoint: Path, backend: str) -> Engine:
+    """Loaded once for all tests: an engine holds no state between runs."""
+    return mlx_engine.load(checkpoint, backend=backend)
+
+
+def disagreement(
+    expected: np.ndarray, found: np.ndarray, each: float = TOLERANCE_OF_ONE, all_: float = TOLERANCE
+) -> str | None:
+    """How two arrays differ by more than rounding, or None if they do not."""
+    if found.shape != expected.shape:
+        return f"expected shape {expected.shape}, found {found.shape}"
+    if not np.isfinite(found).all():
+        return f"{np.count_nonzero(~np.isfinite(found))} of {found.size} values are not finite"
+    size = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
+    errors = np.abs(found.astype(np.float64) - expected) / size
+    error, worst = np.sqrt(np.mean(errors**2)), errors.max()
+    if error <= all_ and worst <= each:
+        return None
+    at = tuple(int(i) for i in np.unravel_index(errors.argmax(), errors.shape))
+    return f"relative error {error:.1e}, the largest {worst:.1e} at {at}; allowed are {all_:.0e} and {each:.0e}"
+
+
+def first_divergence(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
+    """The first value, in the order of `expected`, that is missing or wrong, and how; None if all agree."""
+    for name, values in expected.items():
+        wrong = disagreement(values, found[name]) if name in found else "missing"
+        if wrong is not None:
+            return f"{name}: {wrong}"
+    return None
+
+
+@lru_cache(maxsize=None)
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    with np.load(file) as arrays:
+        return dict(arrays)

@@ -1,0 +1,133 @@
+"""Qwen3's logits and greedy ids, against transformers and against a second model written in NumPy."""
+
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.decode.loop import decode, decode_without_cache
+from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.sampler import Sampler
+from tests.golden.goldens import BACKENDS, DATA, GOLDENS, Golden, disagreement, engine
+from tests.golden.paper import Paper
+
+MICRO = DATA / "qwen3-micro"
+PROMPTS = [pytest.param(golden, i, id=f"{golden}-{i}") for golden in GOLDENS for i in range(golden.prompts())]
+
+# What a float64 result saved as float32 may be off by: half a unit in the last place of the largest logits.
+ROUNDED = 3e-7
+# Chunks against one pass: the same products, summed by BLAS in another order.
+CUT, CUT_OF_ONE = 1e-6, 5e-6
+
+backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+# ---- logits ----
+
+
+@pytest.mark.parametrize(("golden", "i"), PROMPTS)
+@backends
+def test_logits(backend: str, golden: Golden, i: int):
+    found = engine(golden.checkpoint, backend).logits(golden.prompt(i))
+    assert disagreement(golden.logits(i), np.asarray(found)) is None
+
+
+@pytest.mark.parametrize("file", ["model-f32.gguf", "model-f16.gguf", "model-q8_0.gguf"])
+@backends
+def test_logits_against_a_second_opinion(backend: str, file: str):
+    """The only judge of float16 weights; for the others it judges the golden file too."""
+    ids = Golden("micro", MICRO, MICRO / "golden.npz").prompt(2)
+    found = engine(MICRO / file, backend).logits(ids)
+    assert disagreement(paper(MICRO / file).logits(ids), np.asarray(found)) is None
+
+
+@pytest.mark.parametrize("golden", [g for g in GOLDENS if g.checkpoint.suffix == ".gguf"], ids=str)
+def test_the_second_opinion_and_the_goldens_are_float64(golden: Golden):
+    """Two programs agree to the last bit that float32 has: neither rounded anywhere on its way."""
+    for i in range(golden.prompts()):
+        found = paper(golden.checkpoint).logits(golden.prompt(i))
+        assert disagreement(golden.logits(i), found, each=ROUNDED, all_=ROUNDED) is None
+
+
+# ---- cutting the prompt ----
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+@pytest.mark.parametrize(("golden", "i"), PROMPTS)
+@backends
+def test_chunks_equal_one_pass(backend: str, golden: Golden, i: int, chunk: int):
+    ids = golden.prompt(i)
+    whole = in_chunks(golden.checkpoint, backend, ids, len(ids))
+    cut = in_chunks(golden.checkpoint, backend, ids, chunk)
+    assert disagreement(whole, cut, each=CUT_OF_ONE, all_=CUT) is None
+
+
+@pytest.mark.parametrize("chunk", [7, 128, 300])
+def test_a_prompt_longer_than_the_caches_first_step(chunk: int):
+    """300 tokens: the stores grow once, in the middle of a chunk or between two."""
+    ids = np.random.default_rng(0).integers(0, 512, 300).tolist()
+    found = in_chunks(MICRO / "model-q8_0.gguf", "simd", ids, chunk)
+    assert disagreement(paper(MICRO / "model-q8_0.gguf").logits(ids), found) is None
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=str)
+@backends
+def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):
+    model = engine(golden.checkpoint, backend).model
+    last = model.backend.host(model.forward(golden.prompt(0), model.no_cache()))
+    assert disagreement(golden.logits(0)[-1:], last) is None
+
+
+# ---- greedy ids ----
+
+
+@pytest.mark.parametrize(("golden", "i"), PROMPTS)
+@backends
+def test_greedy_ids(backend: str, golden: Golden, i: int):
+    assert greedy(golden, i, backend, kv=True) == golden.greedy(i)
+
+
+@pytest.mark.parametrize(("golden", "i"), PROMPTS)
+def test_greedy_ids_without_a_cache(golden: Golden, i: int):
+    assert greedy(golden, i, "simd", kv=False) == golden.greedy(i)
+
+
+def _slow_if_micro(param):
+    golden, i = param.values
+    return pytest.param(golden, i, id=param.id, marks=[pytest.mark.slow] if golden.name.startswith("micro") else [])
+
+
+@pytest.mark.parametrize(("golden", "i"), map(_slow_if_micro, PROMPTS))
+def test_greedy_ids_on_scalar_without_a_cache(golden: Golden, i: int):
+    assert greedy(golden, i, "scalar", kv=False) == golden.greedy(i)
+
+
+# ---- helpers ----
+
+
+def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int) -> np.ndarray:
+    """Logits (T, V) of a prompt that goes through a cache in pieces."""
+    model = engine(checkpoint, backend).model
+    cache = model.new_cache(len(ids))
+    rows = [model.forward(ids[at : at + chunk], cache, every=True) for at in range(0, len(ids), chunk)]
+    return np.concatenate([model.backend.host(part) for part in rows])
+
+
+def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
+    """The loop without text around it: the small checkpoints have no tokenizer."""
+    model, prompt = engine(golden.checkpoint, backend).model, golden.prompt(i)
+    n = len(golden.greedy(i))
+    pick = Sampler(model.backend, Sampling(), prompt)
+    if kv:
+        run = partial(decode, model, prompt, model.new_cache(len(prompt) + n - 1))
+    else:
+        run = partial(decode_without_cache, model, prompt)
+    return list(islice(run(pick, Metrics()), n))
+
+
+@lru_cache(maxsize=None)
+def paper(path: Path) -> Paper:
+    return Paper(path)

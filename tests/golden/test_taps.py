@@ -1,0 +1,108 @@
+"""Every named value of Qwen3's forward pass, against transformers: a wrong model is found at its first wrong line."""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends.taps import tapped
+from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
+
+# How a prompt may be cut into passes; None runs it in one pass without a cache.
+CUTS = (None, 1, 3)
+
+
+def taps_of(golden: Golden, backend: str, chunk: int | None) -> dict[str, np.ndarray]:
+    """Our values under the golden file's names; those of several passes are joined along the tokens."""
+    model = copy.copy(engine(golden.checkpoint, backend).model)
+    passes: list[dict[str, np.ndarray]] = []
+
+    def keep(name: str, x: object) -> None:
+        assert name not in passes[-1], f"{name} was computed twice"
+        passes[-1][name] = model.backend.host(x).copy()
+
+    model.backend = tapped(model.backend, keep)
+    ids = golden.prompt(0)
+    cache = model.no_cache() if chunk is None else model.new_cache(len(ids))
+    for piece in pieces(ids, chunk or len(ids)):
+        passes.append({})
+        logits = model.forward(piece, cache, every=True)
+        passes[-1]["logits"] = model.backend.host(logits)
+    return {name: np.concatenate([values[name] for values in passes]) for name in passes[0]}
+
+
+def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+@pytest.mark.parametrize("chunk", CUTS, ids=["one-pass", "token-by-token", "chunks-of-3"])
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_value_diverges(backend: str, name: str, chunk: int | None):
+    golden = variant(name)
+    assert first_divergence(golden.taps(), taps_of(golden, backend, chunk)) is None
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_both_name_the_same_values(backend: str, name: str):
+    golden = variant(name)
+    assert set(taps_of(golden, backend, None)) == set(golden.taps())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_layer_has_sixteen_names(name: str):
+    """A golden file that lost its taps would agree with everything."""
+    golden = variant(name)
+    assert len(golden.taps()) == 3 + 16 * engine(golden.checkpoint, "simd").config.n_layers
+
+
+LIES = {
+    "one value": lambda x: nudged(x, 1e-4),
+    "not a number": lambda x: nudged(x, np.nan),
+    "infinite": lambda x: nudged(x, np.inf),
+    "shape": lambda x: x[..., None],
+    "half a row less": lambda x: x[:, : x.shape[1] // 2],
+    "all a little": lambda x: x * np.float32(1 + 2e-5),
+    "zero": np.zeros_like,
+    "the last token is the one before": lambda x: np.concatenate((x[:-1], x[-2:-1])),
+}
+
+
+def nudged(x: np.ndarray, by: float) -> np.ndarray:
+    """One element, the smallest, changed by a part of the root mean square."""
+    x = x.copy()
+    x.flat[np.abs(x).argmin()] += by * np.sqrt(np.mean(x**2))
+    return x
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_each_wrong_value_is_named(lie: str):
+    """The test of the tests: whichever value is wrong, and all that follow from it, the report starts with it."""
+    expected = variant("mqa").taps()
+    names = list(expected)
+    for at, name in enumerate(names):
+        found = {**expected, **{later: LIES[lie](expected[later]) for later in names[at:]}}
+        report = first_divergence(expected, found)
+        assert report is not None
+        assert report.startswith(name + ": ")
+
+
+def test_a_missing_value_is_named():
+    expected = variant("mqa").taps()
+    found = {name: values for name, values in expected.items() if name != "blk.0.attn_v"}
+    assert first_divergence(expected, found) == "blk.0.attn_v: missing"
+
+
+def test_equal_values_do_not_diverge():
+    expected = variant("mqa").taps()
+    assert first_divergence(expected, {name: values.copy() for name, values in expected.items()}) is None
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_each_golden_says_what_made_it(name: str):
+    record = json.loads((DATA / f"qwen3-{name}" / "golden.json").read_text())
+    assert record["command"] == f"python tests/golden/make_goldens.py {name}"
+    assert {"tool", "versions", "seed", "date"} <= set(record)

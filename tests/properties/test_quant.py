@@ -1,0 +1,55 @@
+"""Laws of the block formats, for bytes and floats that nobody chose."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mlx_engine import quant
+from mlx_engine.quant.types import BY_NAME
+from tests.unit.test_quant import assert_same_bits, oracle_dequantize, oracle_quantize
+
+READABLE = [type_.name for type_ in quant.readable_types()]
+WRITABLE = [type_.name for type_ in quant.writable_types()]
+FLOATS = st.floats(width=32, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", READABLE)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_bytes_mean_what_the_gguf_package_says(name, data):
+    type_ = BY_NAME[name]
+    raw = data.draw(hnp.arrays(np.uint8, (1, type_.block_bytes)))
+    assert_same_bits(quant.dequantize(raw, type_), oracle_dequantize(raw, name).reshape(-1))
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+@settings(max_examples=60, deadline=None)
+@given(values=hnp.arrays(np.float32, (2, 32), elements=FLOATS))
+def test_any_floats_are_packed_into_the_bytes_of_the_gguf_package(name, values):
+    np.testing.assert_array_equal(quant.quantize(values, BY_NAME[name]), oracle_quantize(values, name).reshape(-1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=hnp.arrays(np.float32, (1, 32), elements=st.floats(-1e4, 1e4, width=32)))
+def test_q8_0_is_within_half_a_step_and_the_rounding_of_its_scale(values):
+    q8_0 = BY_NAME["Q8_0"]
+    read = quant.dequantize(quant.quantize(values, q8_0), q8_0)
+    step = np.abs(values).max() / 127
+    # float16 keeps 11 bits of the scale, and loses all below its smallest subnormal; a code is at most 127
+    scale_error = max(step * 2.0**-11, 2.0**-25)
+    assert np.all(np.abs(read - values[0]) <= step / 2 * (1 + 1e-6) + 127 * scale_error)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "F16", "BF16", "F32"])
+@settings(max_examples=60, deadline=None)
+@given(values=hnp.arrays(np.float32, (1, 32), elements=st.floats(-1e4, 1e4, width=32)))
+def test_unpacked_weights_pack_to_weights_as_near(name, values):
+    type_ = BY_NAME[name]
+    once = quant.dequantize(quant.quantize(values, type_), type_)
+    twice = quant.dequantize(quant.quantize(once, type_), type_)
+    if name == "Q8_0":  # the scale is derived anew, from 127 times its float16 value, which rounds back to it
+        np.testing.assert_allclose(twice, once, rtol=2e-3, atol=1e-6)
+    else:
+        assert_same_bits(twice, once)
