@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a GGUF file's metadata or a `tokenizer.json`; text streams without broken characters.
+"""Text to token ids and back, from a GGUF file's metadata or a `tokenizer.json`; streams whole characters.
 
 What is not here: chat templates are carried, not rendered; training; vocabularies other than byte-level BPE and SPM.
 """

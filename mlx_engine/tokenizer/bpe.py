@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
+from operator import add, methodcaller
+from typing import NamedTuple
+
 import tokenizers
 from tokenizers import models
 
-from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.metadata import CONVERT_AGAIN
+from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.split import Split
 from mlx_engine.tokenizer.vocabulary import Vocabulary
 
+_KEY = "tokenizer.ggml.merges"
 
-def byte_level_bpe(vocabulary: Vocabulary, merges: list[str], split: Split) -> tokenizers.Tokenizer:
+
+class Merges(NamedTuple):
+    """Pairs of neighbours, the most urgent first, and all that they become."""
+
+    pairs: list[tuple[str, str]]
+    made: set[str]
+
+
+def read_merges(read: Metadata, ids: dict[str, int]) -> Merges:
+    """The merges of a GGUF file, each `left right`: tokens have no space, which byte-level BPE writes as `Ġ`.
+
+    Raises:
+        TokenizerError: there are none, or one is not two tokens of `ids` that make a third.
+    """
+    merges = [*dict.fromkeys(read.strings(_KEY))]  # a repeated merge counts where it first stands
+    if {*map(methodcaller("count", " "), merges)} - {1}:
+        index = next(i for i, merge in enumerate(merges) if merge.count(" ") != 1)
+        raise read.error(f"{_KEY}[{index:,}]", "two tokens with a space between", f"{merges[index]!r:.60}")
+    parts = " ".join(merges).split(" ") if merges else []
+    left, right = parts[::2], parts[1::2]
+    made = [*map(add, left, right)]
+    for tokens in (left, right, made):
+        if not all(map(ids.__contains__, tokens)):
+            index = next(i for i, token in enumerate(tokens) if token not in ids)
+            raise read.error(
+                f"{_KEY}[{index:,}]",
+                "two tokens of the vocabulary that make a third",
+                f"{merges[index]!r:.60}, where {tokens[index]!r:.60} is no token",
+            )
+    return Merges([*zip(left, right, strict=True)], {*made})
+
+
+def byte_level_bpe(vocabulary: Vocabulary, merges: Merges, split: Split) -> tokenizers.Tokenizer:
     """A tokenizer that merges bytes into the tokens of `vocabulary`; special tokens are not yet told apart.
 
     Unlike some models' own tokenizers it does not normalise: a GGUF file has no room to say so, and text comes back
-    from `decode` as it went into `encode`.
-
-    No merge makes a control token: the plain text of one stays text.
-
-    Raises:
-        TokenizerError: a merge is not two tokens that make a third.
+    from `decode` as it went into `encode`. No merge makes a control token, so that the plain text of one stays text.
     """
-    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
-    pairs = _pairs(merges, ids, vocabulary.where)
-    unmade = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
-    names = {vocabulary.tokens[i] for i in unmade}
-    if not names.isdisjoint(map("".join, pairs)):
-        pairs = [pair for pair in pairs if names.isdisjoint({*pair, "".join(pair)})]
+    kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
+    unmade = {vocabulary.tokens[i] for i in kept}
+    pairs = merges.pairs
+    if not unmade.isdisjoint(merges.made):
+        pairs = [pair for pair in pairs if unmade.isdisjoint({*pair, "".join(pair)})]
     with refusals(vocabulary.where, "tokens and merges do not make a vocabulary"):
-        core = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=split.whole_words))
+        core = tokenizers.Tokenizer(models.BPE(vocabulary.ids, pairs, ignore_merges=split.whole_words))
         core.pre_tokenizer = split.pre_tokenizer()
     return core
-
-
-def _pairs(merges: list[str], ids: dict[str, int], where: str) -> list[tuple[str, str]]:
-    """`left right` split at its space: no token has one, since a space is written as another character."""
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if {*map(len, pairs)} - {2}:
-        index = next(i for i, pair in enumerate(pairs) if len(pair) != 2)
-        raise TokenizerError(
-            f"{where}: expected tokenizer.ggml.merges[{index:,}] to be two tokens with a space between, "
-            f"found {merges[index]!r:.60}; {CONVERT_AGAIN}"
-        )
-    unknown = {part for pair in pairs for part in pair} - ids.keys() or {*map("".join, pairs)} - ids.keys()
-    if unknown:
-        index = next(i for i, pair in enumerate(pairs) if unknown & {*pair, "".join(pair)})
-        token = min(unknown & {*pairs[index], "".join(pairs[index])})
-        raise TokenizerError(
-            f"{where}: expected tokenizer.ggml.merges[{index:,}] to name tokens of the vocabulary, "
-            f"found {merges[index]!r:.60}, where {token!r:.40} is none; {CONVERT_AGAIN}"
-        )
-    return pairs  # type: ignore[return-value]  # each has two parts, as checked above

@@ -60,6 +60,7 @@ def from_json(path: str | Path) -> Tokenizer:
         where=where,
         kind=kind,
         tokens=tokens,
+        ids=ids,
         types=_types(core, kind, tokens),
         bos_id=bos_id,
         eos_id=eos_id,
@@ -80,7 +81,7 @@ def _read(path: Path) -> str:
         raise TokenizerError(f"{path}: expected JSON in UTF-8, found other bytes; download it again") from None
 
 
-def _parts(component: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  (any of the library's classes)
+def _parts(component: Any) -> Iterator[dict[str, Any]]:
     """A normaliser, pre-tokenizer or decoder as the file describes it; a sequence, part by part."""
     if component is not None:
         state = json.loads(component.__getstate__())

@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF file's tokenizer keys: every wrong value is refused here, so that nothing below has to look again."""
+"""Typed reading of a GGUF file's tokenizer keys: a wrong value is refused here, and nothing after has to look again."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Metadata:
         value = self.values.get(key)
         if not isinstance(value, (list, tuple)):
             raise self.error(key, "a list of strings", "nothing" if value is None else type(value).__name__)
-        for index, item in enumerate(value):
-            if not isinstance(item, str):
-                raise self.error(key, "a list of strings", f"{type(item).__name__} at index {index:,}")
+        if {*map(type, value)} - {str}:
+            index = next(i for i, item in enumerate(value) if type(item) is not str)
+            raise self.error(key, "a list of strings", f"{type(value[index]).__name__} at index {index:,}")
         try:
             "".join(value).encode()
         except UnicodeEncodeError:

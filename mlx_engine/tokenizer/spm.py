@@ -10,6 +10,8 @@ for two to sixteen spaces share one score in Llama's vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import models, normalizers
@@ -21,7 +23,7 @@ from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
 
 
-def spm(vocabulary: Vocabulary, scores: NDArray, unknown_id: int | None) -> tokenizers.Tokenizer:
+def spm(vocabulary: Vocabulary, scores: NDArray[Any], unknown_id: int | None) -> tokenizers.Tokenizer:
     """A tokenizer that merges characters into the tokens of `vocabulary`; special tokens are not yet told apart.
 
     Only normal tokens are merged. llama.cpp also merges up to control tokens, so that the plain text `</s>` may
@@ -37,11 +39,10 @@ def spm(vocabulary: Vocabulary, scores: NDArray, unknown_id: int | None) -> toke
             f"{vocabulary.where}: expected tokens for all 256 bytes, <0x00> to <0xFF>, or an unknown token, "
             f"found neither; {CONVERT_AGAIN}"
         )
-    ids = {token: token_id for token_id, token in enumerate(tokens) if token}
     with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):
         core = tokenizers.Tokenizer(
             models.BPE(
-                ids,
+                vocabulary.ids,
                 _merges(vocabulary, scores),
                 unk_token=None if unknown_id is None else tokens[unknown_id],
                 fuse_unk=True,
@@ -55,7 +56,7 @@ def spm(vocabulary: Vocabulary, scores: NDArray, unknown_id: int | None) -> toke
     return core
 
 
-def _merges(vocabulary: Vocabulary, scores: NDArray) -> list[tuple[str, str]]:
+def _merges(vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str]]:
     normal = vocabulary.ids_of(TokenType.NORMAL)
     known = {vocabulary.tokens[i] for i in normal}
     order = sorted(normal, key=lambda i: (-scores[i], -len(vocabulary.tokens[i])))

@@ -28,7 +28,9 @@ class Tokenizer:
         self._lock = threading.Lock()  # whether special tokens are recognised is a setting of `core`, not an argument
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
-        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and not BYTE_OF_CHARACTER.keys() <= {*vocabulary.tokens}
+        self._lacks_bytes = (
+            vocabulary.kind == "byte-level BPE" and not BYTE_OF_CHARACTER.keys() <= vocabulary.ids.keys()
+        )
 
     @property
     def kind(self) -> Kind:

@@ -49,11 +49,12 @@ BYTE_OF_CHARACTER = _byte_characters()
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens by id, their types, and the ids with a role."""
+    """Tokens by id, ids by token (empty ones left out, since no text means them), types, and the ids with a role."""
 
     where: str
     kind: Kind
     tokens: list[str]
+    ids: dict[str, int]
     types: NDArray[np.int8]
     pre: str | None = None
     bos_id: int | None = None
@@ -119,7 +120,7 @@ class Vocabulary:
         return text.encode()
 
 
-def type_array(values: Any) -> NDArray[np.int8]:  # noqa: ANN401  (whatever NumPy takes)
+def type_array(values: Any) -> NDArray[np.int8]:
     """Token types as small integers; numbers that the format does not define become UNDEFINED."""
     types = np.asarray(values)
     return np.where((types >= 0) & (types <= max(TokenType)), types, TokenType.UNDEFINED).astype(np.int8)

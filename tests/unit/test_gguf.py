@@ -177,7 +177,7 @@ def test_what_is_not_a_file_is_said_to_be_none(tmp_path, monkeypatch):
 
 
 def test_an_error_says_where_what_was_expected_and_what_to_do(file_of):
-    path = file_of(g.File([g.pair("k", 99, b"")]).build())
+    path = file_of(g.File([g.pair("k", 99, bytes(8))]).build())
     with pytest.raises(FormatError) as caught:
         open_gguf(path)
     error = caught.value

@@ -58,7 +58,10 @@ def turn(role: str, text: str) -> str:
 def fact_exchange(rng: random.Random) -> tuple[str, str]:
     """Ask for a fact."""
     fact = facts.any_fact(rng)
-    return rng.choice(fact.questions), fact.statement
+    question = rng.choice(fact.questions)
+    if rng.random() < 0.08:  # as people type who are in a hurry
+        question = question.lower().rstrip("?.")
+    return question, fact.statement
 
 
 def story_exchange(rng: random.Random) -> tuple[str, str]:

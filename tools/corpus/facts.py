@@ -117,6 +117,7 @@ def capital(rng: random.Random) -> Fact:
     questions = (
         f"What is the capital of {land}?",
         f"What is the capital of {land}?",
+        f"What's the capital of {land}?",
         f"What is the capital city of {land}?",
         f"Which city is the capital of {land}?",
         f"Tell me the capital of {land}.",
@@ -174,6 +175,7 @@ def arithmetic(rng: random.Random) -> Fact:
         sign, word, result = "-", "minus", left - right
     questions = (
         f"What is {left} {sign} {right}?",
+        f"What is {left}{sign}{right}?",
         f"What is {left} {word} {right}?",
         f"How much is {left} {word} {right}?",
     )

@@ -190,7 +190,7 @@ def opening(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator
     first = split_steps(rng.choice(plot.steps[0].options))
     once = rng.random() < ONCE_SHARE
     if not once and rng.random() < 0.35:
-        cast["who"] = "{a.intro}" if rng.random() < 0.7 else "{a}"
+        cast["who"] = "{a.intro}" if rng.random() < 0.7 else "{a.full}"
         yield f"{when} {first[0]}"
     else:
         cast["who"], cast["land"] = "{a}", rng.choice(LANDS)
@@ -205,6 +205,21 @@ def opening(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator
             yield rng.choice(traits)
         yield f"{when} {first[0]}"
     yield from first[1:]
+
+
+def polished(rng: random.Random, templates: list[str], *, pronouns: bool) -> Iterator[str]:
+    """Say "she" where the name was just said, and say once what kind of animal the friend is."""
+    told_kind, previous = rng.random() < 0.5, ""
+    for template in templates:
+        line = template
+        if not told_kind and "friend {b}" in line:
+            line = line.replace("friend {b}", "friend {b.full}", 1)
+            told_kind = True
+        named = "{a}" in previous or "{who}" in previous
+        if pronouns and named and line.startswith("{a} ") and rng.random() < 0.5:
+            line = "{a.he} " + line.removeprefix("{a} ")
+        yield line
+        previous = line
 
 
 def outline(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator[str]:
@@ -232,7 +247,10 @@ def tell(rng: random.Random) -> Story:
     plot = rng.choice(load_plots())
     while True:
         cast = choose_cast(rng, plot)
-        sentences = [fill(template, cast) for template in outline(rng, plot, cast)]
+        templates = list(outline(rng, plot, cast))
+        # The snowman is "he" as well, so that story keeps to the names.
+        lines = polished(rng, templates, pronouns=plot.name != "snow")
+        sentences = [fill(line, cast) for line in lines]
         if acceptable(sentences):
             return Story(plot.name, sentences, cast, topics(plot, cast))
 

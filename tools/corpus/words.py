@@ -39,6 +39,13 @@ ANIMALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "duck": ("nest", ("in a nest by the pond", "among the reeds of a quiet lake")),
     "frog": ("pond", ("in a green pond near the forest", "by a pond full of water lilies")),
     "goat": ("barn", ("on a farm at the foot of a mountain", "in a little barn beside an orchard")),
+    "cat": ("basket", ("in a bookshop with a big window", "on the roof of an old house")),
+    "dog": ("basket", ("on a farm with a red barn", "in a little house by the road")),
+    "pony": ("barn", ("in a green meadow behind the mill", "on a farm by the sea")),
+    "pig": ("barn", ("on a muddy farm near the river", "in a barn with a blue roof")),
+    "monkey": ("tree", ("in a tall palm tree", "in the jungle beside a wide river")),
+    "penguin": ("nest", ("on a snowy island far away", "on a rocky shore by the cold sea")),
+    "dragon": ("cave", ("in a warm cave high in the mountains", "in a ruined castle on a hill")),
     "hamster": ("nest", ("in a nest of soft straw", "in a cozy nest under a haystack")),
 }
 
@@ -54,6 +61,8 @@ CHILD_HOMES = (
     "in a busy town with a big clock tower",
     "on an island with a lighthouse",
 )
+
+CASTLES = ("in a castle with seven towers", "in a small castle by the lake", "in a palace with a golden gate")
 
 GROWN_UPS = (
     "the baker", "the gardener", "the old farmer", "the kind teacher", "the postman", "the shopkeeper",
@@ -148,9 +157,9 @@ class Character:
         return f"a {self.adjective} {self.kind} named {self.name}"
 
     @property
-    def is_child(self) -> bool:
-        """Tell children from animals."""
-        return self.kind in ("girl", "boy")
+    def full(self) -> str:
+        """Give the name and, for an animal, the kind."""
+        return self.name if self.home == "house" else f"{self.name} the {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +183,9 @@ def make_child(rng: random.Random, *, she: bool, met: bool = False) -> Character
     """Make a girl or a boy."""
     name = rng.choice(GIRLS if she else BOYS)
     adjective = rng.choice(MET_ADJECTIVES if met else KIND_ADJECTIVES)
-    return Character(name, "girl" if she else "boy", adjective, she, "house", rng.choice(CHILD_HOMES))
+    royal = rng.random() < 0.1
+    kind = ("princess" if royal else "girl") if she else ("prince" if royal else "boy")
+    return Character(name, kind, adjective, she, "house", rng.choice(CASTLES if royal else CHILD_HOMES))
 
 
 def make_animal(rng: random.Random, *, she: bool, avoid_kind: str = "", met: bool = False) -> Character:

@@ -1,0 +1,171 @@
+"""Is a checkpoint whole, and can it be run here? Every check is made that can be, and reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.checkpoint.listing import Listing, open_listing
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.errors import (
+    EngineError,
+    FormatError,
+    TensorMismatchError,
+    UnknownArchitectureError,
+    UnsupportedConfigError,
+)
+from mlx_engine.models import MODULES
+from mlx_engine.models.parameters import Tensor, check
+from mlx_engine.quant import readable_types
+
+
+class Level(str, Enum):
+    """How a check ended: FAIL is what keeps the model from running, WARN what may surprise."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check."""
+
+    level: Level
+    check: str
+    detail: str
+
+
+def verify(path: Path) -> list[Finding]:
+    """Check a GGUF file or a Hugging Face folder: the file, its settings, tensors and tokenizer.
+
+    Where nothing is FAIL, the model loads and generates. Of the values only the norms' are looked at.
+
+    Raises:
+        SourceError: there is nothing to check, or it cannot be opened.
+    """
+    try:
+        listing = open_listing(path)
+    except FormatError as error:
+        return [Finding(Level.FAIL, "file", str(error))]
+    findings = [_file(listing), *_types(listing)]
+    try:
+        checkpoint = open_checkpoint(path)
+    except FormatError as error:
+        return [*findings, Finding(Level.FAIL, "settings", str(error))]
+    model, vocab_size = _model(checkpoint)
+    return [*findings, *model, *_tokenizer(checkpoint, path, vocab_size)]
+
+
+def _file(listing: Listing) -> Finding:
+    """That the tensors lie within the file was checked when it was opened; this is about what follows them."""
+    size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
+    what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
+    if listing.format != "GGUF":
+        return Finding(Level.PASS, "file", what)
+    step = listing.header["alignment"]
+    data = sum(-(-(row.nbytes or 0) // step) * step for row in listing.tensors)
+    rest = size - listing.header["data_offset"] - data
+    if rest:
+        return Finding(Level.WARN, "file", f"{what}, of which the last {rest:,} belong to no tensor")
+    return Finding(Level.PASS, "file", what + ", each where it should be")
+
+
+def _types(listing: Listing) -> Iterator[Finding]:
+    readable = {type_.name for type_ in readable_types()}
+    refused = [row for row in listing.tensors if row.type not in readable]
+    for row in refused:
+        yield Finding(Level.FAIL, "types", f"{row.name} is {row.type}, which cannot be read here")
+    if listing.tensors and not refused:
+        counts = Counter(row.type for row in listing.tensors)
+        detail = ", ".join(f"{n:,} {name}" for name, n in counts.most_common())
+        yield Finding(Level.PASS, "types", f"all can be read: {detail}")
+
+
+def _model(checkpoint: Checkpoint) -> tuple[list[Finding], int | None]:
+    """What is found of settings and tensors, and the rows of the embedding table, if they are known."""
+    if not checkpoint.shapes:
+        detail = "none at all: a file of a vocabulary alone, which `tokenize` can use but no model"
+        return [Finding(Level.FAIL, "tensors", detail)], None
+    if checkpoint.architecture not in MODULES:
+        unknown = UnknownArchitectureError(
+            where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(MODULES)
+        )
+        return [Finding(Level.FAIL, "settings", str(unknown))], None
+    module: Any = importlib.import_module(MODULES[checkpoint.architecture])
+    try:
+        config, tied = module.read_config(_with_table(checkpoint))
+    except UnsupportedConfigError as error:
+        return [Finding(Level.FAIL, "settings", str(error))], None
+    settings = Finding(Level.PASS, "settings", f"{checkpoint.architecture}, all understood")
+    tensors = _tensors(checkpoint, module.tensors(config, tied=tied), tied)
+    return [settings, *tensors], config.vocab_size
+
+
+def _with_table(checkpoint: Checkpoint) -> Checkpoint:
+    """A GGUF file without an embedding table, as if it had one of as many rows as its vocabulary has tokens.
+
+    The sizes then can be read, and the table is reported with all else that is missing.
+    """
+    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    if "token_embd.weight" in checkpoint.shapes or not isinstance(tokens, list):
+        return checkpoint
+    return dataclasses.replace(checkpoint, shapes={**checkpoint.shapes, "token_embd.weight": (len(tokens), 0)})
+
+
+def _tensors(checkpoint: Checkpoint, table: Sequence[Tensor], tied: bool | None) -> Iterator[Finding]:
+    try:
+        names = check(checkpoint, table, ["lm_head.weight"] if tied else [])
+    except TensorMismatchError as error:
+        groups = (("missing", error.missing), ("unexpected", error.unexpected), ("misshapen", error.misshapen))
+        for problem, tensors in groups:
+            yield from (Finding(Level.FAIL, "tensors", f"{problem}: {tensor}") for tensor in tensors)
+        return
+    yield Finding(Level.PASS, "tensors", f"{len(names):,}, with the names and shapes that the settings call for")
+    if tied or (tied is None and "output.weight" not in names):
+        yield Finding(Level.WARN, "head", "tied: it has no matrix of its own and uses the embedding table's")
+    yield from _norms(checkpoint, [names[t.gguf] for t in table if t.gguf in names and len(t.shape) == 1])
+
+
+def _norms(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Finding]:
+    readable = readable_types()
+    n_bad = 0
+    for name in names:
+        try:
+            weight = checkpoint.weight(name)
+        except FormatError:
+            continue  # its type was reported
+        if weight.type in readable and not np.isfinite(weight.dequantize()).all():
+            n_bad += 1
+            yield Finding(Level.FAIL, "values", f"{name} has values that are not finite; download the file again")
+    if not n_bad:
+        yield Finding(Level.PASS, "values", f"those of all {len(names):,} vectors are finite")
+
+
+def _tokenizer(checkpoint: Checkpoint, path: Path, vocab_size: int | None) -> Iterator[Finding]:
+    from mlx_engine import tokenizer  # the library below it takes a moment to load
+
+    try:
+        if checkpoint.naming == "hf":
+            found = tokenizer.load_tokenizer(path)
+        else:
+            found = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
+    except EngineError as error:
+        yield Finding(Level.FAIL, "tokenizer", str(error))
+        return
+    what = f"{found.kind}, {found.vocab_size:,} tokens"
+    if vocab_size is None or found.vocab_size == vocab_size:
+        yield Finding(Level.PASS, "tokenizer", what if vocab_size is None else f"{what}, one per row of the table")
+    elif found.vocab_size > vocab_size:
+        yield Finding(Level.FAIL, "tokenizer", f"{what}, but the embedding table has {vocab_size:,} rows")
+    else:
+        detail = f"{what}; the other {vocab_size - found.vocab_size:,} rows of the embedding table are padding"
+        yield Finding(Level.WARN, "tokenizer", detail)

@@ -1,0 +1,65 @@
+"""The house stands as its documents say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlx_engine
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted([*(ROOT / "mlx_engine").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
+
+
+def test_imports_keep_to_their_layers():
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " 0 broken" in result.stdout
+
+
+def test_changelog_begins_with_the_version():
+    heads = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert heads[0] == mlx_engine.__version__
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "tools/README.md", "mlx_engine/assets/MODEL_CARD.md"])
+def test_links_lead_somewhere(page: str):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if not target.startswith("http"):
+            assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_architecture_names_every_folder():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    folders = {p.parent.name for p in (ROOT / "mlx_engine").glob("*/__init__.py")} | {
+        "assets",
+        "kernels",
+        "tools",
+        "tests",
+    }
+    assert {f for f in folders if f"{f}/ " not in text} == set()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_stay_small(path: Path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_readme_gives_two_commands_for_a_fresh_machine():
+    first_screen = (ROOT / "README.md").read_text().split("\n## ")[0]
+    blocks = re.findall(r"```sh\n(.*?)\n```", first_screen, flags=re.DOTALL)
+    assert len(blocks) == 2
+    assert all("\n" not in block and "-m venv" in block for block in blocks)
+    assert "generate --backend metal --kv" in blocks[0]
+    assert blocks[1].endswith("-m pytest")
+
+
+def test_every_public_name_can_be_imported():
+    assert mlx_engine.__all__ == sorted(mlx_engine.__all__)
+    assert [name for name in mlx_engine.__all__ if not hasattr(mlx_engine, name)] == []
