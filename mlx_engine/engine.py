@@ -112,7 +112,7 @@ class Engine:
             prompt_ids,
             options,
             max_tokens=self._fitting(len(prompt_ids), options.max_tokens),
-            text=self.tokenizer.stream(),
+            text=self.tokenizer.stream(at_start=False),
             end_ids=self.tokenizer.eog_ids,
             progress=progress,
         )

@@ -77,7 +77,7 @@ _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 # Strings are decoded out of pieces of the file of this size, copied one at a time.
 _PIECE = 1 << 15
 _OBJECT_BYTES = 256  # an array and its header, or an entry of a dict in its emptiest state: rounded up
-_SPARE_BYTES = 1 << 19  # of the megabyte; the other half is for what is not counted
+_SPARE_BYTES = 1 << 18  # of the megabyte; the rest is for what is not counted
 
 
 def shown(text: object) -> str:
@@ -175,14 +175,15 @@ class Cursor:
         """`n` strings one after the other, decoded a piece of the file at a time."""
         out: list[str] = []
         while len(out) < n:
-            piece = self.buffer[self.at : self.at + _PIECE]
+            # 64 bytes for each string to come, so that many short arrays do not copy a whole piece each
+            piece = self.buffer[self.at : self.at + min(_PIECE, 64 * (n - len(out)))]
             texts, n_bytes = _short_strings(piece, n - len(out)) or _any_strings(piece, n - len(out))
             if not texts:  # the next string exceeds a whole piece, or the file
                 texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
             # From 5 bytes a string on, no text takes more than 8 times its bytes and length; below, it is
             # counted.
             enough = n_bytes >= (8 + 5) * len(texts)
-            self.spend(8 * n_bytes if enough else sum(map(getsizeof, texts)) + 8 * len(texts), field)
+            self.spend(8 * n_bytes if enough else sum(map(getsizeof, texts)) + 9 * len(texts), field)
             self.at += n_bytes
             out += texts
         return out

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.safetensors import open_safetensors
-from mlx_engine.errors import UnsupportedTypeError
+from mlx_engine.errors import FormatError, UnsupportedTypeError
 from mlx_engine.quant.weight import Weight
 
 
@@ -30,6 +32,15 @@ class TensorRow:
     def n_elements(self) -> int:
         """Values in all."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Total:
+    """What several tensors sum up to; `nbytes` is None where that of one is."""
+
+    n_tensors: int
+    n_elements: int
+    nbytes: int | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,40 @@ class Listing:
     kinds: Mapping[str, str]
     tensors: tuple[TensorRow, ...]
     weight: Callable[[str], Weight]
+
+    def value(self, key: str) -> object:
+        """One metadata value.
+
+        Raises:
+            FormatError: there is no such key; it names those that are close.
+        """
+        if key in self.metadata:
+            return self.metadata[key]
+        keys = list(self.metadata)
+        close = [name for name in keys if key in name][:3] or difflib.get_close_matches(key, keys, n=3)
+        raise FormatError(
+            where=str(self.path),
+            expected=f"a metadata key {key!r}",
+            found=f"{len(keys):,} others" + (f", such as {', '.join(map(repr, close))}" if close else ""),
+            hint="`inspect` without --meta lists them",
+        )
+
+    def select(self, pattern: str | None) -> list[TensorRow]:
+        """The tensors whose name contains `pattern`, or matches it if it is a glob; all for None."""
+        if pattern is None:
+            return list(self.tensors)
+        if any(sign in pattern for sign in "*?["):
+            return [row for row in self.tensors if fnmatch.fnmatchcase(row.name, pattern)]
+        return [row for row in self.tensors if pattern in row.name]
+
+    def totals(self) -> dict[str, Total]:
+        """What the tensors of each type sum up to, by type; then `all`, where there are several types."""
+        groups: dict[str, list[TensorRow]] = {}
+        for row in self.tensors:
+            groups.setdefault(row.type, []).append(row)
+        if len(groups) > 1:
+            groups["all"] = list(self.tensors)
+        return {name: _total(rows) for name, rows in groups.items()}
 
 
 def open_listing(path: Path) -> Listing:
@@ -98,6 +143,12 @@ def _of_folder(folder: Path) -> Listing:
         "n_tensors": len(rows),
     }
     return Listing(folder, "safetensors", header, checkpoint.settings, {}, rows, checkpoint.weight)
+
+
+def _total(rows: Sequence[TensorRow]) -> Total:
+    sizes = [row.nbytes for row in rows if row.nbytes is not None]
+    nbytes = sum(sizes) if len(sizes) == len(rows) else None
+    return Total(len(rows), sum(row.n_elements for row in rows), nbytes)
 
 
 def _row(checkpoint: Checkpoint, name: str) -> TensorRow:

@@ -6,7 +6,9 @@ import typer
 
 from mlx_engine.commands.backends import backends
 from mlx_engine.commands.generate import generate
+from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.root import root
+from mlx_engine.commands.tokenize import tokenize
 
 app = typer.Typer(
     name="mlx-engine",
@@ -17,6 +19,8 @@ app = typer.Typer(
 )
 app.callback()(root)
 app.command()(generate)
+app.command()(inspect)
+app.add_typer(tokenize, name="tokenize")
 app.command()(backends)
 
 

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts a stream of text before the first stop string to appear in it."""
+    """Cuts a stream of text before the first stop string that is complete in it, however the text is cut in pieces.
+
+    Of several that end at the same character the longest counts.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held, self.found = tuple(stops), "", False
@@ -16,10 +19,11 @@ class StopStrings:
         if self.found:
             return ""
         text = self._held + piece
-        cuts = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        if cuts:
+        ends = [(text.find(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
+        if ends:
             self.found, self._held = True, ""
-            return text[: min(cuts)]
+            end, length = min(ends)
+            return text[: end + length]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -76,7 +76,7 @@ def _file(listing: Listing) -> Finding:
     rest = size - listing.header["data_offset"] - data
     if rest:
         return Finding(Level.WARN, "file", f"{what}, of which the last {rest:,} belong to no tensor")
-    return Finding(Level.PASS, "file", what + ", each where it should be")
+    return Finding(Level.PASS, "file", what)
 
 
 def _types(listing: Listing) -> Iterator[Finding]:

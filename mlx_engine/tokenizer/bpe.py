@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from operator import add, methodcaller
+from itertools import repeat
+from operator import add, contains
 from typing import NamedTuple
 
 import tokenizers
@@ -30,11 +31,11 @@ def read_merges(read: Metadata, ids: dict[str, int]) -> Merges:
     Raises:
         TokenizerError: there are none, or one is not two tokens of `ids` that make a third.
     """
-    merges = [*dict.fromkeys(read.strings(_KEY))]  # a repeated merge counts where it first stands
-    if {*map(methodcaller("count", " "), merges)} - {1}:
+    merges = read.strings(_KEY)
+    parts = " ".join(merges).split(" ") if merges else []
+    if len(parts) != 2 * len(merges) or not all(map(contains, merges, repeat(" "))):
         index = next(i for i, merge in enumerate(merges) if merge.count(" ") != 1)
         raise read.error(f"{_KEY}[{index:,}]", "two tokens with a space between", f"{merges[index]!r:.60}")
-    parts = " ".join(merges).split(" ") if merges else []
     left, right = parts[::2], parts[1::2]
     made = [*map(add, left, right)]
     for tokens in (left, right, made):
@@ -45,7 +46,10 @@ def read_merges(read: Metadata, ids: dict[str, int]) -> Merges:
                 "two tokens of the vocabulary that make a third",
                 f"{merges[index]!r:.60}, where {tokens[index]!r:.60} is no token",
             )
-    return Merges([*zip(left, right, strict=True)], {*made})
+    pairs, results = [*zip(left, right, strict=True)], {*made}
+    if len(results) < len(pairs):
+        pairs = [*dict.fromkeys(pairs)]  # a pair that is listed twice counts where it first stands
+    return Merges(pairs, results)
 
 
 def byte_level_bpe(vocabulary: Vocabulary, merges: Merges, split: Split) -> tokenizers.Tokenizer:

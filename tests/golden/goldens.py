@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -75,10 +75,18 @@ def all_goldens() -> Iterator[Golden]:
 GOLDENS = tuple(all_goldens())
 
 
-@lru_cache(maxsize=None)
+@cache
 def engine(checkpoint: Path, backend: str) -> Engine:
     """Loaded once for all tests: an engine holds no state between runs."""
     return mlx_engine.load(checkpoint, backend=backend)
+
+
+def check_close(
+    expected: np.ndarray, found: np.ndarray, each: float = TOLERANCE_OF_ONE, all_: float = TOLERANCE
+) -> None:
+    """Fails, and says how two arrays differ, where it is by more than rounding."""
+    wrong = disagreement(expected, found, each, all_)
+    assert wrong is None, wrong
 
 
 def disagreement(
@@ -89,13 +97,21 @@ def disagreement(
         return f"expected shape {expected.shape}, found {found.shape}"
     if not np.isfinite(found).all():
         return f"{np.count_nonzero(~np.isfinite(found))} of {found.size} values are not finite"
-    size = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
-    errors = np.abs(found.astype(np.float64) - expected) / size
-    error, worst = np.sqrt(np.mean(errors**2)), errors.max()
-    if error <= all_ and worst <= each:
+    errors = relative_errors(expected, found)
+    together, worst = np.sqrt(np.mean(errors**2)), errors.max()
+    if together <= all_ and worst <= each:
         return None
     at = tuple(int(i) for i in np.unravel_index(errors.argmax(), errors.shape))
-    return f"relative error {error:.1e}, the largest {worst:.1e} at {at}; allowed are {all_:.0e} and {each:.0e}"
+    return f"relative error {together:.1e}, the largest {worst:.1e} at {at}; allowed are {all_:.0e} and {each:.0e}"
+
+
+def relative_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """The error of each value in units of the root mean square of those expected.
+
+    The root mean square of these is the relative error in the Frobenius norm.
+    """
+    size = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
+    return np.abs(found.astype(np.float64) - expected) / size
 
 
 def first_divergence(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
@@ -107,7 +123,7 @@ def first_divergence(expected: Mapping[str, np.ndarray], found: Mapping[str, np.
     return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _arrays(file: Path) -> dict[str, np.ndarray]:
     with np.load(file) as arrays:
         return dict(arrays)

@@ -42,7 +42,8 @@ def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_value_diverges(backend: str, name: str, chunk: int | None):
     golden = variant(name)
-    assert first_divergence(golden.taps(), taps_of(golden, backend, chunk)) is None
+    divergence = first_divergence(golden.taps(), taps_of(golden, backend, chunk))
+    assert divergence is None
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -98,7 +99,8 @@ def test_a_missing_value_is_named():
 
 def test_equal_values_do_not_diverge():
     expected = variant("mqa").taps()
-    assert first_divergence(expected, {name: values.copy() for name, values in expected.items()}) is None
+    same = {name: values.copy() for name, values in expected.items()}
+    assert first_divergence(expected, same) is None
 
 
 @pytest.mark.parametrize("name", VARIANTS)

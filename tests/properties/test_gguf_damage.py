@@ -1,4 +1,4 @@
-"""A damaged file opens or is refused with a FormatError: `python -m tests.properties.gguf_damage` tries more of them."""
+"""A damaged file opens or is refused with a FormatError. `python -m tests.properties.gguf_damage` tries more."""
 
 from tests.properties.gguf_damage import run
 

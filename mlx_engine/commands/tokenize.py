@@ -1,0 +1,223 @@
+"""`tokenize`: text to token ids and back, and what a vocabulary has."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_engine.commands.console import FAILED, notice, reports_errors
+from mlx_engine.commands.values import columns, escape_what_stdout_cannot_write, plain, print_json
+from mlx_engine.errors import OptionError, SourceError
+
+if TYPE_CHECKING:
+    from mlx_engine.tokenizer import Tokenizer
+
+tokenize = typer.Typer(no_args_is_help=True, help="Turn text into token ids and back, or show the vocabulary.")
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="A GGUF file (of a vocabulary alone, too), a tokenizer.json or its folder, or a hub id."
+    ),
+]
+File = Annotated[Path | None, typer.Option("--file", "-f", help="Read it from this file instead.")]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@tokenize.command()
+@reports_errors
+def encode(
+    text: Annotated[str | None, typer.Argument(help="The text; - or nothing reads stdin, to its last newline.")] = None,
+    model: Model = "builtin",
+    file: File = None,
+    special: Annotated[bool, typer.Option("--special", help="Recognise control tokens in the text.")] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="One id to a line, with its token and text.")] = False,
+    round_trip: Annotated[
+        bool, typer.Option("--round-trip", help="Fail if the ids do not decode to the same text.")
+    ] = False,
+    json: AsJSON = False,
+) -> None:
+    """Print the token ids of a text. Nothing is added to it, no BOS either."""
+    escape_what_stdout_cannot_write()
+    given = read_text(text, file, "text")
+    tokenizer = load(model)
+    ids = tokenizer.encode(given, special=special)
+    same = tokenizer.decode(ids) == given
+    if json:
+        found = {"ids": ids, "tokens": [tokenizer.token(i) for i in ids], "count": len(ids)}
+        print_json({**found, "round_trip": same} if round_trip else found)
+    elif pieces:
+        print_tokens(tokenizer, ids)
+    else:
+        print(*ids)
+    if round_trip and not same:
+        notice(f"error: the ids decode to another text: {plain(tokenizer.decode(ids))}")
+        raise typer.Exit(FAILED)
+
+
+@tokenize.command()
+@reports_errors
+def decode(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids, or lists of them, separated by spaces or commas; - reads stdin.")
+    ] = None,
+    model: Model = "builtin",
+    file: File = None,
+    skip_special: Annotated[bool, typer.Option("--skip-special", help="Leave out control tokens.")] = False,
+    json: AsJSON = False,
+) -> None:
+    """Print the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    escape_what_stdout_cannot_write()
+    given = parse_ids(read_text(" ".join(ids) if ids else None, file, "ids"))
+    tokenizer = load(model)
+    check_ids(given, tokenizer.vocab_size)
+    text = tokenizer.decode(given, skip_special=skip_special)
+    if json:
+        print_json({"text": text, "ids": given, "count": len(given)})
+    else:
+        print(text)
+
+
+@tokenize.command()
+@reports_errors
+def info(
+    model: Model = "builtin",
+    lookup: Annotated[
+        str | None, typer.Option("--lookup", help="Only this token: its id, its text, or as the vocabulary writes it.")
+    ] = None,
+    json: AsJSON = False,
+) -> None:
+    """Show what kind of vocabulary it is, and its special tokens."""
+    escape_what_stdout_cannot_write()
+    tokenizer = load(model)
+    if lookup is not None:
+        print_lookup(tokenizer, lookup, as_json=json)
+    elif json:
+        print_json(as_json(tokenizer))
+    else:
+        print_info(tokenizer)
+
+
+def load(model: str) -> Tokenizer:
+    """The tokenizer of a model, wherever it comes from."""
+    from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.tokenizer import load_tokenizer
+
+    return load_tokenizer(resolve(model))
+
+
+def read_text(given: str | None, file: Path | None, option: str) -> str:
+    """An argument, the contents of a file, or stdin's.
+
+    Raises:
+        OptionError: it was given twice, not at all, or is not UTF-8.
+        SourceError: the file cannot be read.
+    """
+    if given is not None and file is not None:
+        raise OptionError(option=option, expected="an argument or --file, not both", found=str(file))
+    if given is None and file is None and sys.stdin.isatty():
+        raise OptionError(option=option, expected="an argument, - for stdin, or --file", found="nothing")
+    try:
+        if file is not None:
+            return file.read_bytes().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8") if given in (None, "-") else str(given)
+    except OSError as error:
+        raise SourceError(f"{file}: expected a readable file, found {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(option=option, expected="UTF-8 text", found=str(error)) from error
+
+
+def parse_ids(text: str) -> list[int]:
+    """Whole numbers separated by spaces or commas, or a JSON list of them.
+
+    Raises:
+        OptionError: there is something else.
+    """
+    words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
+    try:
+        return [int(word) for word in words if word]
+    except ValueError:
+        found = next((word for word in words if not re.fullmatch(r"\d{1,18}", word)), text)[:40]
+        raise OptionError(option="ids", expected="whole numbers", found=found) from None
+
+
+def check_ids(ids: list[int], vocab_size: int) -> None:
+    """Refuse ids that no token has.
+
+    Raises:
+        OptionError: there is one.
+    """
+    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if wrong is not None:
+        raise OptionError(option="ids", expected=f"token ids from 0 to {vocab_size - 1:,}", found=wrong)
+
+
+def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """A line for each id: the token as the vocabulary writes it, and the text that it stands for."""
+    rows = [(str(i), plain(tokenizer.token(i)), repr(tokenizer.decode([i], at_start=False))) for i in ids]
+    for line in columns(rows, "><<"):
+        print(line)
+
+
+def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
+    """The tokens that `wanted` may mean, by id and by text.
+
+    Raises:
+        OptionError: there is none.
+    """
+    ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
+    encoded = tokenizer.encode(wanted, special=True)
+    if len(encoded) == 1 and encoded[0] not in ids:
+        ids.append(encoded[0])
+    if not ids:
+        found = f"{wanted!r}, which is encoded as {' '.join(map(str, encoded)) or 'nothing'}"
+        raise OptionError(option="--lookup", expected="one token or its id", found=found)
+    if as_json:
+        rows = [{"id": i, "token": tokenizer.token(i), "text": tokenizer.decode([i], at_start=False)} for i in ids]
+        print_json({"lookup": wanted, "found": rows})
+    else:
+        print_tokens(tokenizer, ids)
+
+
+def as_json(tokenizer: Tokenizer) -> dict[str, object]:
+    """What is known of a tokenizer, but for its tokens."""
+    return {
+        "kind": tokenizer.kind,
+        "pre": tokenizer.pre,
+        "vocab_size": tokenizer.vocab_size,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+        "eog_ids": sorted(tokenizer.eog_ids),
+        "add_bos": tokenizer.add_bos,
+        "special_tokens": tokenizer.special_tokens,
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def print_info(tokenizer: Tokenizer) -> None:
+    """The same for people."""
+    ends = "none" if not tokenizer.eog_ids else ", ".join(named(tokenizer, i) for i in sorted(tokenizer.eog_ids))
+    template = tokenizer.chat_template
+    rows = [
+        ("kind", tokenizer.kind),
+        ("pre-tokenizer", tokenizer.pre or "as tokenizer.json says"),
+        ("vocabulary", f"{tokenizer.vocab_size:,} tokens"),
+        ("BOS", named(tokenizer, tokenizer.bos_id) + (", goes before prompts" if tokenizer.add_bos else "")),
+        ("EOS", named(tokenizer, tokenizer.eos_id)),
+        ("ends a text", ends),
+        ("chat template", "none" if template is None else f"{len(template):,} characters"),
+        ("special tokens", f"{len(tokenizer.special_tokens):,}"),
+    ]
+    print("\n".join(columns(rows, "<<")))
+    special = [(f"  {token_id}", plain(token)) for token, token_id in tokenizer.special_tokens.items()]
+    for line in columns(special, "><"):
+        print(line)
+
+
+def named(tokenizer: Tokenizer, token_id: int | None) -> str:
+    """An id with its token."""
+    return "none" if token_id is None else f"{token_id} {plain(tokenizer.token(token_id))}"

@@ -1,0 +1,98 @@
+"""How commands show values: on one line for people, complete as JSON for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# Longer strings are cut here, and their length is given.
+SHOWN_CHARACTERS = 200
+
+
+def escape_what_stdout_cannot_write() -> None:
+    """Strings of a file need not be valid Unicode, and a terminal need not take it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def print_json(value: object) -> None:
+    """One line of JSON, in ASCII: a file's bytes that are not UTF-8 stay as escaped surrogates."""
+    print(json.dumps(jsonable(value), allow_nan=False))
+
+
+def jsonable(value: Any) -> Any:
+    """`value` in the types of JSON; a number that is not finite becomes null."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def plain(text: str) -> str:
+    """`text` on one line: as it is if it can be shown, else escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def shown(value: object, kind: str = "") -> str:
+    """A value on one line: a long string cut, with its length; an array as the type and number of its elements."""
+    if isinstance(value, str):
+        return repr(value[:SHOWN_CHARACTERS]) + _rest(value)
+    if isinstance(value, dict):
+        text = json.dumps(value)
+        return text[:SHOWN_CHARACTERS] + _rest(text)
+    if isinstance(value, np.ndarray):
+        return f"{len(value):,} x {value.dtype.name}"
+    if isinstance(value, list | tuple):
+        return f"{len(value):,} x {_common_type(value)}"
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, float):
+        # A float32 has seven digits; the rest of its float64 is noise.
+        return f"{value:.7g}" if kind == "float32" else repr(value)
+    return str(value)
+
+
+def _rest(text: str) -> str:
+    return f"... ({len(text):,} characters)" if len(text) > SHOWN_CHARACTERS else ""
+
+
+def _common_type(values: Sequence[object]) -> str:
+    names = {"str": "string", "tuple": "array", "list": "array", "ndarray": "array", "dict": "object"}
+    types = {type(value).__name__ for value in values}
+    return names.get(*types, *types) if len(types) == 1 else "value"
+
+
+def size(n_bytes: int | None) -> str:
+    """Bytes in a unit that keeps the number short."""
+    if n_bytes is None:
+        return "?"
+    number, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    return f"{n_bytes} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
+
+
+def exact(n_bytes: int | None) -> str:
+    """Bytes, every one of them."""
+    return "?" if n_bytes is None else f"{n_bytes:,}"
+
+
+def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Rows of cells as lines with aligned columns; `align` has `<` or `>` for each. Nothing is wrapped or cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,113 @@
+"""Times of passes, with a clock that the test holds."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_engine.decode.metrics import Metrics
+
+
+class Clock:
+    """A clock that stands still until `work` moves it."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def work(self, seconds, result=None):
+        def run():
+            self.now += seconds
+            return result
+
+        return run
+
+
+def recorded(*seconds):
+    clock = Clock()
+    metrics = Metrics(clock=clock)
+    for s in seconds:
+        metrics.record_timed(clock.work(s))
+        clock.now += 77.0  # what the caller does between passes is not theirs
+    return metrics
+
+
+def test_a_timed_pass_returns_what_the_work_returned():
+    clock = Clock()
+    result = object()
+    assert Metrics(clock=clock).record_timed(clock.work(1.0, result)) is result
+
+
+def test_every_pass_is_recorded_in_order_without_what_lies_between():
+    assert recorded(0.5, 0.25, 2.0).passes == [0.5, 0.25, 2.0]
+
+
+def test_a_pass_that_fails_is_not_recorded():
+    metrics = recorded(0.5)
+
+    def fail():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        metrics.record_timed(fail)
+    assert metrics.passes == [0.5]
+
+
+def test_time_to_first_token_is_the_first_pass_in_milliseconds():
+    assert recorded(0.5, 0.25, 2.0).time_to_first_token_ms == 500.0
+
+
+def test_nothing_is_defined_before_the_first_pass():
+    metrics = recorded()
+    assert metrics.time_to_first_token_ms is None
+    assert metrics.decode_tokens_per_second is None
+
+
+def test_one_pass_has_no_decode_rate():
+    assert recorded(0.5).decode_tokens_per_second is None
+
+
+def test_prefill_is_not_in_the_decode_rate():
+    assert recorded(0.5, 0.25, 0.25).decode_tokens_per_second == 4.0
+    assert recorded(60.0, 0.25, 0.25).decode_tokens_per_second == 4.0
+
+
+def test_a_rate_over_no_time_is_undefined_not_infinite():
+    assert recorded(0.5, 0.0, 0.0).decode_tokens_per_second is None
+
+
+def test_two_runs_share_no_passes():
+    Metrics().record_timed(lambda: None)
+    assert Metrics().passes == []
+
+
+def test_the_real_clock_never_runs_backwards():
+    metrics = Metrics()
+    for _ in range(100):
+        metrics.record_timed(lambda: None)
+    assert min(metrics.passes) >= 0
+
+
+def test_the_summary_is_json_and_says_what_the_properties_say():
+    summary = json.loads(json.dumps(recorded(0.5, 0.25).summary()))
+    assert summary["time_to_first_token_ms"] == 500.0
+    assert summary["decode_tokens_per_second"] == 4.0
+    assert summary["passes"] == 2
+    assert summary["per_pass_ms"] == [500.0, 250.0]
+
+
+def test_what_is_undefined_is_null_in_the_summary():
+    summary = json.loads(json.dumps(recorded().summary(), allow_nan=False))
+    assert summary["time_to_first_token_ms"] is None
+    assert summary["decode_tokens_per_second"] is None
+    assert summary["passes"] == 0
+
+
+@given(st.lists(st.floats(1e-6, 10), min_size=2, max_size=40))
+def test_decode_is_tokens_after_the_first_over_their_time(seconds):
+    rate = recorded(*seconds).decode_tokens_per_second
+    # The clock counts from 1,000, which costs digits of each difference.
+    assert rate * sum(seconds[1:]) == pytest.approx(len(seconds) - 1, rel=1e-3)

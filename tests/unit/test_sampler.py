@@ -1,0 +1,88 @@
+"""The sampler: what one choice hands to the next."""
+
+import random
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.decode.sampler import Sampler
+
+LOGITS = np.array([[0.5, 2.0, 1.9, -1.0]], dtype=np.float32)
+
+
+class Spy:
+    """A backend that writes down how it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def argmax(self, logits):
+        self.asked.append("argmax")
+        return "token 2"
+
+    def sample(self, logits, sampling, recent, u):
+        self.asked.append((list(recent), u))
+        return f"token {len(self.asked)}"
+
+    def token_id(self, token):
+        return int(token.removeprefix("token "))
+
+
+def test_greedy_is_the_backends_argmax():
+    spy = Spy()
+    assert Sampler(spy, Sampling(), [7])(LOGITS) == 2
+    assert spy.asked == ["argmax"]
+
+
+def test_greedy_with_a_penalty_is_not_a_plain_argmax():
+    sampler = Sampler(SimdBackend(), Sampling(repetition_penalty=2.0), [])
+    assert [sampler(LOGITS) for _ in range(3)] == [1, 2, 1]
+
+
+def test_the_prompt_counts_as_seen():
+    assert Sampler(SimdBackend(), Sampling(repetition_penalty=2.0), [1])(LOGITS) == 2
+
+
+def test_every_chosen_token_is_remembered_behind_the_prompt():
+    spy = Spy()
+    prompt = [7, 8]
+    sampler = Sampler(spy, Sampling(temperature=1.0), prompt)
+    for _ in range(3):
+        sampler(LOGITS)
+    assert [recent for recent, _ in spy.asked] == [[7, 8], [7, 8, 1], [7, 8, 1, 2]]
+    assert prompt == [7, 8]
+
+
+def test_the_draws_are_those_of_the_seed_in_0_to_1():
+    spy = Spy()
+    sampler = Sampler(spy, Sampling(temperature=1.0, seed=5), [])
+    for _ in range(50):
+        sampler(LOGITS)
+    generator = random.Random(5)
+    assert [u for _, u in spy.asked] == [generator.random() for _ in range(50)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**70])
+def test_the_same_seed_chooses_the_same(seed):
+    def run():
+        sampler = Sampler(SimdBackend(), Sampling(temperature=3.0, seed=seed), [])
+        return [sampler(LOGITS) for _ in range(60)]
+
+    assert run() == run()
+
+
+def test_without_a_seed_runs_differ():
+    def run():
+        spy = Spy()
+        Sampler(spy, Sampling(temperature=1.0), [])(LOGITS)
+        return spy.asked[0][1]
+
+    assert run() != run()
+
+
+def test_it_takes_no_draw_from_the_global_generator():
+    before = random.getstate()
+    Sampler(SimdBackend(), Sampling(temperature=1.0), [])(LOGITS)
+    assert random.getstate() == before
