@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         v = self.v(x).view(split).transpose(1, 2)
         group = self.config.heads // self.config.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -74,7 +74,7 @@ class Block(nn.Module):
         """Add what both parts have to say."""
         x = x + self.attn(self.attn_norm(x), cos, sin)
         y = self.ffn_norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
 class Qwen3(nn.Module):
@@ -107,4 +107,4 @@ class Qwen3(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, cos, sin)
-        return F.linear(self.norm(x), self.embed.weight)
+        return functional.linear(self.norm(x), self.embed.weight)

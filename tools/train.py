@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch.nn import functional as F
+from torch.nn import functional
 
 from tools.dataset import rows
 from tools.qwen3_torch import Config, Qwen3
@@ -72,7 +72,7 @@ def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
     """Give the mean cross-entropy of each next token."""
     tokens = torch.from_numpy(batch.astype(np.int64))
     logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @torch.no_grad()

@@ -222,6 +222,6 @@ def _alignment(cursor: Cursor, metadata: dict[str, object], kinds: dict[str, Val
     raise cursor.error(
         f"metadata {ALIGNMENT_KEY!r}, before the tensors",
         expected="a UINT32 that is a power of two",
-        found=f"{kind.name} {shown(value)}",
+        found=f"{kind.name} {value}" if isinstance(value, int | float) else kind.name,
         hint="the file is damaged, or made by a faulty converter; download or convert it again",
     )

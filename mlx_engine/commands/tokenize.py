@@ -46,16 +46,16 @@ def encode(
     given = read_text(text, file, "text")
     tokenizer = load(model)
     ids = tokenizer.encode(given, special=special)
-    same = tokenizer.decode(ids) == given
+    again = tokenizer.decode(ids) if round_trip else given
     if json:
         found = {"ids": ids, "tokens": [tokenizer.token(i) for i in ids], "count": len(ids)}
-        print_json({**found, "round_trip": same} if round_trip else found)
+        print_json({**found, "round_trip": again == given} if round_trip else found)
     elif pieces:
         print_tokens(tokenizer, ids)
     else:
         print(*ids)
-    if round_trip and not same:
-        notice(f"error: the ids decode to another text: {plain(tokenizer.decode(ids))}")
+    if again != given:
+        notice(f"error: the ids decode to another text: {plain(again)}")
         raise typer.Exit(FAILED)
 
 
@@ -170,12 +170,10 @@ def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
         OptionError: there is none.
     """
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
-    encoded = tokenizer.encode(wanted, special=True)
-    if len(encoded) == 1 and encoded[0] not in ids:
-        ids.append(encoded[0])
     if not ids:
-        found = f"{wanted!r}, which is encoded as {' '.join(map(str, encoded)) or 'nothing'}"
-        raise OptionError(option="--lookup", expected="one token or its id", found=found)
+        ids = tokenizer.encode(wanted, special=True)
+    if len(ids) != 1 and not wanted.isdecimal():
+        raise OptionError(option="--lookup", expected="the text or the id of one token", found=wanted)
     if as_json:
         rows = [{"id": i, "token": tokenizer.token(i), "text": tokenizer.decode([i], at_start=False)} for i in ids]
         print_json({"lookup": wanted, "found": rows})

@@ -29,7 +29,7 @@ def read_merges(read: Metadata, ids: dict[str, int]) -> Merges:
     """The merges of a GGUF file, each `left right`: tokens have no space, which byte-level BPE writes as `Ġ`.
 
     Raises:
-        TokenizerError: there are none, or one is not two tokens of `ids` that make a third.
+        TokenizerError: there are none, or one is not two texts that make a token of `ids`.
     """
     merges = read.strings(_KEY)
     parts = " ".join(merges).split(" ") if merges else []
@@ -38,14 +38,10 @@ def read_merges(read: Metadata, ids: dict[str, int]) -> Merges:
         raise read.error(f"{_KEY}[{index:,}]", "two tokens with a space between", f"{merges[index]!r:.60}")
     left, right = parts[::2], parts[1::2]
     made = [*map(add, left, right)]
-    for tokens in (left, right, made):
-        if not all(map(ids.__contains__, tokens)):
-            index = next(i for i, token in enumerate(tokens) if token not in ids)
-            raise read.error(
-                f"{_KEY}[{index:,}]",
-                "two tokens of the vocabulary that make a third",
-                f"{merges[index]!r:.60}, where {tokens[index]!r:.60} is no token",
-            )
+    if not all(map(ids.__contains__, made)):
+        index = next(i for i, token in enumerate(made) if token not in ids)
+        expected = "two tokens of the vocabulary that make a third"
+        raise read.error(f"{_KEY}[{index:,}]", expected, f"{merges[index]!r:.60}, which makes none")
     pairs, results = [*zip(left, right, strict=True)], {*made}
     if len(results) < len(pairs):
         pairs = [*dict.fromkeys(pairs)]  # a pair that is listed twice counts where it first stands
@@ -63,7 +59,7 @@ def byte_level_bpe(vocabulary: Vocabulary, merges: Merges, split: Split) -> toke
     pairs = merges.pairs
     if not unmade.isdisjoint(merges.made):
         pairs = [pair for pair in pairs if unmade.isdisjoint({*pair, "".join(pair)})]
-    with refusals(vocabulary.where, "tokens and merges do not make a vocabulary"):
+    with refusals(vocabulary.where, f"expected {_KEY} to join tokens of the vocabulary, found others"):
         core = tokenizers.Tokenizer(models.BPE(vocabulary.ids, pairs, ignore_merges=split.whole_words))
         core.pre_tokenizer = split.pre_tokenizer()
     return core

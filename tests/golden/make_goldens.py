@@ -55,13 +55,13 @@ class Variant:
 
 VARIANTS = {
     # As many key/value heads as query heads; every matrix of a layer is square, so no shape betrays a wrong one.
-    "mha": Variant(10, 32, 32, 2, 2, 2, 16, 97, tied=False, theta=1e4, n_prompt=12),
+    "mha": Variant(3, 32, 32, 2, 2, 2, 16, 97, tied=False, theta=1e4, n_prompt=12),
     # Heads together twice as wide as the model; two files.
-    "wide": Variant(4, 32, 32, 2, 4, 2, 16, 101, tied=True, theta=1e6, shard_size="60KB", n_prompt=9),
+    "wide": Variant(5, 32, 32, 2, 4, 2, 16, 101, tied=True, theta=1e6, shard_size="60KB", n_prompt=9),
     # One key/value head for all; heads together half as wide as the model; a larger epsilon; also as Q8_0.
-    "mqa": Variant(2, 64, 32, 1, 4, 1, 8, 61, tied=False, theta=1e4, eps=1e-5, q8_0=True, n_prompt=12),
+    "mqa": Variant(4, 64, 32, 1, 4, 1, 8, 61, tied=False, theta=1e4, eps=1e-5, q8_0=True, n_prompt=12),
     # Four query heads to a key/value head; three layers; stored as bfloat16.
-    "gqa": Variant(4, 32, 64, 3, 8, 2, 8, 67, tied=True, theta=1e6, dtype=torch.bfloat16, n_prompt=8),
+    "gqa": Variant(5, 32, 64, 3, 8, 2, 8, 67, tied=True, theta=1e6, dtype=torch.bfloat16, n_prompt=8),
 }
 
 
@@ -110,8 +110,9 @@ def build(v: Variant) -> Qwen3ForCausalLM:
             low, high = (1.0, 2.5) if "q_norm" in name or "k_norm" in name else (0.5, 2.0)
             values = random.uniform(low, high, parameter.shape)
         else:
-            # An embedding of root mean square 0.03: an epsilon ten times off moves its norm by five parts in 1,000.
-            scale = 0.03 if "embed" in name else parameter.shape[1] ** -0.5
+            # What is normed is small, about 0.1, so that an epsilon ten times off shows in every norm.
+            small = 0.1 if name.split(".")[-2] in ("q_proj", "k_proj", "o_proj", "down_proj") else 1.0
+            scale = 0.03 if "embed" in name else small * parameter.shape[1] ** -0.5
             values = random.normal(0, scale, parameter.shape)
         parameter.data = torch.from_numpy(values).to(v.dtype)
     return model

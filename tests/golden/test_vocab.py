@@ -4,9 +4,9 @@ They are looked for in `shared/vocab` beside the repository, or in `MLX_ENGINE_V
 https://github.com/ggml-org/llama.cpp/tree/00ad355e009e83abf98f96a6ded7193b95763681/models
 """
 
-import heapq
 import os
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -88,10 +88,10 @@ def merged_by_score(tokenizer: Tokenizer, scores: dict[str, float], text: str) -
     """SPM as it is defined: the best score first, of equals the leftmost. Slow, and right."""
     symbols = ["▁", *text.replace(" ", "▁")] if text else []
     while True:
-        pairs = [(a + b, i) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in scores]
+        pairs = [(a + b, i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]
         if not pairs:
             break
-        best, i = heapq.nsmallest(1, pairs, key=lambda pair: (-scores[pair[0]], pair[1]))[0]
+        best, i = min(pairs, key=lambda pair: (-scores[pair[0]], pair[1]))
         symbols[i : i + 2] = [best]
     return [
         piece

@@ -83,7 +83,8 @@ REFUSED = {
     "data short by one byte": (File([], TWO, DATA[:-1]), "data of 2 tensors"),
     "no data": (File([], TWO, b""), "data of 2 tensors"),
     "sizes whose sum overflows": (
-        File([], [record("a", [2**63 - 64], 24, 0), record("b", [2**63 - 64], 24, 2**63 - 64)], bytes(32)), "dimensions",
+        File([], [record("a", [2**63 - 64], 24, 0), record("b", [2**63 - 64], 24, 2**63 - 64)], bytes(32)),
+        "dimensions",
     ),
     "sizes beyond the file": (
         File([], [record("a", [2**59], 24, 0), record("b", [2**59], 24, 2**59)], bytes(32)), "data of 2 tensors",
@@ -208,7 +209,9 @@ GREEDY = {
     "strings of zeros": strings_of(100_000, ["\0", "\0\0"]),
     "a long text": File([pair("k", g.STRING, string("a" * 2_000_000))]),
     "a long text with one emoji": File([pair("k", g.STRING, string("a" * 2_000_000 + "\U0001f600"))]),
-    "a long text, wider and wider": File([pair("k", g.STRING, string("a" * 1_000_000 + "é" + "a" * 10**6 + "中\U0001f600"))]),
+    "a long text, wider and wider": File(
+        [pair("k", g.STRING, string("a" * 1_000_000 + "é" + "a" * 1_000_000 + "中\U0001f600"))]
+    ),
     "a long text that ends badly": File([pair("k", g.STRING, string(b"a" * 2_000_000 + b"\xff"))]),
     "many middling bad texts": strings_of(300, [b"\xff" * 30_000]),
     "tiny keys": File([pair(i.to_bytes(3, "big"), g.BOOL, b"\1") for i in range(30_000)]),
@@ -216,6 +219,9 @@ GREEDY = {
     "empty tensors": File([], [record(f"{i:x}", [0], 0, 0) for i in range(15_000)], b""),
     "tensors without dimensions": File(
         [ALIGN_1], [record(f"{i:x}", [], 24, i) for i in range(15_000)], bytes(15_000), alignment=1,
+    ),
+    "an alignment of many strings": File(
+        [pair("general.alignment", g.ARRAY, array(g.STRING, [b"\xff\xff\xff"] * 100_000))]
     ),
     "claims of memory": File([pair("k", g.ARRAY, u32(g.F64) + u64(2**27) + LONG)]),
 }  # fmt: skip

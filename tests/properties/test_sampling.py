@@ -81,7 +81,7 @@ def naive_probabilities(logits, sampling):
 
 
 @given(LOGITS, FILTERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_definition_is_the_naive_one(logits, filters):
     sampling = Sampling(**filters)
     want, close = naive_probabilities(logits.tolist(), sampling)
@@ -90,6 +90,7 @@ def test_the_definition_is_the_naive_one(logits, filters):
 
 
 @given(LOGITS, st.lists(st.integers(0, 23), max_size=12), st.floats(0.1, 10))
+@settings(max_examples=60, deadline=None)
 def test_the_penalty_is_the_naive_one(logits, recent, penalty):
     recent = [i for i in recent if i < len(logits)]
     before = logits.copy()
@@ -134,7 +135,7 @@ def transformed(warpers, logits, sampling, recent):
 
 
 @given(DISTINCT, FILTERS, st.sampled_from([1.0, 1.3, 0.5]), st.lists(st.integers(0, 23), min_size=1, max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_the_definition_is_that_of_transformers(warpers, logits, filters, penalty, recent):
     """Logits are distinct: of equal ones at the edge transformers' top-k keeps all, ours the lowest ids."""
     recent = [i for i in recent if i < len(logits)]
@@ -159,25 +160,27 @@ def test_the_penalty_is_that_of_transformers(warpers, logits, recent, penalty):
 
 
 @given(LOGITS, st.integers(1, 30), TEMPERATURES)
+@settings(max_examples=60, deadline=None)
 def test_top_k_keeps_the_k_most_likely_and_of_equal_ones_the_lowest_ids(logits, k, temperature):
     kept = np.flatnonzero(probabilities(logits, Sampling(temperature, top_k=k)))
     assert kept.tolist() == sorted(sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:k])
 
 
 @pytest.mark.parametrize(
-    ("top_p", "kept"), [(0.1, [1]), (0.5, [1]), (0.51, [1, 3]), (0.75, [1, 3]), (0.76, [0, 1, 3]), (1.0, [0, 1, 2, 3])]
+    ("top_p", "kept"),
+    [(0.01, [1]), (0.49, [1]), (0.51, [1, 3]), (0.74, [1, 3]), (0.76, [0, 1, 3]), (0.88, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3])],
 )
 def test_top_p_keeps_the_token_that_reaches_p_and_none_after_it(top_p, kept):
-    # Probabilities 1/8, 1/2, 1/8, 1/4, all of them exact; of the equal ones the lower id comes first.
+    # Probabilities 1/8, 1/2, 1/8, 1/4; of the equal ones the lower id comes first.
     logits = np.log(np.array([1, 4, 1, 2], dtype=np.float64)).astype(np.float32)
     exact = np.array([1, 4, 1, 2]) / 8
-    sampling = Sampling(1.0, top_p=top_p - 1e-4 if top_p in (0.5, 0.75) else top_p)
-    p = probabilities(logits, sampling)
+    p = probabilities(logits, Sampling(1.0, top_p=top_p))
     assert np.flatnonzero(p).tolist() == kept
     assert p[kept] == pytest.approx(exact[kept] / exact[kept].sum(), rel=1e-6)
 
 
 @given(LOGITS, st.floats(0.01, 0.99), TEMPERATURES)
+@settings(max_examples=60, deadline=None)
 def test_top_p_is_the_smallest_set_that_reaches_p(logits, top_p, temperature):
     p = probabilities(logits, Sampling(temperature))
     kept = set(np.flatnonzero(probabilities(logits, Sampling(temperature, top_p=top_p))).tolist())
@@ -199,6 +202,7 @@ def test_min_p_of_1_keeps_all_that_are_most_likely():
 
 
 @given(LOGITS, FILTERS)
+@settings(max_examples=60, deadline=None)
 def test_probabilities_sum_to_1_and_the_most_likely_always_stays(logits, filters):
     p = probabilities(logits, Sampling(**filters))
     assert p.sum() == pytest.approx(1, abs=1e-12)
@@ -206,7 +210,7 @@ def test_probabilities_sum_to_1_and_the_most_likely_always_stays(logits, filters
 
 
 @given(LOGITS, FILTERS, DRAWS)
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_draw_is_a_token_that_was_kept_at_its_place_in_the_running_sum(logits, filters, u):
     p = probabilities(logits, Sampling(**filters))
     chosen = draw(p, u)
@@ -229,7 +233,7 @@ def chosen(backend, logits, sampling, recent, u):
 
 
 @given(LOGITS, FILTERS, st.sampled_from([1.0, 1.2, 0.7]), st.lists(st.integers(0, 23), max_size=6), DRAWS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_scalar_and_simd_choose_the_same_for_the_same_draw(logits, filters, penalty, recent, u):
     recent = [i for i in recent if i < len(logits)]
     sampling = Sampling(**filters, repetition_penalty=penalty)
@@ -249,15 +253,16 @@ def test_scalar_and_simd_choose_the_same_for_the_same_draw(logits, filters, pena
 @settings(max_examples=60, deadline=None)
 def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, penalty, u):
     recent = [i for i in recent if i < len(logits)]
-    want = int(np.argmax(np.array(naive_penalty(logits, recent, penalty), dtype=np.float32)))
     got = chosen(backend, logits, Sampling(repetition_penalty=penalty), recent, u)
-    assert logits[got] == logits[want] if got != want and penalty == 1 else got == want or penalty != 1
+    penalised = naive_penalty(logits, recent, penalty)
+    assert penalised[got] == pytest.approx(max(penalised), rel=1e-6)
     if penalty == 1:
-        assert got == backend.token_id(backend.argmax(backend.array(logits[None]))) == want
+        assert got == backend.token_id(backend.argmax(backend.array(logits[None]))) == int(np.argmax(logits))
 
 
 @pytest.mark.parametrize("backend", [SCALAR, SIMD], ids=lambda b: b.name)
-@given(DISTINCT, DRAWS, st.sampled_from([1e-4, 1e-8, 1e-30, 1e-300]))
+@given(DISTINCT, st.floats(1e-9, 1, exclude_max=True), st.sampled_from([1e-4, 1e-8, 1e-30, 1e-300]))
+@settings(max_examples=50, deadline=None)
 def test_a_tiny_temperature_is_argmax(backend, logits, u, temperature):
     assert chosen(backend, logits, Sampling(temperature), [], u) == int(np.argmax(logits))
 
@@ -270,7 +275,7 @@ def test_frequencies_are_the_probabilities_by_chi_squared(backend, options):
     rng = np.random.default_rng(20)
     logits = rng.normal(0, 1.2, 8).astype(np.float32)
     sampling = Sampling(temperature=0.9, **options)
-    n = 3000
+    n = 2000
     counts = np.bincount([chosen(backend, logits, sampling, [], float(u)) for u in rng.random(n)], minlength=8)
     p = naive_probabilities(logits.tolist(), sampling)[0]
     assert counts[p == 0].sum() == 0
@@ -322,7 +327,6 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(option, value):
     ids=str,
 )
 def test_the_edges_of_the_ranges_are_inside(options):
-    Sampling(temperature=1.0) if "temperature" not in options else None
     assert all(getattr(Sampling(**options), name) == value for name, value in options.items())
 
 

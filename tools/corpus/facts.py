@@ -38,15 +38,20 @@ OPPOSITES = {
     "heavy": "light", "deep": "shallow", "summer": "winter", "yes": "no", "black": "white",
 }  # fmt: skip
 
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty"
-).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = (
-    "January February March April May June July August September October November December"
-).split()
-SEASONS = "spring summer autumn winter".split()
+NUMBERS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+]  # fmt: skip
+DAYS = [
+    "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday",
+]  # fmt: skip
+MONTHS = [
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+    "November", "December",
+]  # fmt: skip
+SEASONS = [
+    "spring", "summer", "autumn", "winter",
+]  # fmt: skip
 
 COLORS = {
     "the clear sky": "blue", "grass": "green", "snow": "white", "a ripe banana": "yellow",

@@ -166,7 +166,11 @@ TRAITS = (
     "Every day, {a.he} learned something new.",
     "{a.his} best friend was {b.intro}.",
 )
-HOBBY_TRAITS = ("{a.he} loved to {hobby}.", "{a.he} liked to {hobby} all day long.", "Most of all, {a.he} liked to {hobby}.")
+HOBBY_TRAITS = (
+    "{a.he} loved to {hobby}.",
+    "{a.he} liked to {hobby} all day long.",
+    "Most of all, {a.he} liked to {hobby}.",
+)
 LANDS = ("the sea", "the forest", "the mountains", "a wide river", "a blue lake", "the hills")
 CLOSINGS = (
     "{a} was very happy.",

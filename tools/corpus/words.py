@@ -5,20 +5,31 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-GIRLS = (
-    "Lily Mia Anna Rosa Ella Nora Zoe Ida Clara Lucy Amy Ruby Maya Sara Molly Hana Tess Ivy Leila Greta"
-).split()
-BOYS = (
-    "Tom Ben Max Leo Sam Finn Jack Noah Oscar Theo Hugo Adam Omar Eli Nico Otto Paul Jonas Ravi Milo"
-).split()
-SHE_ANIMALS = "Bramble Hazel Poppy Daisy Clover Pepper Willow Maple Ginger Fern Luna Pearl".split()
-HE_ANIMALS = "Pip Rusty Biscuit Moss Button Acorn Bruno Dusty Sunny Barley Patch Toby".split()
+GIRLS = [
+    "Lily", "Mia", "Anna", "Rosa", "Ella", "Nora", "Zoe", "Ida", "Clara", "Lucy", "Amy", "Ruby", "Maya",
+    "Sara", "Molly", "Hana", "Tess", "Ivy", "Leila", "Greta",
+]  # fmt: skip
+BOYS = [
+    "Tom", "Ben", "Max", "Leo", "Sam", "Finn", "Jack", "Noah", "Oscar", "Theo", "Hugo", "Adam", "Omar",
+    "Eli", "Nico", "Otto", "Paul", "Jonas", "Ravi", "Milo",
+]  # fmt: skip
+SHE_ANIMALS = [
+    "Bramble", "Hazel", "Poppy", "Daisy", "Clover", "Pepper", "Willow", "Maple", "Ginger", "Fern", "Luna",
+    "Pearl",
+]  # fmt: skip
+HE_ANIMALS = [
+    "Pip", "Rusty", "Biscuit", "Moss", "Button", "Acorn", "Bruno", "Dusty", "Sunny", "Barley", "Patch",
+    "Toby",
+]  # fmt: skip
 
-KIND_ADJECTIVES = (
-    "little little little little small small kind cheerful curious brave shy clever gentle happy young".split()
-)
+KIND_ADJECTIVES = [
+    "little", "little", "little", "little", "small", "small", "kind", "cheerful", "curious", "brave", "shy",
+    "clever", "gentle", "happy", "young",
+]  # fmt: skip
 # Someone who is met in trouble is not called happy or brave.
-MET_ADJECTIVES = "little little little little small small young shy gentle kind".split()
+MET_ADJECTIVES = [
+    "little", "little", "little", "little", "small", "small", "young", "shy", "gentle", "kind",
+]  # fmt: skip
 
 # An animal, what it calls its home, and where it lives.
 ANIMALS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -74,7 +85,9 @@ WISE_ANIMALS = (
 )  # fmt: skip
 FAMILY = {"she": ("mother", "grandmother", "aunt"), "he": ("father", "grandfather", "uncle")}
 
-COLORS = "red blue yellow green white purple orange golden silver".split()
+COLORS = [
+    "red", "blue", "yellow", "green", "white", "purple", "orange", "golden", "silver",
+]  # fmt: skip
 THINGS = (
     "ball", "kite", "scarf", "hat", "drum", "bell", "button", "book", "lantern", "key", "ring", "whistle",
     "basket", "ribbon", "spoon", "marble", "umbrella", "cup", "shell", "flute", "notebook",

@@ -1,0 +1,420 @@
+"""Prefill and decode on the micro model: the same ids however they are computed, and how a run ends."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mlx_engine
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.taps import tapped
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.decode.loop import decode, decode_without_cache, prefill
+from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
+from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.stream import Stream
+from mlx_engine.errors import CacheFullError, ContextLengthError, OptionError
+from mlx_engine.models import load_model
+
+DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
+FILES = {"f32": ("model-f32.gguf", ""), "q8_0": ("model-q8_0.gguf", "_q8")}
+EOS = 510
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(DATA / "golden.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: load_model(open_checkpoint(DATA / file), create_backend("simd")) for name, (file, _) in FILES.items()}
+
+
+@pytest.fixture(scope="module")
+def model(models):
+    return models["f32"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return mlx_engine.load(DATA / "model-f32.gguf", backend="simd")
+
+
+class Letters:
+    """A tokenizer's stream in which every token is one letter, so that text shows which tokens it came from."""
+
+    def add(self, token_id):
+        return chr(ord("A") + token_id % 26)
+
+    def finish(self):
+        return ""
+
+
+class Bytes:
+    """A tokenizer's stream in which a token's id is a byte of UTF-8."""
+
+    def __init__(self):
+        self.held = b""
+
+    def add(self, token_id):
+        self.held += bytes([token_id])
+        try:
+            text, self.held = self.held.decode(), b""
+        except UnicodeDecodeError:
+            return ""
+        return text
+
+    def finish(self):
+        return "\ufffd" if self.held else ""
+
+
+class Script:
+    """A model that writes the ids it was given, whatever it reads; `passes` are the ids of each pass."""
+
+    class Config:
+        vocab_size, context_length = 512, 64
+
+    config = Config()
+
+    def __init__(self, ids):
+        self.backend, self.ids, self.passes = create_backend("simd"), iter(ids), []
+
+    def forward(self, ids, cache, *, every=False):
+        self.passes.append(list(ids))
+        logits = np.zeros((1, 512), dtype=np.float32)
+        logits[0, next(self.ids)] = 1
+        return logits
+
+    def new_cache(self, capacity):
+        return None
+
+    def no_cache(self):
+        return None
+
+
+def scripted(ids, text=None, *, max_tokens=None, prompt=(1, 2), **options):
+    """A run of `Script` with `options`."""
+    model = Script(ids)
+    stream = Stream(
+        model,
+        list(prompt),
+        Options(**options),
+        max_tokens=max_tokens or len(ids),
+        text=text or Letters(),
+        end_ids={EOS},
+    )
+    return model, stream
+
+
+def run(model, prompt, n, *, kv=True, metrics=None, chunk=512):
+    pick = Sampler(model.backend, Sampling(), prompt)
+    metrics = metrics or Metrics()
+    if kv:
+        ids = decode(model, prompt, model.new_cache(len(prompt) + n), pick, metrics, chunk=chunk)
+    else:
+        ids = decode_without_cache(model, prompt, pick, metrics)
+    return list(itertools.islice(ids, n))
+
+
+# ---- the numbers ----
+
+
+@pytest.mark.parametrize("kv", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("i", range(3))
+def test_greedy_ids_are_the_golden_ones_with_and_without_a_cache(models, golden, name, i, kv):
+    want = golden[f"greedy{i}{FILES[name][1]}"].tolist()
+    assert run(models[name], golden[f"prompt{i}"].tolist(), len(want), kv=kv) == want
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 40, 41, 512])
+def test_prefill_in_chunks_gives_the_same_last_logits(model, golden, chunk):
+    prompt = golden["prompt2"].tolist()
+    cache = model.new_cache(len(prompt))
+    logits = prefill(model, prompt, cache, chunk=chunk)
+    whole = model.forward(prompt, model.no_cache())
+    assert logits.shape == (1, model.config.vocab_size)
+    assert cache.length == len(prompt)
+    assert np.linalg.norm(logits - whole) <= 1e-6 * np.linalg.norm(whole)
+
+
+def test_prefill_reports_its_progress_after_each_chunk(model, golden):
+    seen = []
+    prefill(
+        model,
+        golden["prompt2"].tolist(),
+        model.new_cache(41),
+        chunk=20,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(20, 41), (40, 41), (41, 41)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+def test_there_is_one_pass_per_token_and_prefill_is_one_however_it_is_chunked(model, golden, chunk):
+    metrics = Metrics()
+    run(model, golden["prompt2"].tolist(), 5, metrics=metrics, chunk=chunk)
+    assert len(metrics.passes) == 5
+
+
+def test_without_a_cache_there_is_one_pass_per_token_too(model, golden):
+    metrics = Metrics()
+    run(model, golden["prompt1"].tolist(), 5, kv=False, metrics=metrics)
+    assert len(metrics.passes) == 5
+
+
+def test_no_pass_is_run_before_its_token_is_asked_for():
+    script = Script([5, 6, 7])
+    metrics = Metrics()
+    ids = decode(script, [1, 2, 3], None, lambda logits: int(np.argmax(logits)), metrics)
+    assert script.passes == []
+    assert next(ids) == 5
+    assert script.passes == [[1, 2, 3]]
+    assert next(ids) == 6
+    assert script.passes == [[1, 2, 3], [5]]
+
+
+def test_decode_says_so_where_the_cache_ends(model):
+    ids = decode(model, [1, 2], model.new_cache(3), Sampler(model.backend, Sampling(), []), Metrics())
+    assert len(list(itertools.islice(ids, 2))) == 2
+    with pytest.raises(CacheFullError):
+        next(ids)
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, but no debugger mistakes it for the user's."""
+
+
+@pytest.mark.parametrize("at", ["blk.0.attn_q", "blk.1.attn_out", "blk.2.layer_out"])
+def test_an_interrupted_pass_leaves_the_cache_usable(model, golden, at):
+    prompt = golden["prompt1"].tolist()
+    cache = model.new_cache(len(prompt) + 4)
+    prefill(model, prompt[:4], cache)
+
+    def interrupt(name, _):
+        if name == at:
+            raise Interrupted
+
+    original = model.backend
+    model.backend = tapped(original, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            model.forward([9, 9, 9], cache)
+    finally:
+        model.backend = original
+    assert cache.length == 4
+    after = prefill(model, prompt[4:], cache)
+    whole = model.forward(prompt, model.no_cache())
+    assert np.linalg.norm(after - whole) <= 1e-6 * np.linalg.norm(whole)
+
+
+# ---- how a run ends ----
+
+
+def test_an_end_token_stops_and_is_in_the_ids_but_not_in_the_text():
+    script, stream = scripted([0, 1, EOS, 2])
+    assert "".join(stream) == "AB"
+    result = stream.generation
+    assert (result.text, result.token_ids, result.finish_reason) == ("AB", [0, 1, EOS], "stop")
+    assert len(script.passes) == len(result.metrics.passes) == 3
+
+
+def test_an_end_token_first_gives_no_text_and_one_pass():
+    _, stream = scripted([EOS, 1])
+    assert list(stream) == []
+    result = stream.generation
+    assert (result.text, result.token_ids, result.finish_reason) == ("", [EOS], "stop")
+    assert len(result.metrics.passes) == 1
+
+
+def test_an_end_token_at_the_cap_is_a_stop():
+    _, stream = scripted([0, EOS], max_tokens=2)
+    assert "".join(stream) == "A"
+    assert stream.generation.finish_reason == "stop"
+
+
+def test_ignore_eos_goes_on_past_it():
+    _, stream = scripted([0, EOS, 2, 3], ignore_eos=True)
+    text = "".join(stream)
+    result = stream.generation
+    assert (result.token_ids, result.finish_reason) == ([0, EOS, 2, 3], "length")
+    assert text == result.text
+    assert text[0] + text[-2:] == "ACD"
+
+
+def test_the_cap_ends_a_run_by_length():
+    script, stream = scripted([0, 1, 2, 3], max_tokens=3)
+    assert "".join(stream) == "ABC"
+    assert (stream.generation.token_ids, stream.generation.finish_reason) == ([0, 1, 2], "length")
+    assert len(script.passes) == 3
+
+
+def test_a_stop_string_ends_the_text_before_it_and_no_further_pass_runs():
+    script, stream = scripted([0, 1, 2, 3, 4], stop=("CD",))
+    assert "".join(stream) == "AB"
+    result = stream.generation
+    assert (result.text, result.token_ids, result.finish_reason) == ("AB", [0, 1, 2, 3], "stop")
+    assert len(script.passes) == 4
+
+
+def test_what_was_held_back_for_a_stop_string_comes_out_at_the_end():
+    _, stream = scripted([0, 1, 2], stop=("CD",))
+    assert "".join(stream) == "ABC"
+    assert stream.generation.finish_reason == "length"
+    _, stream = scripted([0, 2, EOS], stop=("CD",))
+    assert "".join(stream) == "AC"
+    assert stream.generation.finish_reason == "stop"
+
+
+def test_a_stop_string_that_only_the_last_flush_completes_is_a_stop_too():
+    _, stream = scripted([0x41, 0xC3], Bytes(), stop=("\ufffd",))
+    assert "".join(stream) == "A"
+    assert stream.generation.finish_reason == "stop"
+
+
+def test_no_piece_is_empty_and_they_join_to_the_text():
+    _, stream = scripted([0, 2, 1, 2, 3, 4], stop=("CDX",))
+    pieces = list(stream)
+    assert "" not in pieces
+    assert "".join(pieces) == stream.generation.text == "ACBCDE"
+
+
+def test_the_generation_so_far_grows_with_the_pieces():
+    _, stream = scripted([0, 1, 2])
+    assert stream.generation.finish_reason is None
+    assert next(stream) == "A"
+    early = stream.generation
+    assert (early.text, early.token_ids, early.finish_reason) == ("A", [0], None)
+    list(stream)
+    assert (early.text, early.token_ids) == ("A", [0])
+    assert len(early.metrics.passes) == 1, "a result that was taken early still changes"
+
+
+def test_a_finished_stream_stays_finished():
+    _, stream = scripted([0])
+    assert list(stream) == ["A"]
+    assert list(stream) == []
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+@given(st.text(min_size=1, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_no_piece_holds_half_a_character(text):
+    _, stream = scripted([*text.encode("utf-8", "ignore"), EOS], Bytes())
+    pieces = list(stream)
+    assert "".join(pieces) == text
+    assert len(pieces) == len(text)
+
+
+def test_a_character_cut_off_by_the_cap_is_replaced_not_broken():
+    _, stream = scripted(["🙂".encode()[0], "🙂".encode()[1]], Bytes())
+    assert list(stream) == ["\ufffd"]
+
+
+def test_the_prompt_is_read_once_and_each_token_once():
+    script, stream = scripted([0, 1, 2], prompt=(7, 8, 9))
+    list(stream)
+    assert script.passes == [[7, 8, 9], [0], [1]]
+
+
+def test_without_a_cache_each_pass_reads_all_that_came_before():
+    script, stream = scripted([0, 1, 2], prompt=(7, 8), kv=False)
+    list(stream)
+    assert script.passes == [[7, 8], [7, 8, 0], [7, 8, 0, 1]]
+
+
+# ---- through the engine, with the real tokenizer ----
+
+
+@pytest.mark.parametrize("kv", [True, False], ids=["cache", "no-cache"])
+def test_generate_gives_the_golden_ids(engine, golden, kv):
+    result = engine.generate(golden["prompt1"].tolist(), 24, kv=kv)
+    assert result.token_ids == golden["greedy1"].tolist()
+    assert (result.finish_reason, result.prompt_ids) == ("length", golden["prompt1"].tolist())
+    assert len(result.metrics.passes) == 24
+
+
+def test_the_pieces_of_a_stream_join_to_the_text_of_generate(engine):
+    options = {"temperature": 2.0, "seed": 3, "ignore_eos": True}
+    stream = engine.stream([5, 6, 7], 120, **options)
+    pieces = list(stream)
+    result = engine.generate([5, 6, 7], 120, **options)
+    assert "".join(pieces) == stream.generation.text == result.text
+    assert result.text == engine.tokenizer.decode(result.token_ids)
+    assert len(pieces) > 10
+
+
+def test_seeds_reproduce_a_run_and_tell_runs_apart(engine):
+    def ids(seed):
+        return engine.generate([5, 6, 7], 40, temperature=2.0, seed=seed, ignore_eos=True).token_ids
+
+    assert ids(1) == ids(1)
+    assert ids(1) != ids(2)
+
+
+def test_a_stop_string_of_the_text_cuts_it_there(engine):
+    options = {"temperature": 2.0, "seed": 3, "ignore_eos": True}
+    whole = engine.generate([5, 6, 7], 60, **options)
+    stop = whole.text[7:10]
+    cut = engine.generate([5, 6, 7], 60, stop=stop, **options)
+    assert cut.text == whole.text.partition(stop)[0]
+    assert cut.finish_reason == "stop"
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The model with a context of 32, and the ids of every pass it runs."""
+    engine, passes = mlx_engine.load(DATA / "model-f32.gguf", backend="simd"), []
+    engine.model.config = dataclasses.replace(engine.model.config, context_length=32)
+    forward = engine.model.forward
+    monkeypatch.setattr(engine.model, "forward", lambda ids, *args, **kw: (passes.append(ids), forward(ids, *args, **kw))[1])
+    return engine, passes
+
+
+@pytest.mark.parametrize(("n_prompt", "max_tokens"), [(3, 30), (32, 1), (37, None), (32, None), (1, 10**9)])
+def test_what_exceeds_the_context_is_refused_before_any_pass(short, n_prompt, max_tokens):
+    engine, passes = short
+    with pytest.raises(ContextLengthError, match="32"):
+        engine.generate([1] * n_prompt, max_tokens)
+    assert passes == []
+
+
+def test_the_context_can_be_filled_to_its_end(short):
+    engine, passes = short
+    assert len(engine.generate([1] * 3, 29, ignore_eos=True).token_ids) == 29
+    assert len(engine.generate([1] * 31, 1, ignore_eos=True).token_ids) == 1
+    assert passes
+
+
+def test_without_a_cap_there_are_256_tokens_or_what_the_context_leaves(engine, short):
+    assert DEFAULT_MAX_TOKENS == 256
+    assert len(engine.generate([1, 2], ignore_eos=True).token_ids) == 256
+    assert len(short[0].generate([1] * 20, ignore_eos=True).token_ids) == 12
+
+
+@pytest.mark.parametrize("prompt", [[], [512], [-1], [1, 2, 10**12], ""], ids=repr)
+def test_an_impossible_prompt_is_refused(engine, prompt):
+    with pytest.raises(OptionError) as caught:
+        engine.generate(prompt, 4)
+    assert caught.value.option == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_tokens", 0), ("max_tokens", -5), ("max_tokens", float("nan")), ("max_tokens", 2.5), ("stop", ""), ("stop", ["a", ""])],
+    ids=repr,
+)  # fmt: skip
+def test_an_impossible_option_is_refused(option, value):
+    with pytest.raises(OptionError) as caught:
+        Options(**{option: value if option != "stop" or isinstance(value, list) else [value]})
+    assert caught.value.option == option

@@ -1,0 +1,161 @@
+"""Tokenizers from Hugging Face's `tokenizer.json`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlx_engine.checkpoint import open_gguf
+from mlx_engine.errors import EngineError, SourceError, TokenizerError
+from mlx_engine.tokenizer import from_json, load_tokenizer
+from tests.unit.test_tokenizer import build, spm
+
+MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(MICRO / "hf" / "tokenizer.json", tmp_path)
+    return tmp_path
+
+
+def test_json_and_gguf_of_one_model_agree():
+    with open_gguf(MICRO / "model-f16.gguf") as file:
+        ours, theirs = load_tokenizer(file), load_tokenizer(MICRO / "hf")
+    assert ours.vocab_size == theirs.vocab_size == 512
+    assert ours.special_tokens == theirs.special_tokens
+    for text in ["Once upon a time", "I'LL 123\n\n\t x", "<|im_start|>user\n hé 😀<|im_end|>", "[PAD411]", "  ", ""]:
+        for special in (False, True):
+            ids = ours.encode(text, special=special)
+            assert ids == theirs.encode(text, special=special)
+            assert ours.decode(ids) == theirs.decode(ids) == text
+    every = range(512)
+    assert ours.decode(every) == theirs.decode(every)
+
+
+def test_roles_come_from_the_files_beside(folder):
+    bare = from_json(folder / "tokenizer.json")
+    assert (bare.bos_id, bare.eos_id, bare.add_bos, bare.chat_template) == (None, None, False, None)
+    assert {bare.token(i) for i in bare.eog_ids} == {"<|endoftext|>", "<|im_end|>"}
+    (folder / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2, "vocab_size": 500}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    between = load_tokenizer(folder)
+    assert (between.bos_id, between.eos_id, between.vocab_size) == (1, 3, 500)
+    assert between.eog_ids == bare.eog_ids | {2, 3, 4}
+    assert between.decode([499]) == ""
+    named = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "add_bos_token": True}
+    named["chat_template"] = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    whole = load_tokenizer(folder / "tokenizer.json")
+    assert (whole.bos_id, whole.eos_id, whole.add_bos, whole.chat_template) == (408, 409, True, "d")
+
+
+def test_a_template_of_its_own_file_is_read(folder):
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert load_tokenizer(folder).chat_template == "{{ messages }}"
+
+
+def test_truncation_and_padding_in_the_file_are_not_ours(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert load_tokenizer(folder).decode(load_tokenizer(folder).encode("Once upon a time")) == "Once upon a time"
+
+
+def llama_json(**changes):
+    """What Llama 2 ships: a mark before each section, bytes as a fallback, and one space stripped on the way back."""
+    tokens = [*(m := spm())["tokenizer.ggml.tokens"]]
+    mark = {"String": "▁"}
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": tokens[i], "special": True, "normalized": False}
+            | dict.fromkeys(["single_word", "lstrip", "rstrip"], False)
+            for i in range(3)
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": mark, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {token: i for i, token in enumerate(m["tokenizer.ggml.tokens"])},
+            "merges": ["▁ h", "▁h e", "l l", "ll o", "▁he llo"],
+        },
+    } | changes
+
+
+def test_a_llama_json_goes_back_and_forth(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(llama_json()))
+    tokenizer = from_json(path)
+    assert tokenizer.kind == "SPM"
+    assert tokenizer.encode("hello") == build(spm()).encode("hello")
+    for text in ["hello", "  é 😀", "<s>hello</s>x", ""]:
+        for special in (False, True):
+            assert tokenizer.decode(tokenizer.encode(text, special=special)) == text
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    path.write_text(json.dumps(llama_json(normalizer=None, pre_tokenizer=metaspace, decoder=metaspace)))
+    tokenizer = from_json(path)
+    for text in ["hello", "<s>hello</s> x"]:
+        for special in (False, True):
+            assert tokenizer.decode(tokenizer.encode(text, special=special)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b"\xff\xfe"),
+        ("tokenizer.json", b"[1, 2]"),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", json.dumps(llama_json(decoder=None)).encode()),
+        (
+            "tokenizer.json",
+            json.dumps(llama_json(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})).encode(),
+        ),
+        (
+            "tokenizer.json",
+            json.dumps(llama_json(model={"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]})).encode(),
+        ),
+        (
+            "tokenizer.json",
+            json.dumps(llama_json(model={"type": "BPE", "vocab": {"a": 4 << 28}, "merges": []})).encode(),
+        ),
+        ("tokenizer_config.json", b"{"),
+        ("config.json", b"[]"),
+        ("config.json", b'{"bos_token_id": 99999}'),
+        ("tokenizer_config.json", b'{"eos_token": "<nowhere>"}'),
+    ],
+)
+def test_damaged_json_is_refused_in_one_line(folder, name, content):
+    (folder / name).write_bytes(content)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_a_source_error(tmp_path):
+    for path in (tmp_path / "tokenizer.json", tmp_path, tmp_path / "model.gguf"):
+        with pytest.raises(SourceError, match=str(tmp_path)):
+            load_tokenizer(path)
+    (tmp_path / "model.gguf").write_bytes(b"GGML")
+    with pytest.raises(EngineError):
+        load_tokenizer(str(tmp_path / "model.gguf"))
