@@ -172,8 +172,8 @@ def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
         ids = tokenizer.encode(wanted, special=True)
-    if len(ids) != 1 and not wanted.isdecimal():
-        raise OptionError(option="--lookup", expected="the text or the id of one token", found=wanted)
+        if len(ids) != 1:
+            raise OptionError(option="--lookup", expected="the text or the id of one token", found=wanted)
     if as_json:
         rows = [{"id": i, "token": tokenizer.token(i), "text": tokenizer.decode([i], at_start=False)} for i in ids]
         print_json({"lookup": wanted, "found": rows})

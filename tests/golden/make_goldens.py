@@ -55,13 +55,13 @@ class Variant:
 
 VARIANTS = {
     # As many key/value heads as query heads; every matrix of a layer is square, so no shape betrays a wrong one.
-    "mha": Variant(3, 32, 32, 2, 2, 2, 16, 97, tied=False, theta=1e4, n_prompt=12),
+    "mha": Variant(3, 32, 32, 2, 2, 2, 16, 97, tied=False, theta=1e4, n_prompt=11),
     # Heads together twice as wide as the model; two files.
-    "wide": Variant(5, 32, 32, 2, 4, 2, 16, 101, tied=True, theta=1e6, shard_size="60KB", n_prompt=9),
+    "wide": Variant(2, 32, 32, 2, 4, 2, 16, 101, tied=True, theta=1e6, shard_size="60KB", n_prompt=8),
     # One key/value head for all; heads together half as wide as the model; a larger epsilon; also as Q8_0.
     "mqa": Variant(4, 64, 32, 1, 4, 1, 8, 61, tied=False, theta=1e4, eps=1e-5, q8_0=True, n_prompt=12),
     # Four query heads to a key/value head; three layers; stored as bfloat16.
-    "gqa": Variant(5, 32, 64, 3, 8, 2, 8, 67, tied=True, theta=1e6, dtype=torch.bfloat16, n_prompt=8),
+    "gqa": Variant(5, 32, 64, 3, 8, 2, 8, 67, tied=True, theta=1e6, dtype=torch.bfloat16, n_prompt=7),
 }
 
 

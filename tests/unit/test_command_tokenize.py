@@ -164,7 +164,8 @@ def test_lookup(tokenizer):
     assert run("info", "--lookup", "<|im_end|>").stdout.split()[0] == str(tokenizer.eos_id)
     five = run_json("info", "--lookup", "5")["found"]
     assert [row["id"] for row in five] == [5, *tokenizer.encode("5")]
-    assert run("info", "--lookup", "no such token").exit_code == 2
+    for unknown in ("no such token", "512", ""):
+        assert run("info", "--lookup", unknown).exit_code == 2
 
 
 def test_a_file_without_a_tokenizer_is_an_error(tmp_path):
