@@ -34,6 +34,6 @@ def pack(stream: Iterator[list[int]], length: int, filler: int) -> Iterator[list
 
 def rows(tokenizer: Tokenizer, seed: int, count: int, length: int) -> NDArray[np.uint16]:
     """Make the rows of one epoch; each has one token more than the context, for the last target."""
-    filler = tokenizer.token_to_id(END_OF_TEXT)
+    filler = tokenizer.get_vocab()[END_OF_TEXT]
     packed = pack(encoded(tokenizer, seed, count), length + 1, filler)
     return np.array(list(packed), dtype=np.uint16)

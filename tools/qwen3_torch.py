@@ -31,7 +31,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     """Grouped-query attention with normalised queries and keys."""
 
     def __init__(self, config: Config) -> None:
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """One layer: attention, then a SwiGLU feed-forward."""
 
     def __init__(self, config: Config) -> None:
@@ -77,7 +77,7 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
-class Qwen3(nn.Module):
+class Qwen3(nn.Module):  # type: ignore[misc]
     """The whole model, from token numbers to logits."""
 
     def __init__(self, config: Config) -> None:

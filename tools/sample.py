@@ -10,12 +10,12 @@ from tools.qwen3_torch import Qwen3
 STOPS = ("<|endoftext|>", "<|im_end|>")
 
 
-@torch.no_grad()
 def greedy_ids(model: Qwen3, prompt: list[int], stops: set[int], limit: int) -> list[int]:
     """Give the most likely tokens, up to and including the first stop token."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < limit and len(tokens) < model.config.context:
-        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+        with torch.no_grad():
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
         if tokens[-1] in stops:
             break
     return tokens[len(prompt) :]
@@ -24,6 +24,7 @@ def greedy_ids(model: Qwen3, prompt: list[int], stops: set[int], limit: int) -> 
 def greedy(model: Qwen3, tokenizer: Tokenizer, prompt: str, limit: int = 300) -> str:
     """Give the prompt with its most likely continuation, special tokens shown."""
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    stops = {tokenizer.token_to_id(token) for token in STOPS}
+    vocabulary = tokenizer.get_vocab()
+    stops = {vocabulary[token] for token in STOPS}
     more = greedy_ids(model, ids, stops, limit)
     return str(tokenizer.decode(ids + more, skip_special_tokens=False))

@@ -75,10 +75,10 @@ def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-@torch.no_grad()
 def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
     """Give the perplexity on rows that were not trained on."""
-    losses = [loss_of(model, held_out[i : i + 8]).item() for i in range(0, len(held_out) - 7, 8)]
+    with torch.no_grad():
+        losses = [loss_of(model, held_out[i : i + 8]).item() for i in range(0, len(held_out) - 7, 8)]
     return math.exp(sum(losses) / len(losses))
 
 
@@ -120,12 +120,12 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(progress, self.step, self.args.rate)
         loss = loss_of(self.forward, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        return loss.item()
+        return float(loss.item())
 
     def report(self, losses: list[float], seconds: float) -> None:
         """Log the mean loss and the speed since the last line."""
@@ -153,7 +153,8 @@ class Trainer:
                 self.save()
                 print("sample:", greedy(self.model, self.tokenizer, "Once upon a time"), flush=True)
                 print(f"held-out perplexity {perplexity(self.model, held_out[:16]):.4f}", flush=True)
-                saved = last = time.monotonic()
+                saved = time.monotonic()
+                last += saved - now  # saving is not training
         self.save()
         print(f"end: step {self.step}, held-out perplexity {perplexity(self.model, held_out):.4f}", flush=True)
 

@@ -24,7 +24,7 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     """A twin of `backend` that calls `tap(name, array)` for every named value of every pass.
 
     Names are the GGUF stems of the layer that made the value ("blk.0.attn_norm", "blk.0.ffn_gate"), and what the
-    model itself notes ("blk.0.q_rope", "blk.0.attn_out", "blk.0.l_out"). The twin shares the original's arrays.
+    model itself notes ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The twin shares the original's arrays.
     """
     twin = copy.copy(backend)
     composed = {name: getattr(Backend, name) for name in BLOCKS}

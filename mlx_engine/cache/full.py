@@ -22,7 +22,7 @@ class FullCache(Cache):
         head_dim: int,
         capacity: int,
         step: int = STEP,
-    ):
+    ) -> None:
         self._backend, self._capacity, self._step = backend, capacity, step
         self._stores: list[Array] = [backend.kv_empty(n_kv_heads, head_dim, 0) for _ in range(n_layers)]
         self._length = self._slots = 0

@@ -38,6 +38,13 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     weight: Callable[[str], Weight]
 
+    @property
+    def n_embeddings(self) -> int:
+        """Rows of GGUF's embedding table; where it is missing, those that the vocabulary calls for, or 1."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        n_tokens = len(tokens) if isinstance(tokens, list) else 0
+        return self.shapes.get("token_embd.weight", (max(n_tokens, 1),))[0]
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file, or a Hugging Face folder with config.json and safetensors.

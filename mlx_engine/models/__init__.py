@@ -11,7 +11,7 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import Cache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnknownArchitectureError
-from mlx_engine.models.parameters import Progress
+from mlx_engine.models.parameters import Parameters, Progress, check
 
 MODULES = {"qwen3": "mlx_engine.models.qwen3"}
 
@@ -32,6 +32,20 @@ class Model(Protocol):
         """A cache that remembers nothing."""
 
 
+def model_file(checkpoint: Checkpoint) -> Any:
+    """The module that implements a checkpoint's architecture: `plan(checkpoint)`, and the class `Model`.
+
+    Raises:
+        UnknownArchitectureError: no model file does.
+    """
+    name = MODULES.get(checkpoint.architecture)
+    if name is None:
+        raise UnknownArchitectureError(
+            where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(MODULES)
+        )
+    return importlib.import_module(name)
+
+
 def load_model(
     checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None
 ) -> Model:
@@ -39,12 +53,11 @@ def load_model(
 
     Raises:
         UnknownArchitectureError: no model file implements it.
-        ModelError: its settings or tensors are not what the model file expects.
+        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        TensorMismatchError: the tensors are not those that the settings call for.
     """
-    module = MODULES.get(checkpoint.architecture)
-    if module is None:
-        raise UnknownArchitectureError(
-            where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(MODULES)
-        )
-    model: Model = importlib.import_module(module).load(checkpoint, backend, quant=quant, progress=progress)
+    module = model_file(checkpoint)
+    plan = module.plan(checkpoint)
+    parameters = Parameters(checkpoint, check(checkpoint, plan), backend, quant=quant, progress=progress)
+    model: Model = module.Model(plan.config, parameters, backend)
     return model

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Linear, RMSNorm
@@ -26,15 +27,27 @@ class Tensor:
     required: bool = True
 
 
-def check(checkpoint: Checkpoint, table: Iterable[Tensor], unused: Iterable[str] = ()) -> dict[str, str]:
-    """The checkpoint's own name of every tensor in the table, by GGUF name. `unused` may be there and is not read.
+@dataclass(frozen=True)
+class Plan:
+    """What a model file makes of a checkpoint's settings: sizes, and the tensors that they call for.
+
+    Tensors named in `unused` may be there and are not read.
+    """
+
+    config: Any
+    tensors: Sequence[Tensor]
+    unused: tuple[str, ...] = ()
+
+
+def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, str]:
+    """The checkpoint's own name of every tensor of the plan that it has, by GGUF name.
 
     Raises:
         TensorMismatchError: all missing, unexpected and misshapen tensors at once.
     """
     names: dict[str, str] = {}
     missing, misshapen = [], []
-    for tensor in table:
+    for tensor in plan.tensors:
         name = tensor.hf if checkpoint.naming == "hf" else tensor.gguf
         found = checkpoint.shapes.get(name)
         if found is None:
@@ -43,7 +56,7 @@ def check(checkpoint: Checkpoint, table: Iterable[Tensor], unused: Iterable[str]
         names[tensor.gguf] = name
         if found != tensor.shape:
             misshapen.append(f"{name} (expected {tensor.shape}, found {found})")
-    unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(unused))
+    unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))
     if missing or unexpected or misshapen:
         raise TensorMismatchError(where=checkpoint.where, missing=missing, unexpected=unexpected, misshapen=misshapen)
     return names

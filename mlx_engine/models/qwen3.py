@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Linear, RMSNorm, Rope
 from mlx_engine.cache import Cache, FullCache, NoCache
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.parameters import Parameters, Progress, Tensor, check
+from mlx_engine.models.parameters import Parameters, Plan, Tensor
 from mlx_engine.models.settings import HF_HARMLESS, Settings
 
 
@@ -117,31 +118,22 @@ def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
     )
 
 
-def load(checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None) -> Model:
-    """Build the model that a checkpoint describes.
-
-    Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
-        TensorMismatchError: the tensors are not those that the settings call for.
-    """
-    config, tied = read_config(checkpoint)
-    # A tied head needs no matrix of its own, but some files carry it all the same.
-    unused = ["lm_head.weight"] if tied else []
-    names = check(checkpoint, tensors(config, tied=tied), unused)
-    return Model(config, Parameters(checkpoint, names, backend, quant=quant, progress=progress), backend)
-
-
-def read_config(checkpoint: Checkpoint) -> tuple[Config, bool | None]:
-    """The sizes, and whether the head is tied to the embedding; None leaves that to the tensors.
+def plan(checkpoint: Checkpoint) -> Plan:
+    """The sizes and tensors of a checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
     """
     settings = Settings(checkpoint.settings, where=checkpoint.where)
-    if checkpoint.naming == "hf":
-        return _config_from_hf(settings)
-    table = checkpoint.shapes.get("token_embd.weight", (0,))
-    return _config_from_gguf(settings, vocab_size=table[0]), None
+    if checkpoint.naming == "gguf":
+        # GGUF does not say whether the head is tied: the file has a matrix for it, or it has none.
+        config = _config_from_gguf(settings, checkpoint.n_embeddings)
+        return Plan(config, tensors(config, head="optional"))
+    config = _config_from_hf(settings)
+    if not settings.flag("tie_word_embeddings", False):
+        return Plan(config, tensors(config, head="required"))
+    # A tied head needs no matrix of its own, but some files carry it all the same.
+    return Plan(config, tensors(config, head="absent"), unused=("lm_head.weight",))
 
 
 def _config_from_gguf(s: Settings, vocab_size: int) -> Config:
@@ -168,7 +160,7 @@ def _config_from_gguf(s: Settings, vocab_size: int) -> Config:
     return _sound(config, s)
 
 
-def _config_from_hf(s: Settings) -> tuple[Config, bool]:
+def _config_from_hf(s: Settings) -> Config:
     # transformers 5 moved the rotation's settings into a mapping of their own.
     rope = s.mapping("rope_parameters") or s
     config = Config(
@@ -183,7 +175,6 @@ def _config_from_hf(s: Settings) -> tuple[Config, bool]:
         norm_eps=s.number("rms_norm_eps"),
         rope_theta=rope.number("rope_theta", 10_000.0),
     )
-    tied = s.flag("tie_word_embeddings", False)
     rope.expect("rope_type", "default")
     if rope is not s:
         rope.refuse_rest()
@@ -192,8 +183,8 @@ def _config_from_hf(s: Settings) -> tuple[Config, bool]:
     s.expect("attention_bias", False)
     s.expect("use_sliding_window", False)
     s.expect("layer_types", None, ["full_attention"] * config.n_layers)
-    s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers"})
-    return _sound(config, s), tied
+    s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers", "tie_word_embeddings"})
+    return _sound(config, s)
 
 
 def _sound(config: Config, s: Settings) -> Config:
@@ -204,8 +195,8 @@ def _sound(config: Config, s: Settings) -> Config:
     return config
 
 
-def tensors(cfg: Config, *, tied: bool | None) -> list[Tensor]:
-    """Every tensor of a checkpoint; `tied` is what the file says about its head, None where it says nothing."""
+def tensors(cfg: Config, *, head: Literal["required", "optional", "absent"]) -> list[Tensor]:
+    """Every tensor of a checkpoint; without a matrix of its own the head is tied to the embedding table."""
     D, F, E = cfg.hidden_size, cfg.intermediate_size, cfg.head_dim
     H, K, V = cfg.n_heads * E, cfg.n_kv_heads * E, cfg.vocab_size
     layer = {
@@ -225,8 +216,8 @@ def tensors(cfg: Config, *, tied: bool | None) -> list[Tensor]:
         Tensor("token_embd.weight", "model.embed_tokens.weight", (V, D)),
         Tensor("output_norm.weight", "model.norm.weight", (D,)),
     ]
-    if tied is not True:
-        table.append(Tensor("output.weight", "lm_head.weight", (V, D), required=tied is False))
+    if head != "absent":
+        table.append(Tensor("output.weight", "lm_head.weight", (V, D), required=head == "required"))
     for i in range(cfg.n_layers):
         table += [
             Tensor(f"blk.{i}.{gguf}.weight", f"model.layers.{i}.{hf}.weight", shape)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mlx_engine.checkpoint.listing import Listing, open_listing
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.errors import (
-    EngineError,
-    FormatError,
-    TensorMismatchError,
-    UnknownArchitectureError,
-    UnsupportedConfigError,
-)
-from mlx_engine.models import MODULES
-from mlx_engine.models.parameters import Tensor, check
+from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismatchError
+from mlx_engine.models import model_file
+from mlx_engine.models.parameters import Plan, check
 from mlx_engine.quant import readable_types
 
 
@@ -95,44 +86,26 @@ def _model(checkpoint: Checkpoint) -> tuple[list[Finding], int | None]:
     if not checkpoint.shapes:
         detail = "none at all: a file of a vocabulary alone, which `tokenize` can use but no model"
         return [Finding(Level.FAIL, "tensors", detail)], None
-    if checkpoint.architecture not in MODULES:
-        unknown = UnknownArchitectureError(
-            where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(MODULES)
-        )
-        return [Finding(Level.FAIL, "settings", str(unknown))], None
-    module: Any = importlib.import_module(MODULES[checkpoint.architecture])
     try:
-        config, tied = module.read_config(_with_table(checkpoint))
-    except UnsupportedConfigError as error:
+        plan: Plan = model_file(checkpoint).plan(checkpoint)
+    except ModelError as error:
         return [Finding(Level.FAIL, "settings", str(error))], None
     settings = Finding(Level.PASS, "settings", f"{checkpoint.architecture}, all understood")
-    tensors = _tensors(checkpoint, module.tensors(config, tied=tied), tied)
-    return [settings, *tensors], config.vocab_size
+    return [settings, *_tensors(checkpoint, plan)], plan.config.vocab_size
 
 
-def _with_table(checkpoint: Checkpoint) -> Checkpoint:
-    """A GGUF file without an embedding table, as if it had one of as many rows as its vocabulary has tokens.
-
-    The sizes then can be read, and the table is reported with all else that is missing.
-    """
-    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
-    if "token_embd.weight" in checkpoint.shapes or not isinstance(tokens, list):
-        return checkpoint
-    return dataclasses.replace(checkpoint, shapes={**checkpoint.shapes, "token_embd.weight": (len(tokens), 0)})
-
-
-def _tensors(checkpoint: Checkpoint, table: Sequence[Tensor], tied: bool | None) -> Iterator[Finding]:
+def _tensors(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
     try:
-        names = check(checkpoint, table, ["lm_head.weight"] if tied else [])
+        names = check(checkpoint, plan)
     except TensorMismatchError as error:
         groups = (("missing", error.missing), ("unexpected", error.unexpected), ("misshapen", error.misshapen))
         for problem, tensors in groups:
             yield from (Finding(Level.FAIL, "tensors", f"{problem}: {tensor}") for tensor in tensors)
         return
     yield Finding(Level.PASS, "tensors", f"{len(names):,}, with the names and shapes that the settings call for")
-    if tied or (tied is None and "output.weight" not in names):
+    if "output.weight" not in names:
         yield Finding(Level.WARN, "head", "tied: it has no matrix of its own and uses the embedding table's")
-    yield from _norms(checkpoint, [names[t.gguf] for t in table if t.gguf in names and len(t.shape) == 1])
+    yield from _norms(checkpoint, [names[t.gguf] for t in plan.tensors if t.gguf in names and len(t.shape) == 1])
 
 
 def _norms(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Finding]:

@@ -19,10 +19,10 @@ PROMPTS = [pytest.param(golden, i, id=f"{golden}-{i}") for golden in GOLDENS for
 OF_MICRO = [param for param in PROMPTS if param.id.startswith("micro")]
 OF_VARIANTS = [param for param in PROMPTS if param not in OF_MICRO]
 
-# Half a unit in the last place of the largest logits: what is left of two float64 results when one is saved as float32.
-# micro's were made in float64, but for norms, rotation and softmax, which transformers keeps in float32.
+# Half a unit in the last place of the largest logits: what two float64 results differ by when one is saved as float32.
+# micro's were made in float64 but for norms, rotation and softmax, which transformers keeps in float32.
 ROUNDED, MICRO_ROUNDED = 3e-7, 2e-6
-# Chunks against one pass: the same products, summed by BLAS in another order. Seen: 8e-7 together, 6e-6 for one.
+# Chunks against one pass: the same products, summed by BLAS in another order. Seen: 9e-7 and 7e-6.
 CUT, CUT_OF_ONE = 1e-6, 1e-5
 
 backends = pytest.mark.parametrize("backend", BACKENDS)

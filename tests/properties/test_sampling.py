@@ -168,7 +168,15 @@ def test_top_k_keeps_the_k_most_likely_and_of_equal_ones_the_lowest_ids(logits, 
 
 @pytest.mark.parametrize(
     ("top_p", "kept"),
-    [(0.01, [1]), (0.49, [1]), (0.51, [1, 3]), (0.74, [1, 3]), (0.76, [0, 1, 3]), (0.88, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3])],
+    [
+        (0.01, [1]),
+        (0.49, [1]),
+        (0.51, [1, 3]),
+        (0.74, [1, 3]),
+        (0.76, [0, 1, 3]),
+        (0.88, [0, 1, 2, 3]),
+        (1.0, [0, 1, 2, 3]),
+    ],
 )
 def test_top_p_keeps_the_token_that_reaches_p_and_none_after_it(top_p, kept):
     # Probabilities 1/8, 1/2, 1/8, 1/4; of the equal ones the lower id comes first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training extra is not installed")
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
+from tools.evaluate_gguf import read_model  # noqa: E402
 from tools.export_gguf import metadata, tensor_name, write  # noqa: E402
 from tools.qwen3_torch import Config, Qwen3  # noqa: E402
 from tools.train_tokenizer import train  # noqa: E402
@@ -82,3 +84,24 @@ def test_the_chat_template_is_the_layout_of_the_corpus(exported: tuple[Path, dic
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
     )
     assert jinja2.Template(template).render(messages=messages[:1]) == "<|im_start|>system\nBe kind.<|im_end|>\n"
+
+
+def test_the_file_runs_like_the_checkpoint(exported: tuple[Path, dict[str, Any]]) -> None:
+    torch.manual_seed(1)
+    fresh, stored = Qwen3(SMALL), read_model(exported[0])
+    assert replace(stored.config, eps=SMALL.eps) == SMALL
+    assert stored.config.eps == pytest.approx(SMALL.eps)  # the file has it in float32
+    tokens = torch.arange(30)[None] * 7
+    with torch.no_grad():
+        expected, got = fresh(tokens), stored(tokens)
+    assert not torch.equal(got, expected)  # Q8_0 rounds
+    assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_foreign_tensor_is_refused(exported: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    _, tensors = exported
+    tokenizer = json.loads(train(seed=2, count=50, size=400).to_str())
+    extra = {**tensors, "output.weight": tensors["token_embd.weight"]}
+    write(tmp_path / "extra.gguf", metadata(SMALL, tokenizer), extra)
+    with pytest.raises(ValueError, match=r"output\.weight"):
+        read_model(tmp_path / "extra.gguf")

@@ -283,7 +283,7 @@ def test_an_unknown_architecture_is_named_with_those_that_are_known(folder, arch
 
 
 def test_a_config_without_a_model_type_says_so(folder):
-    with pytest.raises(EngineError, match="model_type|architecture"):
+    with pytest.raises(EngineError, match=r"model_type|architecture"):
         mlx_engine.load(folder(model_type=ABSENT), backend="simd")
 
 
@@ -318,9 +318,10 @@ def test_a_layer_more_in_the_settings_is_reported_with_all_its_tensors(folder):
     assert len(caught.value.missing) == 11
 
 
-def test_an_absurd_number_of_layers_is_refused_at_once(folder):
-    with pytest.raises(ModelError):
-        mlx_engine.load(folder(num_hidden_layers=10**6, layer_types=ABSENT), backend="simd")
+def test_an_absurd_number_of_layers_is_refused_without_naming_every_tensor(folder):
+    with pytest.raises(ModelError) as caught:
+        mlx_engine.load(folder(num_hidden_layers=5000, layer_types=ABSENT), backend="simd")
+    assert len(str(caught.value)) < 20_000
 
 
 def test_a_tensor_of_an_unreadable_type_is_refused_by_name(folder, stored):
@@ -455,14 +456,16 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path, name):
     shutil.copy(HF / "config.json", tmp_path)
     index = {"weight_map": {"model.norm.weight": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises((FormatError, SourceError), match="model.safetensors.index.json|expected a readable file"):
+    with pytest.raises((FormatError, SourceError), match=r"safetensors\.index\.json|expected a readable file"):
         mlx_engine.load(tmp_path, backend="simd")
 
 
 # ---- quantising on load ----
 
 
-@pytest.mark.parametrize(("quant", "most"), [("keep", 1e-5), ("f32", 1e-5), ("q8_0", 0.02), ("q4_0", 0.4), ("q4_1", 0.4)])
+@pytest.mark.parametrize(
+    ("quant", "most"), [("keep", 1e-5), ("f32", 1e-5), ("q8_0", 0.02), ("q4_0", 0.4), ("q4_1", 0.4)]
+)
 def test_quantising_on_load_costs_what_its_bits_cost(golden, quant, most):
     error = relative(
         mlx_engine.load(F32, backend="simd", quant=quant).logits(golden["prompt2"].tolist()), golden["logits2"]

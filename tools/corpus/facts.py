@@ -25,7 +25,8 @@ CAPITALS = {
     "Brazil": "Brasilia", "Argentina": "Buenos Aires", "Chile": "Santiago", "Peru": "Lima",
     "Colombia": "Bogota", "Ecuador": "Quito", "Uruguay": "Montevideo", "Venezuela": "Caracas",
     "the Netherlands": "Amsterdam", "the Czech Republic": "Prague", "Switzerland": "Bern",
-    "the Philippines": "Manila", "Cambodia": "Phnom Penh", "Australia": "Canberra", "New Zealand": "Wellington", "Fiji": "Suva",
+    "the Philippines": "Manila", "Cambodia": "Phnom Penh", "Australia": "Canberra", "New Zealand": "Wellington",
+    "Fiji": "Suva",
 }  # fmt: skip
 FAMILIAR = ("France", "Germany", "Italy", "Spain", "England", "Japan", "China", "India", "Egypt", "Canada")
 

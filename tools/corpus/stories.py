@@ -202,7 +202,7 @@ def opening(rng: random.Random, plot: Plot, cast: dict[str, object]) -> Iterator
         yield from split_steps(intro)
         words_used = " ".join(option for step in plot.steps for option in step.options)
         knows_friend = "{b}" in words_used and "{b.intro}" not in words_used
-        traits = TRAITS if knows_friend else TRAITS[:-1]
+        traits = list(TRAITS if knows_friend else TRAITS[:-1])
         if "{hobby}" not in intro:
             traits += HOBBY_TRAITS
         if rng.random() < 0.5:

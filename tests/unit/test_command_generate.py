@@ -1,0 +1,482 @@
+"""`generate` and `backends` as a user meets them: what goes where, exit codes, and one line for every mistake."""
+
+import importlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_engine.backends import auto, backend_names
+from mlx_engine.checkpoint import hub
+from mlx_engine.commands import app
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data" / "qwen3-micro"
+MODEL = str(DATA / "model-f32.gguf")
+NO_METAL = platform.system() != "Darwin" or platform.machine() != "arm64"
+
+
+def cli(*args, stdin=None):
+    """Exit code, stdout and stderr of a command, run in this process."""
+    result = CliRunner().invoke(app, [str(a) for a in args], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+def generate(*args, model=MODEL, backend="simd", stdin=None):
+    return cli("generate", "--model", model, "--backend", backend, *args, stdin=stdin)
+
+
+def process(*args, timeout=60, **kwargs):
+    command = [sys.executable, "cli.py", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, **kwargs)
+
+
+def only_line(result):
+    """The one line on stderr of a run that wrote nothing else."""
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    (line,) = result.err.splitlines()
+    return line
+
+
+# ---- what a run prints ----
+
+
+def test_text_goes_to_stdout_and_everything_else_to_stderr():
+    result = generate("Once upon a time", "-n", 8)
+    as_json = json.loads(generate("Once upon a time", "-n", 8, "--json").out)
+    assert result.code == 0
+    assert result.out == as_json["text"] + "\n"
+    assert "backend simd" in result.err
+    assert "tokens" in result.err
+    assert "first token" in result.err
+
+
+def test_json_is_one_object_with_the_keys_of_the_contract():
+    result = generate("Once upon a time", "-n", 5, "--ignore-eos", "--json")
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 1
+    run = json.loads(result.out)
+    assert run.keys() == {"prompt_ids", "token_ids", "text", "finish_reason", "backend", "metrics"}
+    assert run["backend"].keys() == {"requested", "used", "device"}
+    assert (run["backend"]["requested"], run["backend"]["used"]) == ("simd", "simd")
+    assert len(run["token_ids"]) == 5
+    assert all(isinstance(i, int) for i in run["prompt_ids"] + run["token_ids"])
+    assert run["finish_reason"] == "length"
+    assert run["metrics"]["time_to_first_token_ms"] > 0
+    assert run["metrics"]["decode_tokens_per_second"] > 0
+    assert len(run["metrics"]["per_pass_ms"]) == 5
+
+
+def test_json_has_null_for_what_is_undefined():
+    run = json.loads(generate("a", "-n", 1, "--json").out)
+    assert run["metrics"]["decode_tokens_per_second"] is None
+
+
+def test_the_cache_changes_no_token():
+    with_cache, without = (
+        json.loads(generate("Once", "-n", 12, "--ignore-eos", kv, "--json").out) for kv in ("--kv", "--no-kv")
+    )
+    assert with_cache["token_ids"] == without["token_ids"]
+
+
+def test_the_same_seed_writes_the_same_and_options_arrive():
+    def text(*more):
+        return json.loads(generate("a", "-n", 30, "--ignore-eos", "--temp", 3, *more, "--json").out)["token_ids"]
+
+    assert text("--seed", 1) == text("--seed", 1)
+    assert text("--seed", 1) != text("--seed", 2)
+    greedy = json.loads(generate("a", "-n", 30, "--ignore-eos", "--json").out)["token_ids"]
+    assert text("--top-k", 1) == text("--top-p", 1e-9) == text("--min-p", 1) == greedy
+
+
+def test_stop_strings_end_the_text():
+    options = ("a", "-n", 40, "--ignore-eos", "--temp", 2, "--seed", 1)
+    whole = json.loads(generate(*options, "--json").out)["text"]
+    stop = whole[5:7]
+    run = json.loads(generate(*options, "--stop", "never there", "--stop", stop, "--json").out)
+    assert (run["text"], run["finish_reason"]) == (whole.partition(stop)[0], "stop")
+
+
+# ---- backends ----
+
+
+@pytest.mark.skipif(not NO_METAL, reason="this machine has Metal")
+def test_a_backend_that_is_not_here_is_replaced_in_one_line_and_the_metrics_say_so():
+    result = generate("a", "-n", 2, "--json", backend="metal")
+    assert result.code == 0
+    (line,) = result.err.splitlines()
+    assert "metal" in line
+    assert auto() in line
+    assert json.loads(result.out)["backend"]["requested"] == "metal"
+    assert json.loads(result.out)["backend"]["used"] == auto()
+    assert f"backend {auto()}" in generate("a", "-n", 2, backend="metal").err
+
+
+@pytest.mark.skipif(not NO_METAL, reason="this machine has Metal")
+def test_strict_refuses_a_backend_that_is_not_here_before_the_model_is_looked_for():
+    result = generate("a", "--strict", backend="metal", model="nope.gguf")
+    assert result.code == 2
+    line = only_line(result)
+    assert "metal" in line
+    assert "nope" not in line
+
+
+@pytest.mark.parametrize("strict", [(), ("--strict",)], ids=["", "strict"])
+def test_an_unknown_backend_is_wrong_use_and_the_known_ones_are_named(strict):
+    result = generate("a", *strict, backend="gpu", model="nope.gguf")
+    assert result.code == 2
+    line = only_line(result)
+    assert "gpu" in line
+    assert all(name in line for name in backend_names())
+
+
+def test_an_unknown_backend_is_refused_before_stdin_is_read():
+    reader, writer = os.pipe()
+    try:
+        run = process("generate", "-", "--backend", "gpu", "--model", MODEL, stdin=reader, timeout=10)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert run.returncode == 2
+
+
+def test_backends_lists_every_backend_with_what_it_lacks():
+    result = cli("backends")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert [line.split()[0] for line in lines] == [*backend_names(), "auto"]
+    assert auto() in lines[-1]
+    assert result.err == ""
+
+
+def test_backends_as_json_gives_a_reason_or_null():
+    answer = json.loads(cli("backends", "--json").out)
+    assert [row["name"] for row in answer["backends"]] == backend_names()
+    reasons = {row["name"]: row["unavailable"] for row in answer["backends"]}
+    assert reasons["scalar"] is None
+    assert reasons["simd"] is None
+    assert reasons[answer["auto"]] is None
+    if NO_METAL:
+        assert "Apple" in reasons["metal"]
+
+
+# ---- wrong use ----
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--temp", "-1"), ("--temp", "nan"), ("--temp", "inf"), ("--temp", "warm"),
+        ("--top-k", "0"), ("--top-k", "-3"), ("--top-k", "1.5"),
+        ("--top-p", "0"), ("--top-p", "1.5"), ("--top-p", "nan"),
+        ("--min-p", "-0.1"), ("--min-p", "2"), ("--min-p", "nan"),
+        ("--repetition-penalty", "0"), ("--repetition-penalty", "-1"), ("--repetition-penalty", "nan"),
+        ("--seed", "-1"), ("--seed", "x"),
+        ("--max-tokens", "0"), ("--max-tokens", "-5"), ("--max-tokens", "ten"),
+        ("--stop", ""), ("--quant", "q3"), ("--threads", "0"), ("--threads", "-2"),
+        ("--no-such-option",),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_use_is_exit_2_before_the_model_is_looked_for(options):
+    result = generate(*options, model="nope.gguf")
+    assert result.code == 2
+    assert result.out == ""
+    assert "nope" not in result.err
+    assert "Traceback" not in result.err
+    assert options[0].strip("-").replace("-", "_").split("_")[0] in result.err.replace("-", "_")
+
+
+def test_two_arguments_are_wrong_use():
+    result = generate("one", "two", model="nope.gguf")
+    assert result.code == 2
+    assert "two" in result.err
+
+
+def test_an_empty_prompt_is_wrong_use():
+    assert generate("").code == 2
+
+
+def test_a_prompt_longer_than_the_context_is_wrong_use():
+    result = generate("a", "-n", 5000)
+    assert result.code == 2
+    assert "4,096" in only_line(result)
+
+
+@pytest.mark.parametrize(
+    "model", ["nope.gguf", "below/nope.gguf", str(DATA), str(DATA / "golden.npz"), str(ROOT / "cli.py")]
+)
+def test_a_model_that_cannot_be_loaded_is_exit_1_and_one_line(model):
+    result = generate("a", model=model)
+    assert result.code == 1
+    line = only_line(result)
+    assert line.startswith("error: ")
+    assert model in line
+
+
+# ---- where the prompt comes from ----
+
+
+def ids_of(result):
+    assert result.code == 0, result.err
+    return json.loads(result.out)["prompt_ids"]
+
+
+def test_the_prompt_comes_from_an_argument_stdin_or_a_file(tmp_path):
+    text = "Über\n  zwei Zeilen\n"
+    (tmp_path / "prompt.txt").write_text(text, encoding="utf-8")
+    want = ids_of(generate(text, "-n", 1, "--json"))
+    assert ids_of(generate("-", "-n", 1, "--json", stdin=text)) == want
+    assert ids_of(generate("--prompt-file", tmp_path / "prompt.txt", "-n", 1, "--json")) == want
+    assert ids_of(generate("-n", 1, "--json")) == ids_of(generate("Once upon a time", "-n", 1, "--json"))
+
+
+def test_a_file_and_stdin_are_read_alike_to_the_byte(tmp_path):
+    text = "one\r\ntwo\rthree"
+    (tmp_path / "prompt.txt").write_bytes(text.encode())
+    from_file = ids_of(generate("--prompt-file", tmp_path / "prompt.txt", "-n", 1, "--json"))
+    assert from_file == ids_of(generate("-", "-n", 1, "--json", stdin=text.encode()))
+
+
+@pytest.mark.parametrize("prompt", ["text", "-"])
+def test_two_prompts_are_wrong_use(tmp_path, prompt):
+    (tmp_path / "prompt.txt").write_text("text")
+    result = generate(prompt, "--prompt-file", tmp_path / "prompt.txt", model="nope.gguf", stdin="text")
+    assert result.code == 2
+    assert "not both" in only_line(result)
+
+
+def test_a_prompt_file_that_is_not_there_is_one_line(tmp_path):
+    result = generate("--prompt-file", tmp_path / "nothing.txt", model="nope.gguf")
+    assert result.code in (1, 2)
+    assert "nothing.txt" in only_line(result)
+
+
+def test_a_prompt_that_is_not_utf_8_is_wrong_use(tmp_path):
+    (tmp_path / "prompt.txt").write_bytes(b"\xff\xfe")
+    result = generate("--prompt-file", tmp_path / "prompt.txt", model="nope.gguf")
+    assert result.code == 2
+    assert "UTF-8" in only_line(result)
+    assert generate("-", model="nope.gguf", stdin=b"\xff").code == 2
+
+
+def test_an_argument_that_is_not_utf_8_is_one_line():
+    run = process("generate", "--model", MODEL, "-b", "simd", "-n", "1", os.fsdecode(b"a\xff"))
+    assert b"Traceback" not in run.stderr
+    assert run.returncode in (0, 1, 2)
+
+
+# ---- as a process ----
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
+def test_an_interrupted_run_exits_130_without_a_traceback(more):
+    command = [sys.executable, "-u", "cli.py", "generate", "a", "-m", MODEL, "-b", "simd", "--no-kv"]
+    run = subprocess.Popen(
+        [*command, "--ignore-eos", "-n", "4000", *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A process started in the background inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        if more:
+            time.sleep(2.5)
+        else:
+            assert run.stdout.read(1)
+        assert run.poll() is None, "it ended before it could be interrupted"
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=20)
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 130
+    assert b"Traceback" not in err
+    assert b"interrupted" in err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
+def test_a_reader_that_leaves_is_no_traceback():
+    command = f"{sys.executable} cli.py generate a -m {MODEL} -b simd --ignore-eos -n 400 | head -c 1"
+    run = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, timeout=60)
+    assert len(run.stdout) == 1
+    assert b"Traceback" not in run.stderr
+    assert b"Exception ignored" not in run.stderr
+
+
+def test_text_that_the_terminal_cannot_show_is_no_traceback():
+    run = process(
+        "generate", "a", "-m", MODEL, "-b", "simd", "--ignore-eos", "-n", "60", "--temp", "3", "--seed", "1",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert b"Traceback" not in run.stderr
+    assert run.returncode == 0
+
+
+# ---- hub ids ----
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty hub cache; `keep(name, data)` puts a file of org/repo into it, as the hub's own library lays it out."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repo = tmp_path / "models--org--repo"
+
+    def keep(name, data):
+        snapshot = repo / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).write_bytes(data)
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / "main").write_text("0" * 40)
+
+    return SimpleNamespace(keep=keep)
+
+
+def answering(monkeypatch, answer):
+    """The hub's only remote call answers with these file names, or fails with this exception."""
+
+    def model_info(self, repo, **_):
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in answer])
+
+    monkeypatch.setattr(hub.HfApi, "model_info", model_info)
+    offline_download(monkeypatch, answer)
+
+
+def offline_download(monkeypatch, answer):
+    real = {"hf_hub_download": hub.hf_hub_download, "snapshot_download": hub.snapshot_download}
+
+    def wrap(name):
+        def call(*args, local_files_only=False, **kwargs):
+            if local_files_only:
+                return real[name](*args, local_files_only=True, **kwargs)
+            if isinstance(answer, Exception):
+                raise answer
+            raise ConnectionError("the test downloads nothing")
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(hub, name, wrap(name))
+
+
+def http_library():
+    """The HTTP library of huggingface_hub, which has changed more than once."""
+    return importlib.import_module(hub.HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
+
+
+NETWORK_ERRORS = {
+    "dns": lambda: http_library().ConnectError("[Errno -2] Name or service not known"),
+    "timeout": lambda: http_library().ConnectTimeout("timed out"),
+    "read timeout": lambda: http_library().ReadTimeout("The read operation timed out"),
+    "os": lambda: socket.gaierror(-2, "Name or service not known"),
+    "built in": lambda: ConnectionError("refused\nsecond line"),
+}
+
+
+@pytest.mark.parametrize("file", ["", ":model.gguf"], ids=["repo", "file"])
+@pytest.mark.parametrize("kind", NETWORK_ERRORS)
+def test_without_a_network_a_hub_id_is_one_line(cache, monkeypatch, kind, file):
+    answering(monkeypatch, NETWORK_ERRORS[kind]())
+    result = generate("a", model=f"org/repo{file}")
+    assert result.code == 1
+    line = only_line(result)
+    assert f"org/repo{file}" in line
+    assert "network" in line
+
+
+@pytest.mark.parametrize("file", ["", ":model.gguf"], ids=["repo", "file"])
+def test_without_a_network_the_cached_copy_is_used(cache, monkeypatch, file):
+    cache.keep("model.gguf", Path(MODEL).read_bytes())
+    answering(monkeypatch, NETWORK_ERRORS["dns"]())
+    result = generate("a", "-n", 1, "--json", model=f"org/repo{file}")
+    assert result.code == 0, result.err
+
+
+def test_without_a_network_another_file_of_a_cached_repository_is_still_missing(cache, monkeypatch):
+    cache.keep("model.gguf", Path(MODEL).read_bytes())
+    answering(monkeypatch, NETWORK_ERRORS["dns"]())
+    result = generate("a", model="org/repo:other.gguf")
+    assert result.code == 1
+    assert "other.gguf" in only_line(result)
+
+
+def test_a_repository_that_is_not_there_is_one_line(cache, monkeypatch):
+    errors = pytest.importorskip("huggingface_hub.errors")
+    http = http_library()
+    response = http.Response(404, request=http.Request("GET", "https://huggingface.co/api/models/org/repo"))
+    answering(
+        monkeypatch, errors.RepositoryNotFoundError("404 Client Error.\n\nRepository Not Found", response=response)
+    )
+    result = generate("a", model="org/repo")
+    assert result.code == 1
+    line = only_line(result)
+    assert "404" in line
+    assert "HF_TOKEN" in line
+
+
+@pytest.mark.parametrize("names", [["a-q4_0.gguf", "b-q4_1.gguf"], ["a-q8_0.gguf", "b-Q8_0.gguf"]], ids=str)
+def test_several_ggufs_are_named_and_none_is_guessed(cache, monkeypatch, names):
+    answering(monkeypatch, [*names, "README.md"])
+    result = generate("a", model="org/repo")
+    assert result.code == 1
+    assert all(name in only_line(result) for name in names)
+
+
+def test_a_repository_without_a_model_is_one_line(cache, monkeypatch):
+    answering(monkeypatch, ["README.md"])
+    result = generate("a", model="org/repo")
+    assert result.code == 1
+    assert "org/repo" in only_line(result)
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["model.gguf", "config.json"], "model.gguf"),
+        (["a-q4_0.gguf", "a-Q8_0.gguf", "a-f16.gguf"], "a-Q8_0.gguf"),
+        (["config.json", "model.safetensors"], None),
+    ],
+)
+def test_the_file_that_can_only_be_meant_is_taken(monkeypatch, names, taken):
+    answering(monkeypatch, names)
+    asked = []
+    monkeypatch.setattr(hub, "_fetch", lambda repo, file, *, offline: asked.append((repo, file, offline)))
+    hub.download("org/repo", None)
+    assert asked == [("org/repo", taken, False)]
+
+
+@pytest.mark.parametrize("name", ["org/--repo:a.gguf", "org/re..po:a.gguf", "org/repo.git:a.gguf", "-/x"])
+def test_a_name_that_the_hub_would_never_have_is_one_line(cache, name):
+    result = generate("a", model=name)
+    assert result.code == 1
+    assert name.partition(":")[0] in only_line(result)
+
+
+@pytest.mark.parametrize("model", ["org/repo", "org/repo:model.gguf"])
+def test_a_hub_that_refuses_connections_is_told_within_ten_seconds(tmp_path, model):
+    pytest.importorskip("huggingface_hub")
+    # Port 9 of this machine: nothing leaves it, and nothing answers.
+    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    start = time.monotonic()
+    run = process("generate", "a", "-m", model, "-b", "simd", env=env)
+    assert time.monotonic() - start < 10
+    assert run.returncode == 1
+    assert b"Traceback" not in run.stderr
+    assert len(run.stderr.splitlines()) == 1
