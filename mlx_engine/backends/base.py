@@ -46,6 +46,9 @@ class Backend(ABC):
         """The id that `argmax` or `sample` chose, on the host. A lazy backend waits for the device here."""
         return int(token)
 
+    def wait(self, x: Array) -> None:
+        """Return when x has been computed. Only a lazy backend has to do anything for that."""
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """Held around every run of the model: a backend sets up there what must not leak to the rest."""

@@ -1,0 +1,113 @@
+"""A backend with a stopwatch: the same operations, each timed, counted and, at the trace level, logged.
+
+It is a twin made on demand, so a run that nobody watches has not one instruction more.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm, Visible
+from mlx_engine.observe.log import TRACE, enabled, event
+from mlx_engine.observe.profiler import Cost, Profiler, rate
+
+OPERATIONS = (
+    *("embed", "linear", "rms_norm", "layer_norm", "rope", "attention", "silu", "gelu", "add", "multiply"),
+    *("heads", "merge", "last", "argmax", "sample", "kv_grow", "kv_write"),
+    *("norm_project", "head_norm_rope", "project_add", "norm_gate_up", "norm_head"),
+)
+
+LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def profiled(backend: Backend, profiler: Profiler) -> Backend:
+    """A twin of `backend` whose operations report to `profiler`; it shares the original's arrays."""
+    twin = copy.copy(backend)
+    timed = {name: _timed(name, getattr(type(backend), name), profiler) for name in OPERATIONS}
+    twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
+    return twin
+
+
+def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callable[..., Any]:
+    def run(self: Backend, *args: Any, **kwargs: Any) -> Any:
+        with profiler.span(name, _layer(args)) as span:
+            result = method(self, *args, **kwargs)
+            self.wait(result)
+        cost = _cost(name, args, result) if span.own > 0 and not span.inner else Cost()
+        profiler.record(span, cost)
+        if enabled(TRACE) and not span.inner:
+            shapes = " ".join("x".join(map(str, shape_of(a))) for a in _arrays(args))
+            event(
+                TRACE,
+                "op",
+                op=name,
+                layer=span.layer,
+                shapes=shapes,
+                ms=span.own * 1e3,
+                gflops=rate(cost.flops, span.own),
+                gbs=rate(cost.nbytes, span.own),
+            )
+        return result
+
+    return run
+
+
+def _layer(args: tuple[Any, ...]) -> int | None:
+    """The layer that a parameter's name tells."""
+    for arg in args:
+        found = LAYER.match(getattr(arg, "name", ""))
+        if found:
+            return int(found[1])
+    return None
+
+
+def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
+    """What the operation needs at least: each input read once, the result written once."""
+    nbytes = sum(map(nbytes_of, _arrays(args))) + nbytes_of(result)
+    if name == "embed":
+        return Cost(nbytes=2 * nbytes_of(result))
+    if name == "linear":
+        return Cost(2.0 * len(args[0]) * math.prod(shape_of(args[1].weight)), nbytes)
+    if name == "attention":
+        q, seen = args[0], cast(Visible, args[1])
+        n_visible = seen.stop - seen.start
+        return Cost(4.0 * math.prod(shape_of(q)) * n_visible, 2 * nbytes_of(q) + _visible_nbytes(seen, n_visible))
+    if name in ("kv_write", "kv_grow"):
+        return Cost(nbytes=2 * sum(map(nbytes_of, _arrays(args[1:]))))
+    return Cost(nbytes=nbytes)
+
+
+def _visible_nbytes(seen: Visible, n_visible: int) -> float:
+    """Keys and values that are looked at; a store that is one array has its slots on the next to last axis."""
+    shape = shape_of(seen.store)
+    return nbytes_of(seen.store) * n_visible / shape[-2] if len(shape) == 4 else 0.0
+
+
+def _arrays(args: tuple[Any, ...]) -> list[Array]:
+    """The arrays among arguments, parameters opened."""
+    found: list[Array] = []
+    for arg in args:
+        if isinstance(arg, Linear):
+            found += [a for a in (arg.weight, arg.bias) if a is not None]
+        elif isinstance(arg, RMSNorm | LayerNorm):
+            found.append(arg.gain)
+        elif shape_of(arg):
+            found.append(arg)
+    return found
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array, nested lists included; () for anything else."""
+    if hasattr(x, "shape"):
+        return tuple(x.shape)
+    return (len(x), *shape_of(x[0])) if isinstance(x, list) and x else ()
+
+
+def nbytes_of(x: Any) -> int:
+    """Bytes of an array; 8 for each float of a list, 0 for what is none."""
+    return int(x.nbytes) if hasattr(x, "nbytes") else 8 * math.prod(shape_of(x)) if isinstance(x, list) else 0

@@ -1,0 +1,1 @@
+"""Looking at a run: log events, and the profiler of single operations. Imports nothing of ours."""

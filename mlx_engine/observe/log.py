@@ -1,0 +1,61 @@
+"""Log events: a name and fields, one line each, through Python's own logging under the name "mlx_engine".
+
+Silent unless asked: by `MLX_ENGINE_LOG=info|debug|trace`, by `--log-level`, or by whoever configures logging.
+`info` is an event per token, `debug` one per forward pass, `trace` one per operation and a table at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+LOGGER = logging.getLogger("mlx_engine")
+LOGGER.addHandler(logging.NullHandler())
+
+TRACE = 5
+LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
+VARIABLE = "MLX_ENGINE_LOG"
+
+
+def configure(level: str | None = None) -> None:
+    """Print events of `level` and above to stderr; without one, what the environment variable asks for.
+
+    Raises:
+        KeyError: there is no such level; the keys of `LEVELS` are those there are.
+    """
+    level = level or os.environ.get(VARIABLE) or "off"
+    number = LEVELS[level.lower()]
+    LOGGER.setLevel(number)
+    for handler in [h for h in LOGGER.handlers if isinstance(h, _Lines)]:
+        LOGGER.removeHandler(handler)
+    if level.lower() != "off":
+        LOGGER.addHandler(_Lines())
+        LOGGER.propagate = False
+
+
+def enabled(level: int) -> bool:
+    """Whether anybody wants events of this level. Ask before collecting what an event costs to know."""
+    return LOGGER.isEnabledFor(level)
+
+
+def event(level: int, name: str, **fields: Any) -> None:
+    """One event. The fields are on the record as `fields`; text says them as `key=value`."""
+    LOGGER.log(level, "%s", name, extra={"fields": fields})
+
+
+class _Lines(logging.Handler):
+    """One line per event on whatever stderr is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "fields", {})
+        parts = [record.getMessage(), *(f"{key}={shown(value)}" for key, value in fields.items())]
+        print(" ".join(parts), file=sys.stderr, flush=True)
+
+
+def shown(value: object) -> str:
+    """A field's value: short floats, quoted text, the rest as it is."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)

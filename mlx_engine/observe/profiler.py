@@ -1,0 +1,118 @@
+"""Where the time of a run goes: spans of operations, summed per operation, per layer and per pass.
+
+Spans nest: a block that is composed of primitives has only what its primitives leave as its own time, and a fused
+block has all of it. So own times add up to the whole, whatever a backend fuses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an operation needs: floating-point operations, and bytes read and written."""
+
+    flops: float = 0.0
+    nbytes: float = 0.0
+
+
+@dataclass
+class Total:
+    """Sums over calls."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+    nbytes: float = 0.0
+
+    def add(self, seconds: float, cost: Cost) -> None:
+        """One more call."""
+        self.calls += 1
+        self.seconds += seconds
+        self.flops += cost.flops
+        self.nbytes += cost.nbytes
+
+
+@dataclass
+class Span:
+    """An operation that is running or has just ended; `own` is its time without that of the spans in it."""
+
+    op: str
+    layer: int | None
+    start: float
+    inner: float = 0.0
+    own: float = 0.0
+
+
+class Profiler:
+    """Collects spans. `ops` and `layers` have the sums of the whole run, `phases` those of the present pass."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._open: list[Span] = []
+        self._layer: int | None = None
+        self.ops: dict[str, Total] = defaultdict(Total)
+        self.layers: dict[int | None, Total] = defaultdict(Total)
+        self.phases: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def span(self, op: str, layer: int | None = None) -> Iterator[Span]:
+        """Time one operation. Where it does not say its layer, it belongs to that of the one before."""
+        self._layer = self._layer if layer is None else layer
+        span = Span(op, self._layer, self._clock())
+        self._open.append(span)
+        try:
+            yield span
+        finally:
+            self._open.pop()
+            seconds = self._clock() - span.start
+            span.own = seconds - span.inner
+            if self._open:
+                self._open[-1].inner += seconds
+            self.phases[self._phase(span)] += span.own
+
+    def record(self, span: Span, cost: Cost) -> None:
+        """Add an ended span to the sums."""
+        self.ops[span.op].add(span.own, cost)
+        self.layers[span.layer].add(span.own, cost)
+
+    def _phase(self, span: Span) -> str:
+        if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
+            return "projection" if span.op == "linear" else "norm"
+        return "embedding" if span.op == "embed" else "layers"
+
+    def end_pass(self) -> dict[str, float]:
+        """The milliseconds of the pass that ends now: embedding, layers, norm, projection."""
+        names = ("embedding", "layers", "norm", "projection")
+        taken = {name: self.phases.get(name, 0.0) * 1e3 for name in names}
+        self.phases.clear()
+        self._layer = None
+        return taken
+
+    def table(self) -> str:
+        """The sums as text: per operation, then per layer, the most expensive first."""
+        by_layer = {"outside" if key is None else f"layer {key}": total for key, total in self.layers.items()}
+        return f"{_table('op', self.ops)}\n\n{_table('layer', by_layer)}"
+
+
+def _table(title: str, totals: dict[str, Total]) -> str:
+    whole = sum(total.seconds for total in totals.values())
+    lines = [f"{title:<16}{'calls':>8}{'total ms':>12}{'share':>8}{'GFLOP/s':>10}{'GB/s':>8}"]
+    for name, total in sorted(totals.items(), key=lambda item: -item[1].seconds):
+        share = f"{total.seconds / whole:.1%}" if whole else "-"
+        lines.append(
+            f"{name:<16}{total.calls:>8}{total.seconds * 1e3:>12.3f}{share:>8}"
+            f"{rate(total.flops, total.seconds):>10}{rate(total.nbytes, total.seconds):>8}"
+        )
+    lines.append(f"{'all':<16}{sum(t.calls for t in totals.values()):>8}{whole * 1e3:>12.3f}")
+    return "\n".join(lines)
+
+
+def rate(amount: float, seconds: float) -> str:
+    """Billions per second, or a dash where there is nothing to divide."""
+    return f"{amount / seconds / 1e9:.2f}" if amount and seconds > 0 else "-"
