@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.loop import Progress
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.stream import Generation, Stream
-from mlx_engine.errors import ContextLengthError, OptionError
+from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, load_model
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class Engine:
         """
         import mlx.core as mx
 
-        self._check_ids(ids)
+        checked = self._checked(ids)
         with self.backend.session():
-            return mx.array(self.backend.host(self.model.forward(list(ids), self.model.no_cache(), every=True)))
+            return mx.array(self.backend.host(self.model.forward(checked, self.model.no_cache(), every=True)))
 
     def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:
         """Run a prompt, text or token ids, to its end. Options are those of `stream`."""
@@ -80,7 +81,7 @@ class Engine:
         max_tokens: int | None = None,
         *,
         kv: bool = True,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         ignore_eos: bool = False,
         progress: Progress | None = None,
         **sampling: Any,
@@ -100,13 +101,13 @@ class Engine:
             OptionError: an option makes no sense, or the prompt is empty.
             ContextLengthError: prompt and max_tokens do not fit the model's context.
         """
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         options = Options(max_tokens, _sampling(sampling), kv, stops, ignore_eos)
         return self.run(self.prompt_ids(prompt), options, progress=progress)
 
     def run(self, prompt_ids: Sequence[int], options: Options, *, progress: Progress | None = None) -> Stream:
         """`stream` for ids and options that are already made."""
-        self._check_ids(prompt_ids)
+        prompt_ids = self._checked(prompt_ids)
         return Stream(
             self.model,
             prompt_ids,
@@ -120,17 +121,22 @@ class Engine:
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The ids that the model reads: text is encoded, behind a BOS where the file asks for one."""
         if not isinstance(prompt, str):
-            return list(prompt)
+            return self._checked(prompt)
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return [*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)]
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise OptionError(option="prompt", expected="at least one token", found="nothing")
-        vocab_size = self.config.vocab_size
-        wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
-        if wrong is not None:
-            raise OptionError(option="prompt", expected=f"token ids from 0 to {vocab_size - 1}", found=wrong)
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """The ids as Python's whole numbers, whatever sequence they came in."""
+        expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
+        try:
+            # An mx.array hands out arrays of no dimension, which have an index only as items.
+            checked = [operator.index(i.item() if hasattr(i, "item") else i) for i in ids]
+        except TypeError as error:
+            raise OptionError(option="prompt", expected=expected, found=ids) from error
+        require(len(checked) > 0, option="prompt", expected="at least one token", found="nothing")
+        wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
+        require(wrong is None, option="prompt", expected=expected, found=wrong)
+        return checked
 
     def _fitting(self, n_prompt: int, max_tokens: int | None) -> int:
         room = self.config.context_length - n_prompt
@@ -165,14 +171,22 @@ def load(
         BackendUnavailableError: this machine lacks what the backend needs.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
     """
-    if quant not in QUANTS:
-        raise OptionError(option="quant", expected=" or ".join(QUANTS), found=quant)
-    if threads is not None and threads < 1:
-        raise OptionError(option="threads", expected="a whole number >= 1", found=threads)
+    check_load_options(quant, threads)
     made = create_backend(backend)
-    path = resolve(str(source))
+    path = resolve(source)
     checkpoint = open_checkpoint(path)
     return Engine(load_model(checkpoint, made, quant=quant, progress=progress), checkpoint, path)
+
+
+def check_load_options(quant: str, threads: int | None) -> None:
+    """Refuse what `load` would refuse, before anything else is done.
+
+    Raises:
+        OptionError: quant or threads make no sense.
+    """
+    require(quant in QUANTS, option="quant", expected=" or ".join(QUANTS), found=quant)
+    sound = threads is None or (is_whole(threads) and threads >= 1)
+    require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
 
 
 def _sampling(values: dict[str, Any]) -> Sampling:

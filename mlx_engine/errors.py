@@ -19,7 +19,17 @@ A message says where, what was expected, what was found, and what to do next; th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Integral, Real
+
+# Names that a message lists before it only counts; the attributes have all of them.
+SHOWN = 20
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class EngineError(Exception):
@@ -59,8 +69,8 @@ class UnsupportedConfigError(ModelError):
     def __init__(self, *, where: str, key: str, expected: str, found: object) -> None:
         self.where, self.key, self.expected, self.found = where, key, expected, found
         super().__init__(
-            f"{where}: expected {key} to be {expected}, found {found!r}; "
-            "this model needs a feature that is not implemented here"
+            f"{where}: expected {key} to be {expected}, found {_shown(found)}; "
+            "the setting is damaged, or the model needs what is not implemented here"
         )
 
 
@@ -75,7 +85,8 @@ class TensorMismatchError(ModelError):
         lines = [f"{where}: the tensors do not match the model's configuration"]
         for title, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen)):
             if names:
-                lines.append(f"  {title} ({len(names)}): {', '.join(names)}")
+                more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+                lines.append(f"  {title} ({len(names):,}): {', '.join(names[:SHOWN])}{more}")
         lines.append("  the file was converted for another model, or is incomplete; convert or download it again")
         super().__init__("\n".join(lines))
 
@@ -98,6 +109,22 @@ class OptionError(EngineError, ValueError):
     def __init__(self, *, option: str, expected: str, found: object) -> None:
         self.option, self.expected, self.found = option, expected, found
         super().__init__(f"{option}: expected {expected}, found {found!r}")
+
+
+def is_whole(value: object) -> bool:
+    """Whether an option's value is a whole number; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether an option's value is a finite real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def require(holds: bool, *, option: str, expected: str, found: object) -> None:
+    """Raise OptionError unless `holds`."""
+    if not holds:
+        raise OptionError(option=option, expected=expected, found=found)
 
 
 class ContextLengthError(OptionError):

@@ -46,7 +46,7 @@ class Backend(ABC):
         """The id that `argmax` or `sample` chose, on the host. A lazy backend waits for the device here."""
         return int(token)
 
-    def wait(self, x: Array) -> None:
+    def wait(self, x: Array) -> None:  # noqa: B027 - most backends are eager
         """Return when x has been computed. Only a lazy backend has to do anything for that."""
 
     @contextmanager

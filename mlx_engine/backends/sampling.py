@@ -6,13 +6,12 @@ The draw is a number u in [0, 1) that the caller brings, so one seed gives the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import is_number, is_whole, require
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,17 @@ class Sampling:
         Raises:
             OptionError: a value outside its range; NaN and infinity are outside all of them.
         """
-        self._require("temperature", 0 <= self.temperature < math.inf, "a finite number >= 0 (0 is greedy)")
-        self._require("top_k", self.top_k is None or self.top_k >= 1, "a whole number >= 1, or none at all")
-        self._require("top_p", 0 < self.top_p <= 1, "a number in (0, 1]")
-        self._require("min_p", 0 <= self.min_p <= 1, "a number in [0, 1]")
-        self._require("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a finite number > 0")
-        self._require("seed", self.seed is None or self.seed >= 0, "a whole number >= 0")
+        t, k, p, m, r = self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
+        self._require("temperature", is_number(t) and t >= 0, "a finite number >= 0 (0 is greedy)")
+        self._require("top_k", k is None or (is_whole(k) and k >= 1), "a whole number >= 1, or none at all")
+        self._require("top_p", is_number(p) and 0 < p <= 1, "a number in (0, 1]")
+        self._require("min_p", is_number(m) and 0 <= m <= 1, "a number in [0, 1]")
+        self._require("repetition_penalty", is_number(r) and r > 0, "a finite number > 0")
+        seed = self.seed
+        self._require("seed", seed is None or (is_whole(seed) and seed >= 0), "a whole number >= 0, or none at all")
 
     def _require(self, option: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise OptionError(option=option, expected=expected, found=getattr(self, option))
+        require(holds, option=option, expected=expected, found=getattr(self, option))
 
     @property
     def is_greedy(self) -> bool:
@@ -74,17 +74,27 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     # The maximum is taken off before dividing: a tiny temperature then sends the others to 0, not to NaN.
     with np.errstate(over="ignore", under="ignore"):
         p = np.exp((logits.astype(np.float64) - logits.max()) / sampling.temperature)
-    order = np.argsort(-p, kind="stable")
-    keep = len(p) if sampling.top_k is None else min(sampling.top_k, len(p))
-    likely = p[order[:keep]]
+    order = _likeliest_first(p, sampling.top_k)
+    likely = p[order]
     likely /= likely.sum()
     if sampling.top_p < 1:
         # The token that reaches p stays: it is the first whose predecessors do not reach it.
         reached = np.cumsum(likely) - likely
-        keep = max(1, int(np.count_nonzero(reached < sampling.top_p)))
-    keep = max(1, int(np.count_nonzero(likely[:keep] >= sampling.min_p * likely[0])))
-    p[order[keep:]] = 0
-    return np.asarray(p / p.sum())
+        likely = likely[: max(1, int(np.count_nonzero(reached < sampling.top_p)))]
+    n_kept = max(1, int(np.count_nonzero(likely >= sampling.min_p * likely[0])))
+    kept = np.zeros_like(p)
+    kept[order[:n_kept]] = p[order[:n_kept]]
+    return np.asarray(kept / kept.sum())
+
+
+def _likeliest_first(p: np.ndarray, top_k: int | None) -> np.ndarray:
+    """The ids of the top_k likeliest tokens, or of all; of equal ones the lower id comes first."""
+    if top_k is None or top_k >= len(p):
+        return np.argsort(-p, kind="stable")
+    # Sorting a vocabulary costs milliseconds; finding who may be among the first k, ties included, does not.
+    least = np.partition(p, len(p) - top_k)[len(p) - top_k]
+    candidates = np.flatnonzero(p >= least)
+    return candidates[np.argsort(-p[candidates], kind="stable")][:top_k]
 
 
 def draw(p: np.ndarray, u: float) -> int:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.blas import one_blas_thread
 from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant.weight import Weight
@@ -22,14 +22,10 @@ class SimdBackend(Backend):
 
     name: ClassVar[str] = "simd"
 
-    def __init__(self) -> None:
-        """Find the BLAS libraries of this process once: looking for them costs milliseconds."""
-        self._libraries = ThreadpoolController()
-
     @contextmanager
     def session(self) -> Iterator[None]:
         """BLAS held to one thread, and given back afterwards."""
-        with self._libraries.limit(limits=1):
+        with one_blas_thread():
             yield
 
     def prepare(self, weight: Weight) -> Array:

@@ -23,6 +23,8 @@ class FullCache(Cache):
         capacity: int,
         step: int = STEP,
     ) -> None:
+        if capacity < 1 or step < 1:
+            raise ValueError(f"expected a capacity and a step of at least 1, found {capacity} and {step}")
         self._backend, self._capacity, self._step = backend, capacity, step
         self._stores: list[Array] = [backend.kv_empty(n_kv_heads, head_dim, 0) for _ in range(n_layers)]
         self._length = self._slots = 0
@@ -44,6 +46,8 @@ class FullCache(Cache):
 
     def reserve(self, n: int) -> int:
         """Grow all layers to the next step, if need be."""
+        if n < 1:
+            raise ValueError(f"reserve: expected at least one token, found {n}")
         wanted = self._length + n
         if wanted > self._capacity:
             raise CacheFullError(length=self._length, wanted=n, capacity=self._capacity)
@@ -54,15 +58,21 @@ class FullCache(Cache):
 
     def append(self, layer: int, k: Array, v: Array) -> Visible:
         """Write behind what is remembered; all of it is visible."""
+        if self._length + len(k) > self._slots:
+            raise ValueError(f"append: expected at most the {self._slots - self._length} slots left, found {len(k)}")
         self._stores[layer] = self._backend.kv_write(self._stores[layer], self._length, k, v)
         return Visible(self._stores[layer], 0, self._length + len(k))
 
     def advance(self, n: int) -> None:
-        """Count n more tokens."""
+        """Count n more tokens, for which there must be slots."""
+        if not 0 <= n <= self._slots - self._length:
+            raise ValueError(f"advance: expected at most the {self._slots - self._length} slots left, found {n}")
         self._length += n
 
     def trim(self, n: int) -> int:
         """The slots stay; the next tokens overwrite them."""
+        if n < 0:
+            raise ValueError(f"trim: expected a number of tokens >= 0, found {n}")
         forgotten = min(n, self._length)
         self._length -= forgotten
         return forgotten

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mlx_engine.errors import SourceError
 
 # Seconds for the first question to the hub. Its own downloads retry for half a minute before they give up, which is
 # too long to learn that there is no network.
 TIMEOUT = 5.0
+
+# The hub answered, and said no. All are OSErrors, as are a full disk and, with its older versions, a missing network.
+REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors",
                 "*.safetensors.index.json"]  # fmt: skip
@@ -28,10 +32,16 @@ def download(repo: str, file: str | None) -> Path:
     """
     name = f"{repo}:{file}" if file else repo
     try:
-        return _fetch(repo, file or _choose(repo, _remote_files(repo)), offline=False)
-    except (HfHubHTTPError, EntryNotFoundError) as error:
-        raise SourceError(f"{name}: the hub refused: {_first_line(error)}; check the name, and HF_TOKEN") from error
-    except ConnectionError as error:
+        # Asked even where the file is known: this fails at once without a network, and a download does not.
+        files = _remote_files(repo)
+        return _fetch(repo, file or _choose(repo, files), offline=False)
+    except HFValidationError as error:
+        raise SourceError(f"{name}: expected a file here or a hub id, found neither: {_first_line(error)}") from error
+    except SourceError:
+        raise
+    except OSError as error:
+        if isinstance(error, REFUSALS) and not isinstance(error, LocalEntryNotFoundError):
+            raise SourceError(f"{name}: the hub refused: {_first_line(error)}; check the name, and HF_TOKEN") from error
         cached = _cached(repo, file)
         if cached is None:
             raise SourceError(
@@ -42,15 +52,22 @@ def download(repo: str, file: str | None) -> Path:
 
 
 def _remote_files(repo: str) -> list[str]:
-    try:
+    with _network():
         info = HfApi().model_info(repo, timeout=TIMEOUT)
-    except (HfHubHTTPError, ConnectionError):
+    return [sibling.rfilename for sibling in info.siblings or []]
+
+
+@contextmanager
+def _network() -> Iterator[None]:
+    """Every failure to connect is an OSError."""
+    try:
+        yield
+    except (OSError, HFValidationError):
         raise
     except Exception as error:
         # What is left are failures to connect, whose classes belong to an HTTP library that huggingface_hub has
         # replaced more than once.
         raise ConnectionError(_first_line(error)) from error
-    return [sibling.rfilename for sibling in info.siblings or []]
 
 
 def _cached(repo: str, file: str | None) -> Path | None:
@@ -65,9 +82,10 @@ def _cached(repo: str, file: str | None) -> Path | None:
 
 
 def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
-    if file is None:
-        return Path(snapshot_download(repo, allow_patterns=FOLDER_FILES, local_files_only=offline))
-    return Path(hf_hub_download(repo, file, local_files_only=offline))
+    with _network():
+        if file is None:
+            return Path(snapshot_download(repo, allow_patterns=FOLDER_FILES, local_files_only=offline))
+        return Path(hf_hub_download(repo, file, local_files_only=offline))
 
 
 def _choose(repo: str, files: Sequence[str]) -> str | None:

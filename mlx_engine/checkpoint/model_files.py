@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight
 
 INDEX = "model.safetensors.index.json"
+SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Checkpoint:
         """Rows of GGUF's embedding table; where it is missing, those that the vocabulary calls for, or 1."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         n_tokens = len(tokens) if isinstance(tokens, list) else 0
-        return self.shapes.get("token_embd.weight", (max(n_tokens, 1),))[0]
+        return (self.shapes.get("token_embd.weight") or (max(n_tokens, 1),))[0]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -79,7 +81,17 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
 
 def _from_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
-    files = {name: shard for shard in _shards(folder) for name in shard.tensors}
+    files: dict[str, SafetensorsFile] = {}
+    for shard in shards(folder):
+        for name in shard.tensors:
+            if name in files:
+                raise FormatError(
+                    where=f"{shard.path}: tensor {name!r}",
+                    expected="each tensor in one file only",
+                    found=f"it also stands in {files[name].path.name}",
+                    hint="download the folder again",
+                )
+            files[name] = shard
     return Checkpoint(
         where=str(folder),
         naming="hf",
@@ -91,13 +103,19 @@ def _from_folder(folder: Path) -> Checkpoint:
     )
 
 
-def _shards(folder: Path) -> list[SafetensorsFile]:
+def shards(folder: Path) -> list[SafetensorsFile]:
+    """The safetensors files of a folder: those that its index names, or the only one.
+
+    Raises:
+        SourceError: one is missing.
+        FormatError: the index or a file is damaged.
+    """
     if not (folder / INDEX).exists():
         return [open_safetensors(folder / "model.safetensors")]
     weight_map = read_json(folder / INDEX).get("weight_map")
     # A file name is data from outside: it must not lead out of the folder.
     if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in weight_map.values()
+        isinstance(name, str) and SHARD_NAME.fullmatch(name) for name in weight_map.values()
     ):
         raise FormatError(
             where=str(folder / INDEX),

@@ -64,12 +64,16 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         FormatError: it is not what the format promises; it says where, expected, found.
     """
     try:
+        if not path.is_file():
+            raise SourceError(f"{path}: expected a safetensors file, found none; check the path")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             # An empty file cannot be mapped.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    except OSError as error:
-        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    except SourceError:
+        raise
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{str(path)!r}: expected a readable file, found {error}") from error
     return SafetensorsFile(path, data, _table(path, data))
 
 

@@ -14,18 +14,22 @@ BUILTIN = ASSETS / "storyteller-q8_0.gguf"
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
 
-def resolve(source: str) -> Path:
-    """The file or folder that `source` names: "builtin", a path, or "org/repo[:file]".
+def resolve(source: str | Path) -> Path:
+    """The file or folder that `source` names: "builtin", a path, or "org/repo[:file]". A Path is always a path.
 
     Raises:
         SourceError: there is nothing of this name, or it cannot be downloaded.
     """
     if source == "builtin":
         return BUILTIN
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
-    hub_id = HUB_ID.fullmatch(source)
+    try:
+        path = Path(source).expanduser()
+        if path.exists():
+            return path
+        # A name that is too long, a user who does not exist, a NUL.
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SourceError(f"{str(source)[:80]!r}: expected a path or a hub id, found {error}") from error
+    hub_id = None if isinstance(source, Path) else HUB_ID.fullmatch(source)
     # "models/qwen3.gguf" has the form of a hub id, but whoever wrote it meant a file.
     if hub_id is None or (path.suffix in (".gguf", ".safetensors") and not hub_id["file"]) or path.parent.is_dir():
         raise SourceError(f"{source}: expected a file, a folder, 'builtin' or a hub id org/repo[:file], found nothing")

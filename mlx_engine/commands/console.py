@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
 
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,6 +26,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        escape_what_stdout_cannot_write()
         try:
             return command(*args, **kwargs)
         except EngineError as error:
@@ -39,6 +42,35 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(FAILED) from None
 
     return wrapped
+
+
+def escape_what_stdout_cannot_write() -> None:
+    """Text of a model or a file need not be valid Unicode, and a terminal need not take it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def read_text(text: str | None, file: Path | None, option: str, *, default: str | None = None) -> str:
+    """Text from an argument, from a file, or from stdin: "-", or no argument where there is no default.
+
+    Raises:
+        OptionError: it was given twice, or is not UTF-8.
+        SourceError: the file cannot be read.
+    """
+    if text is not None and file is not None:
+        raise OptionError(option=option, expected="an argument or a file, not both", found=str(file))
+    if text is None and file is None and default is None and sys.stdin.isatty():
+        raise OptionError(option=option, expected="an argument, - for stdin, or a file", found="nothing")
+    try:
+        if file is not None:
+            return file.read_bytes().decode("utf-8")
+        if text == "-" or (text is None and default is None):
+            return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise SourceError(f"{file}: expected a readable file, found {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(option=option, expected="UTF-8 text", found=str(error)) from error
+    return text if text is not None else str(default)
 
 
 def notice(text: str) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
+from mlx_engine.commands.console import notice, progress_bar, read_text, reports_errors
+from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from mlx_engine.decode.stream import Generation, Stream
@@ -74,6 +74,7 @@ def generate(
     """Write on from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.backends.sampling import Sampling
     from mlx_engine.decode.options import Options
+    from mlx_engine.engine import check_load_options, load
 
     options = Options(
         max_tokens,
@@ -82,11 +83,9 @@ def generate(
         tuple(stop or ()),
         ignore_eos,
     )
-    text = read_prompt(prompt, prompt_file)
+    check_load_options(quant, threads)
     used = choose_backend(backend, strict=strict)
-
-    from mlx_engine.engine import load
-
+    text = read_text(prompt, prompt_file, "prompt", default=DEFAULT_PROMPT)
     start = time.perf_counter()
     with progress_bar("loading") as progress:
         engine = load(model, used, quant, threads, progress=progress)
@@ -102,27 +101,6 @@ def generate(
         return
     print_text(text, first, stream)
     print_summary(stream.generation, engine, load_ms)
-
-
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The prompt's text, from wherever it was given.
-
-    Raises:
-        OptionError: it was given twice, or is not text.
-        SourceError: the file cannot be read.
-    """
-    if prompt is not None and prompt_file is not None:
-        raise OptionError(option="prompt", expected="an argument or --prompt-file, not both", found=str(prompt_file))
-    try:
-        if prompt_file is not None:
-            return prompt_file.read_text(encoding="utf-8")
-        if prompt == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
-    except OSError as error:
-        raise SourceError(f"{prompt_file}: expected a readable file, found {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(option="prompt", expected="UTF-8 text", found=str(error)) from error
-    return DEFAULT_PROMPT if prompt is None else prompt
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:

@@ -13,7 +13,6 @@ from mlx_engine.commands.console import FAILED, notice, reports_errors
 from mlx_engine.commands.tensor_list import print_tensors, tensor_lines
 from mlx_engine.commands.values import (
     columns,
-    escape_what_stdout_cannot_write,
     exact,
     plain,
     print_json,
@@ -63,7 +62,6 @@ def inspect(
     list_tensors = tensors or filter_ is not None or stats or head is not None
     if list_tensors + (meta is not None) + verify > 1:
         raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found="several")
-    escape_what_stdout_cannot_write()
     path = resolve(model)
     if verify:
         raise typer.Exit(print_findings(path, as_json=json))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import FAILED, notice, reports_errors
-from mlx_engine.commands.values import columns, escape_what_stdout_cannot_write, plain, print_json
-from mlx_engine.errors import OptionError, SourceError
+from mlx_engine.commands.console import FAILED, notice, read_text, reports_errors
+from mlx_engine.commands.values import columns, plain, print_json
+from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
@@ -42,7 +41,6 @@ def encode(
     json: AsJSON = False,
 ) -> None:
     """Print the token ids of a text. Nothing is added to it, no BOS either."""
-    escape_what_stdout_cannot_write()
     given = read_text(text, file, "text")
     tokenizer = load(model)
     ids = tokenizer.encode(given, special=special)
@@ -71,7 +69,6 @@ def decode(
     json: AsJSON = False,
 ) -> None:
     """Print the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-    escape_what_stdout_cannot_write()
     given = parse_ids(read_text(" ".join(ids) if ids else None, file, "ids"))
     tokenizer = load(model)
     check_ids(given, tokenizer.vocab_size)
@@ -92,7 +89,6 @@ def info(
     json: AsJSON = False,
 ) -> None:
     """Show what kind of vocabulary it is, and its special tokens."""
-    escape_what_stdout_cannot_write()
     tokenizer = load(model)
     if lookup is not None:
         print_lookup(tokenizer, lookup, as_json=json)
@@ -108,27 +104,6 @@ def load(model: str) -> Tokenizer:
     from mlx_engine.tokenizer import load_tokenizer
 
     return load_tokenizer(resolve(model))
-
-
-def read_text(given: str | None, file: Path | None, option: str) -> str:
-    """An argument, the contents of a file, or stdin's.
-
-    Raises:
-        OptionError: it was given twice, not at all, or is not UTF-8.
-        SourceError: the file cannot be read.
-    """
-    if given is not None and file is not None:
-        raise OptionError(option=option, expected="an argument or --file, not both", found=str(file))
-    if given is None and file is None and sys.stdin.isatty():
-        raise OptionError(option=option, expected="an argument, - for stdin, or --file", found="nothing")
-    try:
-        if file is not None:
-            return file.read_bytes().decode("utf-8")
-        return sys.stdin.buffer.read().decode("utf-8") if given in (None, "-") else str(given)
-    except OSError as error:
-        raise SourceError(f"{file}: expected a readable file, found {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(option=option, expected="UTF-8 text", found=str(error)) from error
 
 
 def parse_ids(text: str) -> list[int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +11,6 @@ import numpy as np
 
 # Longer strings are cut here, and their length is given.
 SHOWN_CHARACTERS = 200
-
-
-def escape_what_stdout_cannot_write() -> None:
-    """Strings of a file need not be valid Unicode, and a terminal need not take it."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_json(value: object) -> None:

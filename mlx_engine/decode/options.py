@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import is_whole, require
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -30,7 +30,8 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises OptionError where a value makes no sense."""
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise OptionError(option="max_tokens", expected="a whole number >= 1", found=self.max_tokens)
-        if "" in self.stop:
-            raise OptionError(option="stop", expected="strings of at least one character", found="")
+        n = self.max_tokens
+        sound = n is None or (is_whole(n) and n >= 1)
+        require(sound, option="max_tokens", expected="a whole number >= 1, or none at all", found=n)
+        sound = all(isinstance(stop, str) and stop for stop in self.stop)
+        require(sound, option="stop", expected="strings of at least one character", found=self.stop)

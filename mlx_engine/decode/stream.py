@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from mlx_engine.decode.loop import Progress, decode, decode_without_cache
@@ -81,7 +81,7 @@ class Stream:
         return Generation(
             "".join(self._written),
             list(self._token_ids),
-            self._metrics,
+            replace(self._metrics, passes=list(self._metrics.passes)),
             self._finish_reason,
             list(self._prompt_ids),
         )
@@ -105,6 +105,8 @@ class Stream:
                 self._finish_reason = "length"
             if self._finish_reason is not None:
                 piece += self._stops.add(self._text.finish()) + self._stops.finish()
+                # Half a character at the cap is shown as U+FFFD, which may be what a stop string waits for.
+                self._finish_reason = "stop" if self._stops.found else self._finish_reason
             if piece:
                 self._written.append(piece)
                 yield piece

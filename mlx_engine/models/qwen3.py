@@ -18,6 +18,9 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.parameters import Parameters, Plan, Tensor
 from mlx_engine.models.settings import HF_HARMLESS, Settings
 
+# Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
+MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True)
 class Config:
@@ -190,6 +193,8 @@ def _config_from_hf(s: Settings) -> Config:
 def _sound(config: Config, s: Settings) -> Config:
     if config.n_heads % config.n_kv_heads:
         raise s.error("n_heads", f"a multiple of the {config.n_kv_heads} key/value heads", config.n_heads)
+    if config.n_layers > MOST_LAYERS:
+        raise s.error("n_layers", f"at most {MOST_LAYERS:,}", config.n_layers)
     if config.head_dim % 2:
         raise s.error("head_dim", "an even number, for its halves are rotated against each other", config.head_dim)
     return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -62,7 +63,8 @@ class Settings:
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A finite number > 0."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        # A whole number beyond all floats would not convert.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < sys.float_info.max:
             raise self.error(key, "a finite number > 0", value)
         return float(value)
 
@@ -85,7 +87,8 @@ class Settings:
     def expect(self, key: str, *allowed: object) -> None:
         """The setting is absent, or has one of the values that are implemented; None allows null."""
         value = self._get(key, allowed[0])
-        if value not in allowed:
+        # An array would compare element by element.
+        if not isinstance(value, str | int | float | list | None) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
 
     def refuse_rest(self, harmless: Collection[str] = ()) -> None:

@@ -51,7 +51,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
         parts = [record.getMessage(), *(f"{key}={shown(value)}" for key, value in fields.items())]
-        print(" ".join(parts), file=sys.stderr, flush=True)
+        sys.stderr.write(" ".join(parts) + "\n")
 
 
 def shown(value: object) -> str:
