@@ -51,11 +51,15 @@ MUTANTS = [
            "return int(logits.size - 1 - np.argmax(logits[0][::-1]))"),
     Mutant("first scale used for a whole row", "quant/q8_0.py", 'block["d"].astype(np.float32)[:, None]',
            'block["d"].astype(np.float32)[:1, None]'),
-    Mutant("Q4_0 halves exchanged", "quant/packing.py", "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
+    Mutant("Q4_0 halves exchanged", "quant/packing.py",
+           "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),
+    Mutant("BLAS limit lifted too early", "backends/blas.py",
+           "if _held == 0:\n                _limit.", "if True:\n                _limit."),
     Mutant("an unfinished pass counts", "cache/full.py", "return self._length\n\n    def append",
            "self._length += n\n        return self._length - n\n\n    def append"),
-    Mutant("cache overflows silently", "cache/full.py", "if wanted > self._capacity:", "if wanted > self._capacity + 1:"),
+    Mutant("cache overflows silently", "cache/full.py",
+           "if wanted > self._capacity:", "if wanted > self._capacity + 1:"),
     Mutant("eos ignored", "decode/stream.py", "ended = token in self._end_ids", "ended = False"),
     Mutant("end token left in the text", "decode/stream.py", '"" if ended else self._text.add(token)',
            "self._text.add(token)"),
@@ -77,7 +81,7 @@ MUTANTS = [
     Mutant("unknown settings ignored", "models/settings.py", "if key not in self._read and key not in harmless:",
            "if False:"),
     Mutant("unexpected tensors ignored", "models/parameters.py",
-           "unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(unused))", "unexpected = []"),
+           "unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,39 @@
+"""The full cache refuses what would corrupt it."""
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends import create_backend
+from mlx_engine.cache import FullCache
+
+
+@pytest.fixture(params=["scalar", "simd"])
+def cache(request: pytest.FixtureRequest) -> FullCache:
+    return FullCache(create_backend(request.param), n_layers=1, n_kv_heads=1, head_dim=2, capacity=4, step=2)
+
+
+def tokens(cache: FullCache, n: int) -> object:
+    return cache._backend.heads(cache._backend.array(np.ones((n, 2), dtype=np.float32)), 2)
+
+
+def test_amounts_that_make_no_sense_are_refused(cache: FullCache):
+    for refused in (lambda: cache.reserve(0), lambda: cache.reserve(-1), lambda: cache.trim(-1)):
+        with pytest.raises(ValueError, match="expected"):
+            refused()
+    assert cache.length == 0
+
+
+def test_only_reserved_slots_can_be_written_and_counted(cache: FullCache):
+    cache.reserve(2)
+    for refused in (lambda: cache.append(0, tokens(cache, 3), tokens(cache, 3)), lambda: cache.advance(3)):
+        with pytest.raises(ValueError, match="2 slots left"):
+            refused()
+    cache.append(0, tokens(cache, 2), tokens(cache, 2))
+    cache.advance(2)
+    assert cache.length == 2
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"step": 0}])
+def test_a_cache_of_nothing_cannot_be_made(wrong: dict[str, int]):
+    with pytest.raises(ValueError, match="at least 1"):
+        FullCache(create_backend("simd"), **{"n_layers": 1, "n_kv_heads": 1, "head_dim": 2, "capacity": 4, **wrong})
