@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import operator
+import os
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.profiled import watched
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.loop import Progress
+from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.stream import Generation, Stream
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, load_model
+from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -28,10 +34,13 @@ QUANTS = ("keep", "f32", "q8_0", "q4_0", "q4_1")
 
 
 class Engine:
-    """A model on a backend, with its tokenizer. Made by `load`."""
+    """A model on a backend, with its tokenizer. Made by `load`.
 
-    def __init__(self, model: Model, checkpoint: Checkpoint, path: Path) -> None:
-        self.model, self.path, self._checkpoint = model, path, checkpoint
+    `phases` has the seconds that loading took, which the metrics of every run carry along.
+    """
+
+    def __init__(self, model: Model, checkpoint: Checkpoint, path: Path, phases: dict[str, float]) -> None:
+        self.model, self.path, self._checkpoint, self.phases = model, path, checkpoint, phases
 
     @property
     def config(self) -> Any:
@@ -103,11 +112,12 @@ class Engine:
         """
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         options = Options(max_tokens, _sampling(sampling), kv, stops, ignore_eos)
-        return self.run(self.prompt_ids(prompt), options, progress=progress)
+        return self.run(prompt, options, progress=progress)
 
-    def run(self, prompt_ids: Sequence[int], options: Options, *, progress: Progress | None = None) -> Stream:
-        """`stream` for ids and options that are already made."""
-        prompt_ids = self._checked(prompt_ids)
+    def run(self, prompt: str | Sequence[int], options: Options, *, progress: Progress | None = None) -> Stream:
+        """`stream` for options that are already made."""
+        metrics = Metrics(phases=dict(self.phases))
+        prompt_ids = self._checked(metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt)))
         return Stream(
             self.model,
             prompt_ids,
@@ -116,6 +126,7 @@ class Engine:
             text=self.tokenizer.stream(at_start=False),
             end_ids=self.tokenizer.eog_ids,
             progress=progress,
+            metrics=metrics,
         )
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -172,10 +183,26 @@ def load(
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
     """
     check_load_options(quant, threads)
-    made = create_backend(backend)
+    if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
+        configure_log()
+    made = watched(create_backend(backend))
     path = resolve(source)
+    start = time.perf_counter()
     checkpoint = open_checkpoint(path)
-    return Engine(load_model(checkpoint, made, quant=quant, progress=progress), checkpoint, path)
+    model = load_model(checkpoint, made, quant=quant, progress=progress)
+    return Engine(model, checkpoint, path, {"load": time.perf_counter() - start})
+
+
+def configure_log(level: str | None = None) -> None:
+    """Print log events of `level` to stderr; without one, of the level in the environment's MLX_ENGINE_LOG.
+
+    Raises:
+        OptionError: there is no such level.
+    """
+    chosen = level or os.environ.get(log.VARIABLE) or "off"
+    option = "log level" if level else log.VARIABLE
+    require(chosen in log.LEVELS, option=option, expected=" or ".join(log.LEVELS), found=chosen)
+    log.configure(chosen)
 
 
 def check_load_options(quant: str, threads: int | None) -> None:

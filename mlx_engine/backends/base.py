@@ -19,6 +19,7 @@ import numpy as np
 
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.sampling import Sampling
+from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
 
 
@@ -27,6 +28,10 @@ class Backend(ABC):
 
     name: ClassVar[str]
     device: str = "cpu"
+    # Whether results are promises that are kept only when they are asked for.
+    lazy: bool = False
+    # Set on the twin that `profiled.py` makes, and None on every other backend.
+    profiler: Profiler | None = None
 
     # ---- crossing the seam ----
 

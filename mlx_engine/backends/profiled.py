@@ -9,18 +9,20 @@ import copy
 import math
 import re
 from collections.abc import Callable
+from logging import DEBUG
 from typing import Any, cast
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm, Visible
 from mlx_engine.observe.log import TRACE, enabled, event
-from mlx_engine.observe.profiler import Cost, Profiler, rate
+from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
-OPERATIONS = (
+PRIMITIVES = (
     *("embed", "linear", "rms_norm", "layer_norm", "rope", "attention", "silu", "gelu", "add", "multiply"),
     *("heads", "merge", "last", "argmax", "sample", "kv_grow", "kv_write"),
-    *("norm_project", "head_norm_rope", "project_add", "norm_gate_up", "norm_head"),
 )
+# Composed, they have only what lies between their primitives; fused, all of it.
+BLOCKS = ("norm_project", "head_norm_rope", "project_add", "norm_gate_up", "norm_head")
 
 LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -28,9 +30,15 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
     """A twin of `backend` whose operations report to `profiler`; it shares the original's arrays."""
     twin = copy.copy(backend)
-    timed = {name: _timed(name, getattr(type(backend), name), profiler) for name in OPERATIONS}
+    timed = {name: _timed(name, getattr(type(backend), name), profiler) for name in PRIMITIVES + BLOCKS}
     twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
+    twin.profiler = profiler
     return twin
+
+
+def watched(backend: Backend) -> Backend:
+    """`backend`, or its profiled twin where somebody wants events of passes or operations."""
+    return profiled(backend, Profiler()) if enabled(DEBUG) else backend
 
 
 def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callable[..., Any]:
@@ -38,23 +46,20 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
         with profiler.span(name, _layer(args)) as span:
             result = method(self, *args, **kwargs)
             self.wait(result)
-        cost = _cost(name, args, result) if span.own > 0 and not span.inner else Cost()
-        profiler.record(span, cost)
-        if enabled(TRACE) and not span.inner:
-            shapes = " ".join("x".join(map(str, shape_of(a))) for a in _arrays(args))
-            event(
-                TRACE,
-                "op",
-                op=name,
-                layer=span.layer,
-                shapes=shapes,
-                ms=span.own * 1e3,
-                gflops=rate(cost.flops, span.own),
-                gbs=rate(cost.nbytes, span.own),
-            )
+        with profiler.unnoticed():
+            cost = Cost() if name in BLOCKS else _cost(name, args, result)
+            profiler.record(span, cost)
+            if enabled(TRACE) and name not in BLOCKS:
+                _log(span, cost, args)
         return result
 
     return run
+
+
+def _log(span: Span, cost: Cost, args: tuple[Any, ...]) -> None:
+    shapes = " ".join("x".join(map(str, shape_of(array))) for array in _arrays(args))
+    speed = {"gflops": rate(cost.flops, span.own), "gbs": rate(cost.nbytes, span.own)}
+    event(TRACE, "operation", op=span.op, layer=span.layer, shapes=shapes, ms=span.own * 1e3, **speed)
 
 
 def _layer(args: tuple[Any, ...]) -> int | None:

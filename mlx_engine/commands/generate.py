@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,12 +68,17 @@ def generate(
         bool,
         typer.Option("--strict", help="Fail where the machine lacks the backend, instead of running on auto."),
     ] = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option("--log-level", help="Events on stderr: info (tokens), debug (passes), trace (operations)."),
+    ] = None,
+    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every pass.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Write on from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.backends.sampling import Sampling
     from mlx_engine.decode.options import Options
-    from mlx_engine.engine import check_load_options, load
+    from mlx_engine.engine import check_load_options, configure_log, load
 
     options = Options(
         max_tokens,
@@ -84,23 +88,23 @@ def generate(
         ignore_eos,
     )
     check_load_options(quant, threads)
+    configure_log(log_level)
     used = choose_backend(backend, strict=strict)
     text = read_text(prompt, prompt_file, "prompt", default=DEFAULT_PROMPT)
-    start = time.perf_counter()
     with progress_bar("loading") as progress:
         engine = load(model, used, quant, threads, progress=progress)
-    load_ms = (time.perf_counter() - start) * 1e3
-    prompt_ids = engine.prompt_ids(text)
     with progress_bar("reading the prompt") as progress:
-        stream = engine.run(prompt_ids, options, progress=progress)
+        stream = engine.run(text, options, progress=progress)
         first = next(stream, "")
     if json:
         for _ in stream:
             pass
-        print(json_module.dumps(as_json(stream.generation, engine, backend, load_ms)))
+        print(json_module.dumps(as_json(stream.generation, engine, backend)))
         return
     print_text(text, first, stream)
-    print_summary(stream.generation, engine, load_ms)
+    print_summary(stream.generation, engine, per_pass=per_pass)
+    if engine.backend.profiler is not None:
+        notice(engine.backend.profiler.table())
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:
@@ -130,21 +134,16 @@ def print_text(prompt: str, first: str, stream: Stream) -> None:
     print()
 
 
-def print_summary(generation: Generation, engine: Engine, load_ms: float) -> None:
-    """One line on stderr: what ran, and how long it took."""
-    metrics = generation.metrics
-    rate = metrics.decode_tokens_per_second
-    parts = [
-        f"backend {engine.backend.name}",
-        f"loaded in {load_ms:.0f} ms",
-        f"{len(generation.prompt_ids)} prompt tokens, first token after {metrics.time_to_first_token_ms:.1f} ms",
-        f"{len(generation.token_ids)} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s"),
-        f"ended by {generation.finish_reason}",
-    ]
-    notice("[" + " | ".join(parts) + "]")
+def print_summary(generation: Generation, engine: Engine, *, per_pass: bool) -> None:
+    """On stderr: what ran, and how long it took."""
+    notice(
+        f"\n{len(generation.prompt_ids)} prompt tokens and {len(generation.token_ids)} new ones on backend "
+        f"{engine.backend.name} ({engine.backend.device}), ended by {generation.finish_reason}"
+    )
+    notice(generation.metrics.text(per_pass=per_pass))
 
 
-def as_json(generation: Generation, engine: Engine, requested: str, load_ms: float) -> dict[str, object]:
+def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
     """The run as one JSON object."""
     return {
         "prompt_ids": generation.prompt_ids,
@@ -152,5 +151,5 @@ def as_json(generation: Generation, engine: Engine, requested: str, load_ms: flo
         "text": generation.text,
         "finish_reason": generation.finish_reason,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
-        "metrics": {"load_ms": load_ms, **generation.metrics.summary()},
+        "metrics": generation.metrics.summary(),
     }

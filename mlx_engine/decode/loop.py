@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from logging import DEBUG
 
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import Cache
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.models import Model
+from mlx_engine.observe.log import event
 
 # Tokens of a prompt that go through the model together. Larger chunks multiply larger matrices, but their attention
 # scores take chunk x context floats per head.
@@ -48,29 +50,31 @@ def decode(
     Raises:
         CacheFullError: the cache has no room for the next token.
     """
-
-    def first() -> int:
-        return pick(prefill(model, prompt, cache, chunk=chunk, progress=progress))
-
-    def next_after(token: int) -> int:
-        return pick(model.forward([token], cache))
-
-    token = _timed_pass(model, metrics, first)
+    token = _timed_pass(model, metrics, pick, lambda: prefill(model, prompt, cache, chunk=chunk, progress=progress))
     while True:
         yield token
-        token = _timed_pass(model, metrics, partial(next_after, token))
+        token = _timed_pass(model, metrics, pick, partial(model.forward, [token], cache))
 
 
 def decode_without_cache(model: Model, prompt: Sequence[int], pick: Pick, metrics: Metrics) -> Iterator[int]:
     """The same ids, the whole sequence run again for each: what a cache saves is the difference."""
     ids = list(prompt)
     while True:
-        token = _timed_pass(model, metrics, lambda: pick(model.forward(ids, model.no_cache())))
+        token = _timed_pass(model, metrics, pick, lambda: model.forward(ids, model.no_cache()))
         yield token
         ids.append(token)
 
 
-def _timed_pass(model: Model, metrics: Metrics, run: Callable[[], int]) -> int:
+def _timed_pass(model: Model, metrics: Metrics, pick: Pick, forward: Callable[[], Array]) -> int:
+    def run() -> int:
+        logits = forward()
+        # On a lazy backend the choice is a part of the graph, and waiting for it is waiting for the whole pass.
+        return pick(logits) if model.backend.lazy else metrics.record_sampling(lambda: pick(logits))
+
     # The session ends with the pass: between two tokens the caller's own code runs.
     with model.backend.session():
-        return metrics.record_timed(run)
+        token = metrics.record_timed(run)
+    profiler = model.backend.profiler
+    if profiler is not None:
+        event(DEBUG, "pass", number=len(metrics.passes), total_ms=metrics.passes[-1] * 1e3, **profiler.end_pass())
+    return token

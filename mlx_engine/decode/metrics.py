@@ -1,7 +1,7 @@
 """Times of passes, and what they add up to. Pure arithmetic: the clock is handed in, and nothing here knows a model.
 
 A pass ends when its token's id is on the host. The first pass is prefill, however it was chunked; it is never mixed
-into the decode rate. What cannot be computed is None, which is not zero.
+into the decode rate. What cannot be computed is None, which is not zero, and shows as a dash.
 """
 
 from __future__ import annotations
@@ -16,17 +16,45 @@ T = TypeVar("T")
 
 @dataclass
 class Metrics:
-    """Seconds of every pass of one run, in order."""
+    """Seconds of one run.
+
+    Attributes:
+        passes: every pass, in order.
+        sampling: the choosing of a token, which is part of its pass; empty where a backend chooses on the device.
+        phases: what happens once and outside of all passes, by name: load, warm_up, tokenize.
+    """
 
     clock: Callable[[], float] = time.perf_counter
     passes: list[float] = field(default_factory=list)
+    sampling: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
 
     def record_timed(self, work: Callable[[], T]) -> T:
         """Time one pass and return what it returned; a pass that fails is not recorded."""
+        seconds, result = self._timed(work)
+        self.passes.append(seconds)
+        return result
+
+    def record_forward_share(self, wall: float, n: int) -> None:
+        """A sequence's share of a pass of `wall` seconds that n sequences took together; for n = 0 there is none."""
+        if n > 0:
+            self.passes.append(wall / n)
+
+    def record_sampling(self, work: Callable[[], T]) -> T:
+        """Time one choice and return it."""
+        seconds, result = self._timed(work)
+        self.sampling.append(seconds)
+        return result
+
+    def record_phase(self, name: str, work: Callable[[], T]) -> T:
+        """Time something that happens once and return what it returned."""
+        self.phases[name], result = self._timed(work)
+        return result
+
+    def _timed(self, work: Callable[[], T]) -> tuple[float, T]:
         start = self.clock()
         result = work()
-        self.passes.append(self.clock() - start)
-        return result
+        return self.clock() - start, result
 
     @property
     def time_to_first_token_ms(self) -> float | None:
@@ -39,11 +67,42 @@ class Metrics:
         rest = sum(self.passes[1:])
         return (len(self.passes) - 1) / rest if rest > 0 else None
 
+    @property
+    def per_forward_ms(self) -> dict[str, float] | None:
+        """Shortest, longest and mean pass in milliseconds, and their number; None before the first."""
+        if not self.passes:
+            return None
+        ms = [seconds * 1e3 for seconds in self.passes]
+        return {"min": min(ms), "max": max(ms), "mean": sum(ms) / len(ms), "n": len(ms)}
+
     def summary(self) -> dict[str, object]:
         """Everything, as JSON takes it."""
         return {
+            **{f"{name}_ms": seconds * 1e3 for name, seconds in self.phases.items()},
+            "sampling_ms": sum(self.sampling) * 1e3 if self.sampling else None,
             "time_to_first_token_ms": self.time_to_first_token_ms,
             "decode_tokens_per_second": self.decode_tokens_per_second,
-            "passes": len(self.passes),
+            "per_forward_ms": self.per_forward_ms,
             "per_pass_ms": [seconds * 1e3 for seconds in self.passes],
         }
+
+    def text(self, *, per_pass: bool) -> str:
+        """The same for people; with `per_pass` a line for every pass, counted from 1."""
+        forward = self.per_forward_ms
+        spread = "—" if forward is None else "min {min:.3f} max {max:.3f} mean {mean:.3f} (n={n})".format(**forward)
+        lines = [
+            "metrics:",
+            *(f"  {name}_ms: {seconds * 1e3:.3f}" for name, seconds in self.phases.items()),
+            f"  time_to_first_token_ms: {_number(self.time_to_first_token_ms)}",
+            f"  decode_tokens_per_second: {_number(self.decode_tokens_per_second)}",
+            f"  per_forward_ms: {spread}",
+        ]
+        if self.sampling:
+            lines.append(f"  sampling_ms: {sum(self.sampling) * 1e3:.3f}")
+        if per_pass:
+            lines += [f"  forward {i}: {seconds * 1e3:.3f} ms" for i, seconds in enumerate(self.passes, start=1)]
+        return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "—" if value is None else f"{value:.3f}"

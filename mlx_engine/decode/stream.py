@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from logging import INFO
 from typing import Literal, Protocol
 
 from mlx_engine.decode.loop import Progress, decode, decode_without_cache
@@ -12,6 +14,7 @@ from mlx_engine.decode.options import Options
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.stops import StopStrings
 from mlx_engine.models import Model
+from mlx_engine.observe.log import enabled, event
 
 FinishReason = Literal["stop", "length"]
 
@@ -58,14 +61,16 @@ class Stream:
         text: TextDecoder,
         end_ids: Collection[int],
         progress: Progress | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._prompt_ids, self._max_tokens, self._text = list(prompt_ids), max_tokens, text
         self._end_ids = () if options.ignore_eos else end_ids
         self._stops = StopStrings(options.stop)
-        self._metrics = Metrics()
+        self._metrics = metrics or Metrics()
         self._token_ids: list[int] = []
         self._written: list[str] = []
         self._finish_reason: FinishReason | None = None
+        self._pick = Sampler(model.backend, options.sampling, self._prompt_ids)
         self._ids = self._loop(model, options, progress)
         self._pieces = self._run()
 
@@ -81,18 +86,24 @@ class Stream:
         return Generation(
             "".join(self._written),
             list(self._token_ids),
-            replace(self._metrics, passes=list(self._metrics.passes)),
+            copy.deepcopy(self._metrics),
             self._finish_reason,
             list(self._prompt_ids),
         )
 
     def _loop(self, model: Model, options: Options, progress: Progress | None) -> Iterator[int]:
-        pick = Sampler(model.backend, options.sampling, self._prompt_ids)
         if not options.kv:
-            return decode_without_cache(model, self._prompt_ids, pick, self._metrics)
+            return decode_without_cache(model, self._prompt_ids, self._pick, self._metrics)
         # The last token is chosen, but never read.
         cache = model.new_cache(len(self._prompt_ids) + self._max_tokens - 1)
-        return decode(model, self._prompt_ids, cache, pick, self._metrics, progress=progress)
+        return decode(model, self._prompt_ids, cache, self._pick, self._metrics, progress=progress)
+
+    def _log(self, token: int, piece: str) -> None:
+        step, probability = len(self._token_ids), self._pick.probability()
+        phase = "prefill" if step == 1 else "decode"
+        event(INFO, "token", step=step, id=token, probability=probability, text=piece, phase=phase)
+        if token in self._end_ids:
+            event(INFO, "end", step=step, id=token)
 
     def _run(self) -> Iterator[str]:
         for token in self._ids:
@@ -107,6 +118,8 @@ class Stream:
                 piece += self._stops.add(self._text.finish()) + self._stops.finish()
                 # Half a character at the cap is shown as U+FFFD, which may be what a stop string waits for.
                 self._finish_reason = "stop" if self._stops.found else self._finish_reason
+            if enabled(INFO):
+                self._log(token, piece)
             if piece:
                 self._written.append(piece)
                 yield piece

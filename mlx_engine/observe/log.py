@@ -1,13 +1,12 @@
 """Log events: a name and fields, one line each, through Python's own logging under the name "mlx_engine".
 
-Silent unless asked: by `MLX_ENGINE_LOG=info|debug|trace`, by `--log-level`, or by whoever configures logging.
+Silent unless asked: by `MLX_ENGINE_LOG=info|debug|trace`, by `--log-level`, or by a program that configures logging.
 `info` is an event per token, `debug` one per forward pass, `trace` one per operation and a table at the end.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import Any
 
@@ -19,18 +18,12 @@ LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "debug": logging.DE
 VARIABLE = "MLX_ENGINE_LOG"
 
 
-def configure(level: str | None = None) -> None:
-    """Print events of `level` and above to stderr; without one, what the environment variable asks for.
-
-    Raises:
-        KeyError: there is no such level; the keys of `LEVELS` are those there are.
-    """
-    level = level or os.environ.get(VARIABLE) or "off"
-    number = LEVELS[level.lower()]
-    LOGGER.setLevel(number)
+def configure(level: str) -> None:
+    """Print events of `level`, a key of `LEVELS`, and above to stderr; of "off" none."""
+    LOGGER.setLevel(LEVELS[level])
     for handler in [h for h in LOGGER.handlers if isinstance(h, _Lines)]:
         LOGGER.removeHandler(handler)
-    if level.lower() != "off":
+    if level != "off":
         LOGGER.addHandler(_Lines())
         LOGGER.propagate = False
 

@@ -81,6 +81,14 @@ class Profiler:
         self.ops[span.op].add(span.own, cost)
         self.layers[span.layer].add(span.own, cost)
 
+    @contextmanager
+    def unnoticed(self) -> Iterator[None]:
+        """Time that the watching itself takes: no open span has it as its own."""
+        start = self._clock()
+        yield
+        if self._open:
+            self._open[-1].inner += self._clock() - start
+
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
             return "projection" if span.op == "linear" else "norm"

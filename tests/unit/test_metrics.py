@@ -95,7 +95,7 @@ def test_the_summary_is_json_and_says_what_the_properties_say():
     summary = json.loads(json.dumps(recorded(0.5, 0.25).summary()))
     assert summary["time_to_first_token_ms"] == 500.0
     assert summary["decode_tokens_per_second"] == 4.0
-    assert summary["passes"] == 2
+    assert summary["per_forward_ms"]["n"] == 2
     assert summary["per_pass_ms"] == [500.0, 250.0]
 
 
@@ -103,7 +103,7 @@ def test_what_is_undefined_is_null_in_the_summary():
     summary = json.loads(json.dumps(recorded().summary(), allow_nan=False))
     assert summary["time_to_first_token_ms"] is None
     assert summary["decode_tokens_per_second"] is None
-    assert summary["passes"] == 0
+    assert summary["per_forward_ms"] is None
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -112,3 +112,50 @@ def test_decode_is_tokens_after_the_first_over_their_time(seconds):
     rate = recorded(*seconds).decode_tokens_per_second
     # The clock counts from 1,000, which costs digits of each difference.
     assert rate * sum(seconds[1:]) == pytest.approx(len(seconds) - 1, rel=1e-3)
+
+
+def test_a_share_of_a_batch_is_its_wall_time_divided():
+    metrics = recorded(0.5)
+    metrics.record_forward_share(1.0, 4)
+    metrics.record_forward_share(3.0, 0)
+    assert metrics.passes == [0.5, 0.25]
+    assert metrics.decode_tokens_per_second == 4.0
+
+
+def test_phases_and_sampling_stay_out_of_the_passes():
+    clock = Clock()
+    metrics = Metrics(clock=clock)
+    assert metrics.record_phase("load", clock.work(7.0, "model")) == "model"
+    assert metrics.record_sampling(clock.work(0.125, 42)) == 42
+    assert (metrics.passes, metrics.phases, metrics.sampling) == ([], {"load": 7.0}, [0.125])
+    assert metrics.summary()["load_ms"] == 7000.0
+    assert metrics.summary()["sampling_ms"] == 125.0
+
+
+def test_the_spread_of_the_passes():
+    assert recorded().per_forward_ms is None
+    assert recorded(0.5, 0.25, 0.75).per_forward_ms == {"min": 250.0, "max": 750.0, "mean": 500.0, "n": 3}
+
+
+def test_the_summary_as_text():
+    metrics = recorded(0.5, 0.25)
+    metrics.phases["load"] = 0.03125
+    assert metrics.text(per_pass=True).splitlines() == [
+        "metrics:",
+        "  load_ms: 31.250",
+        "  time_to_first_token_ms: 500.000",
+        "  decode_tokens_per_second: 4.000",
+        "  per_forward_ms: min 250.000 max 500.000 mean 375.000 (n=2)",
+        "  forward 1: 500.000 ms",
+        "  forward 2: 250.000 ms",
+    ]
+    assert "forward 1" not in metrics.text(per_pass=False)
+
+
+def test_what_is_undefined_is_a_dash_in_the_summary():
+    assert recorded().text(per_pass=True).splitlines() == [
+        "metrics:",
+        "  time_to_first_token_ms: —",
+        "  decode_tokens_per_second: —",
+        "  per_forward_ms: —",
+    ]

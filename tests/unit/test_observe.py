@@ -1,0 +1,169 @@
+"""Events and profiles: what they say, and that nobody who does not ask gets any."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.profiled import BLOCKS, PRIMITIVES, profiled
+from mlx_engine.engine import configure_log
+from mlx_engine.errors import OptionError
+from mlx_engine.observe import log
+from mlx_engine.observe.profiler import Cost, Profiler
+
+MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+
+
+@pytest.fixture(autouse=True)
+def silence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(log.VARIABLE, raising=False)
+    yield
+    log.configure("off")
+    log.LOGGER.setLevel(logging.NOTSET)
+    log.LOGGER.propagate = True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_own_times_add_up_to_the_whole():
+    clock = Clock()
+    profiler = Profiler(clock)
+    with profiler.span("norm_project", 3) as block:
+        clock.now += 1.0
+        with profiler.span("linear") as inner:
+            clock.now += 4.0
+        with profiler.unnoticed():
+            profiler.record(inner, Cost(8e9, 2e9))
+            clock.now += 100.0
+        clock.now += 2.0
+    profiler.record(block, Cost())
+    assert (inner.own, block.own) == (4.0, 3.0)
+    assert profiler.layers[3].seconds == 7.0
+    assert profiler.ops["linear"].calls == 1
+    lines = profiler.table().splitlines()
+    assert lines[1].split() == ["linear", "1", "4000.000", "57.1%", "2.00", "0.50"]
+    assert lines[3].split() == ["all", "2", "7000.000"]
+
+
+def test_a_pass_is_told_in_four_parts():
+    clock = Clock()
+    profiler = Profiler(clock)
+
+    def spend(op: str, seconds: float) -> None:
+        with profiler.span(op):
+            clock.now += seconds
+
+    spend("embed", 0.001)
+    spend("attention", 0.02)
+    with profiler.span("norm_head"):
+        spend("rms_norm", 0.003)
+        spend("linear", 0.004)
+    parts = profiler.end_pass()
+    assert parts == pytest.approx({"embedding": 1.0, "layers": 20.0, "norm": 3.0, "projection": 4.0})
+    assert set(profiler.end_pass().values()) == {0.0}
+
+
+def test_every_operation_of_the_seam_is_timed():
+    crossing = {"prepare", "array", "host", "token_id", "session", "wait", "kv_empty", "kv_nbytes"}
+    dispatching = {"norm", "activate", "note"}
+    operations = {n for n, member in vars(Backend).items() if callable(member) and not n.startswith("_")}
+    assert {*PRIMITIVES, *BLOCKS} == operations - crossing - dispatching
+
+
+@pytest.mark.parametrize("name", ["scalar", "simd"])
+def test_a_profiled_backend_computes_the_same(name: str):
+    plain = mlx_engine.load(MODEL, name)
+    want = np.asarray(plain.logits([3, 1, 4]))
+    configure_log("debug")
+    watched = mlx_engine.load(MODEL, name)
+    assert watched.backend.profiler is not None
+    assert watched.backend.name == name
+    np.testing.assert_array_equal(np.asarray(watched.logits([3, 1, 4])), want)
+    table = watched.backend.profiler.table()
+    assert {"linear", "attention", "layer 2"} <= {line[:16].strip() for line in table.splitlines()}
+
+
+def test_work_is_counted_from_shapes():
+    profiler = Profiler()
+    be = profiled(create_backend("simd"), profiler)
+    from mlx_engine.backends.parameters import Linear
+
+    be.linear(np.ones((3, 64), np.float32), Linear("blk.5.attn_q", np.ones((10, 64), np.float32)))
+    total = profiler.ops["linear"]
+    assert total.flops == 2 * 3 * 64 * 10
+    assert total.nbytes == 4 * (3 * 64 + 10 * 64 + 3 * 10)
+    assert profiler.layers[5].calls == 1
+
+
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:
+    return [record.fields for record in caplog.records if record.getMessage() == name]
+
+
+def test_one_event_for_each_token(caplog: pytest.LogCaptureFixture):
+    engine = mlx_engine.load(MODEL)
+    with caplog.at_level(logging.INFO, logger="mlx_engine"):
+        generation = engine.generate([1, 2, 3], max_tokens=4, ignore_eos=True)
+    tokens = events(caplog, "token")
+    assert [token["id"] for token in tokens] == generation.token_ids
+    assert [token["step"] for token in tokens] == [1, 2, 3, 4]
+    assert [token["phase"] for token in tokens] == ["prefill", "decode", "decode", "decode"]
+    assert "".join(str(token["text"]) for token in tokens) == generation.text
+    row = np.asarray(engine.logits([1, 2, 3]))[-1].astype(np.float64)
+    p = np.exp(row - row.max())
+    assert tokens[0]["probability"] == pytest.approx(p.max() / p.sum(), rel=1e-4)
+
+
+def test_an_event_at_the_end_token(caplog: pytest.LogCaptureFixture):
+    engine = mlx_engine.load(MODEL)
+    last = engine.generate([1, 2, 3], max_tokens=1, ignore_eos=True).token_ids[0]
+    from mlx_engine.decode.options import Options
+    from mlx_engine.decode.stream import Stream
+
+    stream = Stream(engine.model, [1, 2, 3], Options(), max_tokens=5, text=engine.tokenizer.stream(), end_ids=[last])
+    with caplog.at_level(logging.INFO, logger="mlx_engine"):
+        assert list(stream) == []
+    assert events(caplog, "end") == [{"step": 1, "id": last}]
+
+
+def test_silent_by_default(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
+    mlx_engine.load(MODEL).generate([1, 2, 3], max_tokens=2)
+    assert caplog.records == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_environment_asks_for_events(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    monkeypatch.setenv(log.VARIABLE, "debug")
+    mlx_engine.load(MODEL).generate([1, 2, 3], max_tokens=2, ignore_eos=True)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == ["pass", "token", "pass", "token"]
+    fields = dict(field.split("=") for field in lines[0].split()[1:])
+    parts = sum(float(fields[name]) for name in ("embedding", "layers", "norm", "projection"))
+    assert 0 < parts <= float(fields["total_ms"])
+
+
+def test_trace_tells_every_operation(capfd: pytest.CaptureFixture[str]):
+    configure_log("trace")
+    mlx_engine.load(MODEL).generate([1, 2, 3], max_tokens=1)
+    operations = [line for line in capfd.readouterr().err.splitlines() if line.startswith("operation ")]
+    assert any("op=linear layer=0 shapes='3x64 128x64'" in line for line in operations)
+    assert all("ms=" in line and "gflops=" in line and "gbs=" in line for line in operations)
+
+
+def test_an_unknown_level_is_refused(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(OptionError, match="expected off or info or debug or trace, found 'loud'"):
+        configure_log("loud")
+    monkeypatch.setenv(log.VARIABLE, "chatty")
+    with pytest.raises(OptionError, match="MLX_ENGINE_LOG"):
+        mlx_engine.load(MODEL)
