@@ -60,7 +60,7 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr():
     assert result.out == as_json["text"] + "\n"
     assert "backend simd" in result.err
     assert "tokens" in result.err
-    assert "first token" in result.err
+    assert "time_to_first_token_ms" in result.err
 
 
 def test_json_is_one_object_with_the_keys_of_the_contract():
