@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from mlx_engine.commands.backends import backends
+from mlx_engine.commands.bench import bench
 from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.root import root
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.callback()(root)
 app.command()(generate)
+app.command()(bench)
 app.command()(inspect)
 app.add_typer(tokenize, name="tokenize")
 app.command()(backends)

@@ -1,0 +1,1 @@
+"""Measuring: cells of a benchmark, what machine they ran on, and tables of the results."""

@@ -1,0 +1,87 @@
+"""What a measurement belongs to: machine, versions, commit, and the model's own bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("mlx-engine", "mlx", "numpy", "tokenizers")
+
+
+def machine() -> dict[str, object]:
+    """The machine, as far as it tells: processor, cores that this process may use, memory, system."""
+    return {
+        "processor": processor(),
+        "cores": usable_cores(),
+        "memory_bytes": memory_bytes(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def processor() -> str:
+    """The processor's name, and its widest vector instructions where they are known."""
+    name, flags = platform.processor(), ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = dict(line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+        fields = {key.strip(): value.strip() for key, value in lines.items()}
+        name, flags = fields.get("model name", name), fields.get("flags", "")
+    elif platform.system() == "Darwin":
+        name = _output("sysctl", "-n", "machdep.cpu.brand_string") or name
+    widest = next((label for flag, label in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags.split()), None)
+    return f"{name}, {widest}" if widest else name
+
+
+def usable_cores() -> int:
+    """Cores that the process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory, or None where it cannot be asked."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from, with "+" behind it if files have changed since."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    head = _output("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
+    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    return f"{head}+" if head and changed else head
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a model file, or of all safetensors files of a folder, in the order of their names."""
+    total = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        with file.open("rb") as stream:
+            while piece := stream.read(1 << 20):
+                total.update(piece)
+    return total.hexdigest()
+
+
+def _output(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
