@@ -1,10 +1,11 @@
-"""Where a model comes from: the built-in one, a path, or a hub id that is downloaded into the hub's own cache."""
+"""Where a model comes from: the built-in one, a path, a hub id, or a shape."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from mlx_engine.checkpoint.shapes import PREFIX, shape_path
 from mlx_engine.errors import SourceError
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -15,13 +16,15 @@ HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
 
 def resolve(source: str | Path) -> Path:
-    """The file or folder that `source` names: "builtin", a path, or "org/repo[:file]". A Path is always a path.
+    """The file or folder that `source` names: "builtin", "shape:NAME", a path, or "org/repo[:file]"; a Path is a path.
 
     Raises:
         SourceError: there is nothing of this name, or it cannot be downloaded.
     """
     if source == "builtin":
         return BUILTIN
+    if isinstance(source, str) and source.startswith(PREFIX):
+        return shape_path(source.removeprefix(PREFIX))
     try:
         path = Path(source).expanduser()
         if path.exists():

@@ -1,0 +1,143 @@
+"""Checkpoints of real shapes with random weights, to measure with where no download is possible: "shape:qwen3-0.6b".
+
+Each is written once, to the user's cache folder. The text that they write is noise; the time that it takes is not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kernels import blocks
+from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.errors import SourceError
+from mlx_engine.quant.types import F32, Q8_0
+from mlx_engine.quant.weight import Weight
+
+PREFIX = "shape:"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Qwen3 whose head is tied to its embedding table."""
+
+    n_layers: int
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rope_theta: float
+
+
+SHAPES = {"qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6)}
+
+
+def shape_path(name: str) -> Path:
+    """The checkpoint of this shape, written now if it is not there yet.
+
+    Raises:
+        SourceError: there is no such shape, or the cache folder cannot be written.
+    """
+    if name not in SHAPES:
+        raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
+    path = cache_folder() / f"{name}-q8_0.gguf"
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SourceError(f"{path.parent}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
+        write_shape(path, name, SHAPES[name])
+    return path
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again are kept: XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_engine"
+
+
+def write_shape(path: Path, name: str, shape: Shape) -> None:
+    """Write the GGUF file of a shape: the matrices Q8_0, the norms F32, a made-up vocabulary of the real size."""
+    metadata = {
+        "general.architecture": "qwen3",
+        "general.name": f"{name} shape, random weights",
+        "general.file_type": 7,
+        "qwen3.block_count": shape.n_layers,
+        "qwen3.context_length": shape.context_length,
+        "qwen3.embedding_length": shape.hidden_size,
+        "qwen3.feed_forward_length": shape.intermediate_size,
+        "qwen3.attention.head_count": shape.n_heads,
+        "qwen3.attention.head_count_kv": shape.n_kv_heads,
+        "qwen3.attention.key_length": shape.head_dim,
+        "qwen3.attention.value_length": shape.head_dim,
+        "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen3.rope.freq_base": shape.rope_theta,
+        **vocabulary(shape.vocab_size),
+    }
+    write_gguf(path, metadata, list(weights(shape)))
+
+
+def weights(shape: Shape) -> Iterator[Weight]:
+    """Random weights whose products neither grow nor vanish from layer to layer."""
+    rng = np.random.default_rng(0)
+    D, F = shape.hidden_size, shape.intermediate_size
+    H, K = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    yield _matrix(rng, "token_embd", shape.vocab_size, D, 0.6)
+    yield _norm(rng, "output_norm", D)
+    for i in range(shape.n_layers):
+        for norm, n in (
+            ("attn_norm", D),
+            ("ffn_norm", D),
+            ("attn_q_norm", shape.head_dim),
+            ("attn_k_norm", shape.head_dim),
+        ):
+            yield _norm(rng, f"blk.{i}.{norm}", n)
+        for name, rows, columns, gain in (
+            ("attn_q", H, D, 1.0),
+            ("attn_k", K, D, 1.0),
+            ("attn_v", K, D, 1.0),
+            ("attn_output", D, H, 0.3),
+            ("ffn_gate", F, D, 1.0),
+            ("ffn_up", F, D, 1.0),
+            ("ffn_down", D, F, 0.3),
+        ):
+            yield _matrix(rng, f"blk.{i}.{name}", rows, columns, gain)
+
+
+def _matrix(rng: np.random.Generator, name: str, rows: int, columns: int, gain: float) -> Weight:
+    """Uniform codes: as many bytes and multiplications as any, and made at memory speed."""
+    packed = np.empty(rows * columns // 32, blocks.Q8_0)
+    packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
+    # Uniform codes from -127 to 127 have a standard deviation of 73.6.
+    packed["d"] = gain * columns**-0.5 / 73.6
+    return Weight(f"{name}.weight", (rows, columns), Q8_0, packed.view(np.uint8))
+
+
+def _norm(rng: np.random.Generator, name: str, n: int) -> Weight:
+    return Weight.pack(f"{name}.weight", 1 + 0.1 * rng.standard_normal(n), F32)
+
+
+def vocabulary(size: int) -> dict[str, object]:
+    """Byte-level BPE of a given size: the 256 bytes, pairs and triples of them with their merges, and two ends."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    pairs = (f"{a} {b}" for a, b in itertools.product(letters, letters))
+    triples = (f"{a}{b} {c}" for a, b, c in itertools.product(letters, letters, letters))
+    merges = list(itertools.islice(itertools.chain(pairs, triples), size - 256 - 2))
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>", "<|im_end|>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([1] * (size - 2) + [3, 3], dtype=np.int32),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": size - 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
