@@ -1,0 +1,1 @@
+"""Measurements that are kept: what was run, every sample, and the page made of them."""

@@ -1,4 +1,4 @@
-"""BENCHMARKS.md from the committed results: `python -m benchmarks.report` writes it, a test checks that it is current."""
+"""BENCHMARKS.md from the committed results: `python -m benchmarks.report` writes it; a test checks it is current."""
 
 from __future__ import annotations
 
