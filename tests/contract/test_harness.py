@@ -89,6 +89,7 @@ def test_a_lie_at_a_crossing_is_caught(op: str):
 def is_caught(be: Backend, case: OpCase) -> bool:
     try:
         check(be, case)
-    except (AssertionError, ValueError, IndexError):
+    # A rolled store brings slots that nobody wrote into sight, and their garbage may overflow.
+    except (AssertionError, ValueError, IndexError, RuntimeWarning):
         return True
     return False
