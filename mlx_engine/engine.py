@@ -166,6 +166,7 @@ def load(
     quant: str = "keep",
     threads: int | None = None,
     *,
+    jit: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Open a model.
@@ -175,6 +176,7 @@ def load(
         backend: a name that `python cli.py backends` lists, or "auto" for the fastest here.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: for backends that have threads; None takes all cores that this process may use.
+        jit: use compiled CPU kernels where there are some; without, plain NumPy.
         progress: called with (tensors prepared, tensors in all).
 
     Raises:
@@ -185,7 +187,7 @@ def load(
     check_load_options(quant, threads)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
-    made = watched(create_backend(backend))
+    made = watched(create_backend(backend, threads=threads, jit=jit))
     path = resolve(source)
     start = time.perf_counter()
     checkpoint = open_checkpoint(path)

@@ -30,6 +30,7 @@ class Mutant:
     new: str
 
 
+Q8_0_DOT = "../kernels/cpu/q8_0.py"
 QWEN3, SIMD, SCALAR = "models/qwen3.py", "backends/simd.py", "backends/scalar.py"
 MUTANTS = [
     Mutant("values projected with attn_k", QWEN3, "(w.attn_q, w.attn_k, w.attn_v)", "(w.attn_q, w.attn_k, w.attn_k)"),
@@ -51,6 +52,10 @@ MUTANTS = [
            "return int(logits.size - 1 - np.argmax(logits[0][::-1]))"),
     Mutant("first scale used for a whole row", "quant/q8_0.py", 'block["d"].astype(np.float32)[:, None]',
            'block["d"].astype(np.float32)[:1, None]'),
+    Mutant("odd block forgotten", Q8_0_DOT, "if n_blocks % 2:", "if False:"),
+    Mutant("scale of the neighbour", Q8_0_DOT, "load_half(blocks, at + 34)", "load_half(blocks, at)"),
+    Mutant("one row too few", Q8_0_DOT, "for r in range(first, last):", "for r in range(first, last - 1):"),
+    Mutant("last rows not expanded", "backends/matrices.py", "last = min(first + ROWS, N)", "last = first + ROWS"),
     Mutant("Q4_0 halves exchanged", "quant/packing.py",
            "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),

@@ -11,6 +11,19 @@ from mlx_engine.errors import BackendUnavailableError
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What a backend may be told when it is made.
+
+    Attributes:
+        threads: for backends that have threads; None takes all cores that this process may use.
+        jit: whether compiled CPU kernels are used where there are some.
+    """
+
+    threads: int | None = None
+    jit: bool = True
+
+
+@dataclass(frozen=True)
 class Entry:
     """A rung of the ladder.
 
@@ -21,7 +34,7 @@ class Entry:
     """
 
     summary: str
-    create: Callable[[], Backend] | None = None
+    create: Callable[[Settings], Backend] | None = None
     needs: Callable[[], str | None] = lambda: None
 
 
@@ -53,8 +66,8 @@ def auto() -> str:
     return next(name for name in _FASTEST_FIRST if unavailable(name) is None)
 
 
-def create_backend(name: str = "auto") -> Backend:
-    """The backend `name`.
+def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool = True) -> Backend:
+    """The backend `name`; see `Settings` for the rest.
 
     Raises:
         BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
@@ -63,7 +76,7 @@ def create_backend(name: str = "auto") -> Backend:
     reason = None if name == "auto" else unavailable(name)
     if reason is not None or entry.create is None:
         raise BackendUnavailableError(name=name, reason=str(reason))
-    return entry.create()
+    return entry.create(Settings(threads, jit))
 
 
 def _entry(name: str) -> Entry:
@@ -73,16 +86,16 @@ def _entry(name: str) -> Entry:
     return _ENTRIES[name]
 
 
-def _scalar() -> Backend:
+def _scalar(settings: Settings) -> Backend:
     from mlx_engine.backends.scalar import ScalarBackend
 
     return ScalarBackend()
 
 
-def _simd() -> Backend:
+def _simd(settings: Settings) -> Backend:
     from mlx_engine.backends.simd import SimdBackend
 
-    return SimdBackend()
+    return SimdBackend(jit=settings.jit)
 
 
 def _needs_apple_gpu() -> str | None:
@@ -99,7 +112,7 @@ def _needs_linux() -> str | None:
 
 _ENTRIES = {
     "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),
-    "simd": Entry("one thread: NumPy and BLAS in float32", _simd),
+    "simd": Entry("one thread: NumPy and BLAS, compiled kernels for Q8_0", _simd),
     "parallel": Entry("simd in chunks over a thread pool"),
     "mlx": Entry("stock MLX operations on MLX's default device"),
     "metal": Entry("MLX with our own Metal kernels", needs=_needs_apple_gpu),

@@ -1,4 +1,7 @@
-"""`simd`: one thread of NumPy and BLAS in float32; weights are expanded when they are loaded."""
+"""`simd`: one thread. Float32 through NumPy and BLAS, Q8_0 through compiled kernels that read the file's own blocks.
+
+Without compiled kernels (`--no-jit`, or where Numba cannot run) every weight is expanded when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ import numpy as np
 from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.blas import one_blas_thread
+from mlx_engine.backends.matrices import StoredQ8_0, compiled_kernels
 from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
 from mlx_engine.backends.sampling import Sampling
+from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 
@@ -22,6 +27,10 @@ class SimdBackend(Backend):
 
     name: ClassVar[str] = "simd"
 
+    def __init__(self, *, jit: bool = True) -> None:
+        """With `jit`, compile the kernels or load them from disk."""
+        self.kernels = compiled_kernels() if jit else None
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """BLAS held to one thread, and given back afterwards."""
@@ -29,7 +38,9 @@ class SimdBackend(Backend):
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """Expanded to float32, once."""
+        """A Q8_0 matrix stays as it is stored, a view of the mapped file; anything else is expanded, once."""
+        if self.kernels is not None and weight.type == Q8_0 and len(weight.shape) == 2:
+            return StoredQ8_0((weight.shape[0], weight.shape[1]), weight.data, self.kernels)
         return weight.dequantize()
 
     def array(self, values: np.ndarray) -> Array:
@@ -42,11 +53,13 @@ class SimdBackend(Backend):
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows of the table."""
-        return table[np.asarray(ids, dtype=np.int64)]
+        rows = np.asarray(ids, dtype=np.int64)
+        return table.rows(rows) if isinstance(table, StoredQ8_0) else table[rows]
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """One BLAS call."""
-        y = x @ linear.weight.T
+        """One BLAS call, or the stored blocks' own way."""
+        w = linear.weight
+        y = w.times(x) if isinstance(w, StoredQ8_0) else x @ w.T
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:

@@ -28,6 +28,7 @@ def rows(
     threads: int | None = None,
     repetitions: int = 5,
     budget: float | None = None,
+    jit: bool = True,
 ) -> Iterator[Row]:
     """One row per backend, cache and test, as they are measured. A backend is never replaced by another.
 
@@ -38,10 +39,10 @@ def rows(
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     path = resolve(model)
     checkpoint = open_checkpoint(path)
-    common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path), "quant": quant}
+    common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path), "quant": quant, "jit": jit}
     for name in backends:
         reason = reasons[name]
-        engine = load(path, name, quant, threads) if reason is None else None
+        engine = load(path, name, quant, threads, jit=jit) if reason is None else None
         for cached in kv:
             for test in tests:
                 row = {**common, "backend": name, "threads": threads, "kv": cached, "unavailable": reason}

@@ -46,6 +46,7 @@ def bench(
         str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
     ] = "keep",
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
+    no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
     budget: Annotated[
         float | None,
         typer.Option("--budget", help="Seconds per cell; what does not fit is estimated, and marked with ~."),
@@ -68,7 +69,7 @@ def bench(
     found = []
     with progress_bar("measuring") as report:
         for row in rows(model, names, tests, kv=(kv is not False,), quant=quant, threads=threads,
-                        repetitions=repetitions, budget=budget):  # fmt: skip
+                        repetitions=repetitions, budget=budget, jit=not no_jit):  # fmt: skip
             found.append(row)
             report(len(found), len(names) * len(tests))
     print(FORMATS[output](found))

@@ -92,7 +92,7 @@ def generate(
     used = choose_backend(backend, strict=strict)
     text = read_text(prompt, prompt_file, "prompt", default=DEFAULT_PROMPT)
     with progress_bar("loading") as progress:
-        engine = load(model, used, quant, threads, progress=progress)
+        engine = load(model, used, quant, threads, jit=not no_jit, progress=progress)
     with progress_bar("reading the prompt") as progress:
         stream = engine.run(text, options, progress=progress)
         first = next(stream, "")

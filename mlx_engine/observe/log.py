@@ -11,21 +11,19 @@ import sys
 from typing import Any
 
 LOGGER = logging.getLogger("mlx_engine")
-LOGGER.addHandler(logging.NullHandler())
 
 TRACE = 5
-LEVELS = {"off": logging.CRITICAL + 1, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
+LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
 
 
 def configure(level: str) -> None:
-    """Print events of `level`, a key of `LEVELS`, and above to stderr; of "off" none."""
+    """Print events of `level`, a key of `LEVELS`, and above to stderr; "off" leaves only warnings."""
     LOGGER.setLevel(LEVELS[level])
     for handler in [h for h in LOGGER.handlers if isinstance(h, _Lines)]:
         LOGGER.removeHandler(handler)
-    if level != "off":
-        LOGGER.addHandler(_Lines())
-        LOGGER.propagate = False
+    LOGGER.addHandler(_Lines())
+    LOGGER.propagate = False
 
 
 def enabled(level: int) -> bool:

@@ -11,8 +11,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract.cases import OpCase
 
-# From the registry, so that a new backend cannot be forgotten here.
-BACKENDS = [name for name in backend_names() if unavailable(name) is None]
+# From the registry, so that a new backend cannot be forgotten here; and `simd` once more without compiled kernels.
+PLAIN = "simd --no-jit"
+BACKENDS = [name for name in backend_names() if unavailable(name) is None] + [PLAIN]
 
 # Below the smallest normal float32 a relative error means nothing.
 SMALLEST = 1e-37
@@ -20,7 +21,7 @@ SMALLEST = 1e-37
 
 @cache
 def backend(name: str) -> Backend:
-    return create_backend(name)
+    return create_backend("simd", jit=False) if name == PLAIN else create_backend(name)
 
 
 @cache

@@ -429,6 +429,7 @@ class LazyBackend(SimdBackend):
     lazy = True
 
     def __init__(self, metrics):
+        super().__init__()
         self.metrics, self.looks = metrics, []
 
     def token_id(self, token):

@@ -1,0 +1,1 @@
+"""Compiled CPU kernels, each beside its plain NumPy twin. Importing this compiles nothing."""

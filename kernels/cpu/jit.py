@@ -1,0 +1,63 @@
+"""Numba, prepared: where compiled code is kept, and why there may be none.
+
+Kernels are decorated with `jit` from here, never with Numba's own, so that the cache folder is chosen before the first
+of them exists: Numba refuses to cache into a folder that it cannot write.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import binding
+from numba.core import config
+
+# Half-precision scales are widened by an instruction that x86 has since 2012; without it LLVM would call a library
+# function that the process need not have.
+_NEEDED_ON_X86 = ("f16c", "fma", "avx2")
+
+
+def lacking() -> str | None:
+    """What this processor lacks for the kernels, or None."""
+    target = config.CPU_NAME or binding.get_host_cpu_name()
+    if not binding.get_process_triple().startswith(("x86_64", "i686")) or config.CPU_NAME:
+        return None
+    features = binding.get_host_cpu_features()
+    missing = [name for name in _NEEDED_ON_X86 if not features.get(name)]
+    return f"the processor ({target}) lacks {', '.join(missing)}" if missing else None
+
+
+def cache_folder() -> Path:
+    """The first of these that can be written: NUMBA_CACHE_DIR, the user's cache folder, a temporary one."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    candidates = ([Path(given)] if given else []) + [Path(cache).expanduser() / "mlx_engine" / "numba"]
+    writable = next((folder for folder in candidates if _is_writable(folder)), None)
+    return writable or Path(tempfile.mkdtemp(prefix="mlx_engine-numba-"))
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+FOLDER = cache_folder()
+config.CACHE_DIR = str(FOLDER)
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile on first call, without the interpreter's lock and without bounds checks; kept on disk."""
+    return numba.njit(nogil=True, boundscheck=False, cache=True)(function)
+
+
+def is_cached(kernel: Any) -> bool:
+    """Whether some version of a kernel is on disk, so that calling it costs no compilation."""
+    return any(Path(kernel.stats.cache_path).glob(f"*{kernel.py_func.__name__}*.nbi"))

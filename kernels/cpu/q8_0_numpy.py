@@ -1,0 +1,23 @@
+"""The NumPy twins of the compiled Q8_0 kernels: what they compute, a few rows at a time, for any machine."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import blocks as layout
+
+
+def matvec(
+    blocks: NDArray[np.uint8], n_columns: int, x: NDArray[np.float32], y: NDArray[np.float32], first: int, last: int
+) -> None:
+    """`y[r] = row r . x` for rows first to last - 1."""
+    rows = blocks.view(layout.Q8_0).reshape(-1, n_columns // 32)[first:last]
+    products = np.einsum("rbk,bk->rb", rows["qs"].astype(np.float32), x.reshape(-1, 32))
+    y[first:last] = (products * rows["d"].astype(np.float32)).sum(axis=1)
+
+
+def dequantize(blocks: NDArray[np.uint8], out: NDArray[np.float32], first: int, last: int) -> None:
+    """`d * q` for blocks first to last - 1."""
+    some = blocks.view(layout.Q8_0)[first:last]
+    np.multiply(some["qs"], some["d"].astype(np.float32)[:, None], out=out[: 32 * (last - first)].reshape(-1, 32))
