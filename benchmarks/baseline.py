@@ -28,7 +28,9 @@ def main() -> None:
     """Measure all cells."""
     with RESULTS.open("a") as out:
         for model, backends, tests, repetitions, budget in PLAN:
-            for row in rows(model, backends, tests, kv=(False, True), repetitions=repetitions, budget=budget):
+            for row in rows(
+                model, backends, tests, kv=(False, True), repetitions=repetitions, budget=budget, jit=False
+            ):
                 out.write(json.dumps(row) + "\n")
                 out.flush()
                 print(row["model_name"], row["backend"], "cache" if row["kv"] else "no cache", row["test"],
