@@ -82,8 +82,10 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
         q, seen = args[0], cast(Visible, args[1])
         n_visible = seen.stop - seen.start
         return Cost(4.0 * math.prod(shape_of(q)) * n_visible, 2 * nbytes_of(q) + _visible_nbytes(seen, n_visible))
-    if name in ("kv_write", "kv_grow"):
+    if name == "kv_write":
         return Cost(nbytes=2 * sum(map(nbytes_of, _arrays(args[1:]))))
+    if name == "kv_grow":
+        return Cost(nbytes=2 * nbytes_of(args[0]))
     return Cost(nbytes=nbytes)
 
 

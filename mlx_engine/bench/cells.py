@@ -2,7 +2,7 @@
 
 The tests are those of llama.cpp's llama-bench: `pp512` reads 512 tokens; `tg64` writes 64, each a pass of its own,
 after `@ d4096` tokens of context; `pp512+tg64` does both. Tokens are random, end tokens are ignored, tokenisation is
-left out, and so is a first run that nobody times.
+left out, and so is a first run. Without a cache every pass runs the whole sequence, context included.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.decode.loop import decode, decode_without_cache, prefill
+from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine
 from mlx_engine.errors import require
 
-# Tokens of the pass that tells how long a prompt would take.
-PROBE = 8
+# Tokens of the pass that tells how long a longer prompt would take.
+PROBE = 64
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Test:
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The test as a row has it."""
+        return {"test": self.name, "n_prompt": self.n_prompt, "n_gen": self.n_gen, "n_depth": self.depth}
 
     @property
     def n_tokens(self) -> int:
@@ -70,10 +75,7 @@ class Result:
         """Mean, standard deviation (n - 1) and median of the rates, and all samples."""
         rates = self.rates
         return {
-            "test": self.test.name,
-            "n_prompt": self.test.n_prompt,
-            "n_gen": self.test.n_gen,
-            "n_depth": self.test.depth,
+            **self.test.numbers,
             "avg_ts": statistics.fmean(rates),
             "stddev_ts": statistics.stdev(rates) if len(rates) > 1 else 0.0,
             "median_ts": statistics.median(rates),
@@ -94,74 +96,102 @@ def measure(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Result:
-    """Run a test `repetitions` times after one that is not timed.
+    """Run a test `repetitions` times after a run that is not counted.
 
-    With a `budget` in seconds for the whole cell, a test that would not fit is run in part, at least one pass of it,
-    and its time is extrapolated; the result says so.
+    With a `budget` in seconds for the whole cell there are fewer repetitions if need be, and the first run counts if
+    it is the only one. A test that does not fit even once is run in part, and the rest extrapolated: the result says
+    from what.
+
+    Raises:
+        OptionError: there is nothing to measure, or it does not fit the model's context.
     """
+    require(repetitions >= 1, option="repetitions", expected="a whole number >= 1", found=repetitions)
+    require(budget is None or budget >= 0, option="budget", expected="a number of seconds >= 0", found=budget)
+    check(test, engine)
+    ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
+    deadline = None if budget is None else time.perf_counter() + budget
+    if deadline is not None and test.depth + test.n_prompt > PROBE:
+        per_token = _probe(engine, ids[:PROBE])
+        if time.perf_counter() + per_token * (test.depth + test.n_prompt) > deadline:
+            return _estimate(engine, test, ids[:1], per_token, kv=kv, deadline=deadline)
+    runs: list[Result] = []
+    while len(runs) <= repetitions and (not runs or deadline is None or time.perf_counter() < deadline):
+        run = _run(engine, test, ids, kv=kv, deadline=deadline)
+        if run.estimated and runs:
+            break
+        runs.append(run)
+        if progress is not None:
+            progress(len(runs), repetitions + 1)
+        if run.estimated:
+            break
+    counted = runs[1:] or runs
+    return Result(
+        test,
+        [seconds for run in counted for seconds in run.seconds],
+        [passes for run in counted for passes in run.passes],
+        counted[0].estimated,
+    )
+
+
+def check(test: Test, engine: Engine) -> None:
+    """Refuse a test that cannot be run.
+
+    Raises:
+        OptionError: it is empty, or does not fit the model's context.
+    """
+    require(test.n_tokens > 0, option="test", expected="tokens to read or to write", found="none")
     length, context = test.depth + test.n_tokens, engine.config.context_length
     require(length <= context, option=test.name, expected=f"at most {context:,} tokens, the context", found=length)
-    ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
-    result = Result(test)
-    deadline = None if budget is None else time.perf_counter() + budget
-    if test.n_prompt and budget is not None:
-        expected = _probe(engine, ids) * test.n_prompt * (repetitions + 1)
-        if expected > budget:
-            result.estimated = f"from a pass of {PROBE} tokens"
-            result.seconds = [expected / (repetitions + 1)]
-            return result
-    warm_up = deadline is None or not test.n_gen
-    for i in range(repetitions + warm_up):
-        run = _run(engine, test, ids, kv=kv, deadline=deadline)
-        if i >= warm_up or run.estimated:
-            result.seconds += run.seconds
-            result.passes += run.passes
-        result.estimated = result.estimated or run.estimated
-        if progress is not None:
-            progress(i + 1, repetitions + warm_up)
-        if deadline is not None and time.perf_counter() > deadline:
-            break
-    return result
 
 
 def _probe(engine: Engine, ids: list[int]) -> float:
-    """Seconds per token of a short prompt."""
-    few = (ids * PROBE)[:PROBE]
+    """Seconds per token of a short prompt, the second time that it is read."""
     with engine.backend.session():
-        start = time.perf_counter()
-        engine.backend.wait(engine.model.forward(few, engine.model.no_cache()))
-        return (time.perf_counter() - start) / PROBE
+        for _ in range(2):
+            start = time.perf_counter()
+            engine.backend.wait(engine.model.forward(ids, engine.model.no_cache()))
+        return (time.perf_counter() - start) / len(ids)
+
+
+def _estimate(engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, deadline: float) -> Result:
+    """Reading would take longer than there is time; writing is tried behind a single token."""
+    result = Result(test, [per_token * test.n_prompt], [], f"from a pass of {PROBE} tokens")
+    if test.n_gen:
+        part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, deadline=deadline)
+        result.passes, result.seconds = part.passes, [result.seconds[0] + part.seconds[0]]
+    return result
 
 
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, deadline: float | None) -> Result:
     """One repetition."""
     model, be = engine.model, engine.backend
-    pick = Sampler(be, Sampling(), ())
-    result = Result(test)
-    cache = model.new_cache(len(ids) + test.n_gen + 1)
-    total = 0.0
+    pick, metrics = Sampler(be, Sampling(), ()), Metrics()
+    cache = model.new_cache(test.depth + test.n_tokens)
+    sequence = list(ids)
+
+    def forward() -> Any:
+        return model.forward(sequence[-1:], cache) if kv else model.forward(sequence, model.no_cache())
+
+    result = Result(test, seconds=[0.0])
     with be.session():
         if kv and test.depth:
             be.wait(prefill(model, ids[: test.depth], cache))
         if test.n_prompt:
             start = time.perf_counter()
-            pick(prefill(model, ids[test.depth :], cache) if kv else model.forward(ids, model.no_cache()))
-            total += time.perf_counter() - start
-    if not test.n_gen:
-        result.seconds = [total]
-        return result
-    metrics = Metrics()
-    # One token stands in for the prompt's last; its pass belongs to no test.
-    last = ids[-1:]
-    loop = decode(model, last, cache, pick, metrics) if kv else decode_without_cache(model, ids, pick, metrics)
-    next(loop)
-    while len(metrics.passes) <= test.n_gen:
-        next(loop)
-        if deadline is not None and time.perf_counter() > deadline:
-            break
-    passes = metrics.passes[1:]
-    if len(passes) < test.n_gen:
-        result.estimated = f"from {len(passes)} of {test.n_gen} passes"
-    result.passes = [passes]
-    result.seconds = [total + sum(passes) * test.n_gen / len(passes)]
+            chosen = pick(prefill(model, ids[test.depth :], cache) if kv else forward())
+            result.seconds = [time.perf_counter() - start]
+            sequence.append(chosen)
+        first = len(sequence)
+        while len(metrics.passes) < test.n_gen:
+            sequence.append(metrics.record_timed(lambda: pick(forward())))
+            if deadline is not None and time.perf_counter() > deadline:
+                break
+    n_done = len(metrics.passes)
+    if n_done < test.n_gen:
+        result.estimated = f"from {n_done} of {test.n_gen} passes"
+    if n_done:
+        # Without a cache a pass takes as long as its sequence; with one they are alike.
+        lengths = [1 if kv else first + i for i in range(test.n_gen)]
+        result.passes = [metrics.passes]
+        result.seconds[0] += sum(metrics.passes) * sum(lengths) / sum(lengths[:n_done])
     return result

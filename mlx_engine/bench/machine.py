@@ -9,7 +9,9 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("mlx-engine", "mlx", "numpy", "tokenizers")
+import mlx_engine
+
+PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
 
 
 def machine() -> dict[str, object]:
@@ -51,7 +53,7 @@ def memory_bytes() -> int | None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter."""
-    found = {"python": platform.python_version()}
+    found = {"mlx-engine": mlx_engine.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

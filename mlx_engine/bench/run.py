@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.bench import machine
-from mlx_engine.bench.cells import Test, measure
+from mlx_engine.bench.cells import Test, check, measure
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
@@ -42,12 +42,16 @@ def rows(
     common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path), "quant": quant, "jit": jit}
     for name in backends:
         reason = reasons[name]
-        engine = load(path, name, quant, threads, jit=jit) if reason is None else None
+        engine: Engine | None = None  # the one before is let go of first
+        if reason is None:
+            engine = load(path, name, quant, threads, jit=jit)
+            for test in tests:
+                check(test, engine)
         for cached in kv:
             for test in tests:
                 row = {**common, "backend": name, "threads": threads, "kv": cached, "unavailable": reason}
                 if engine is None:
-                    yield {**row, "test": test.name}
+                    yield {**row, **test.numbers}
                 else:
                     result = measure(engine, test, kv=cached, repetitions=repetitions, budget=budget)
                     yield {**row, "backend": engine.backend.name, **_load(engine), **result.summary()}

@@ -11,7 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 
 # Columns that are left out where all rows agree and the value is the default.
-OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-"}
+OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "jit": "on"}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -27,13 +27,15 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> dict[str, str]:
     return {
-        "model": row["model_name"],
+        # The name comes out of a file.
+        "model": "".join(c if c.isprintable() and c != "|" else "?" for c in row["model_name"]),
         "size": f"{row['model_size'] / 2**20:.2f} MiB",
         "params": f"{row['model_n_params'] / 1e6:.2f} M",
         "backend": row["backend"],
         "threads": "-" if row["threads"] is None else str(row["threads"]),
         "kv": "on" if row["kv"] else "off",
         "quant": row["quant"],
+        "jit": "on" if row.get("jit", True) else "off",
         "test": row["test"],
         "t/s": _rate(row),
     }

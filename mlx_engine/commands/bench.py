@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.errors import OptionError, require
+from mlx_engine.errors import OptionError, SourceError, is_number, require
 
 if TYPE_CHECKING:
     from mlx_engine.bench.cells import Test
@@ -59,27 +59,56 @@ def bench(
     """Measure prefill and decode. Tokenisation is left out; a first run of every cell is not timed."""
     from mlx_engine.backends import backend_names
     from mlx_engine.bench.run import rows
-    from mlx_engine.bench.tables import FORMATS, as_json, markdown
+    from mlx_engine.bench.tables import FORMATS
     from mlx_engine.engine import check_load_options
 
+    sound = budget is None or (is_number(budget) and budget >= 0)
+    require(sound, option="budget", expected="a finite number of seconds >= 0", found=budget)
     require(output in FORMATS, option="output", expected=" or ".join(FORMATS), found=output)
     check_load_options(quant, threads)
     tests = tests_of(n_prompt, n_gen, both, depth)
     names = [n for name in backend or ["auto"] for n in (backend_names() if name == "all" else [name])]
-    found = []
-    with progress_bar("measuring") as report:
-        for row in rows(model, names, tests, kv=(kv is not False,), quant=quant, threads=threads,
-                        repetitions=repetitions, budget=budget, jit=not no_jit):  # fmt: skip
-            found.append(row)
-            report(len(found), len(names) * len(tests))
+    if out is not None:
+        make_folder(out)
+    found: list[dict[str, Any]] = []
+    measured = rows(
+        model, names, tests, kv=(kv is not False,), quant=quant, threads=threads, repetitions=repetitions,
+        budget=budget, jit=not no_jit,
+    )  # fmt: skip
+    try:
+        with progress_bar("measuring") as report:
+            for row in measured:
+                found.append(row)
+                report(len(found), len(names) * len(tests))
+    finally:
+        # What was measured before an error or an interruption is worth no less for it.
+        if found:
+            print_found(found, output, out)
+
+
+def print_found(found: list[dict[str, Any]], output: str, out: Path | None) -> None:
+    """The rows on stdout, and every sample in a folder."""
+    from mlx_engine.bench.tables import FORMATS, as_json, markdown
+
     print(FORMATS[output](found))
     if output == "md":
-        print(f"\nbuild: {found[0]['commit'] or found[0]['versions'].get('mlx-engine')}")
+        print(f"\nbuild: {found[0]['commit'] or found[0]['versions']['mlx-engine']}")
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "bench.json").write_text(as_json(found) + "\n")
-        (out / "bench.md").write_text(markdown(found) + "\n")
+        (out / "bench.json").write_text(as_json(found) + "\n", encoding="utf-8")
+        (out / "bench.md").write_text(markdown(found) + "\n", encoding="utf-8")
         notice(f"every sample is in {out / 'bench.json'}")
+
+
+def make_folder(path: Path) -> None:
+    """Before anything is measured for nothing.
+
+    Raises:
+        SourceError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"{path}: expected a folder to write to, found {error.strerror or error}") from error
 
 
 def tests_of(
@@ -112,8 +141,10 @@ def span(option: str, text: str) -> list[int]:
     if found is None:
         raise OptionError(option=option, expected="numbers as 512, 128,512, 128-512+128 or 128-512*2", found=text)
     first, last, step, by = int(found[1]), int(found[2] or found[1]), found[3] or "+", int(found[4] or 1)
-    if by < 1 or (step == "*" and (by < 2 or first < 1)):
-        raise OptionError(option=option, expected="a step that leads on", found=text)
+    leads_on = by >= 1 and (step == "+" or (by >= 2 and first >= 1))
+    require(leads_on and first <= last, option=option, expected="a range that leads upwards", found=text)
+    n_most = 1000
+    require(step == "*" or (last - first) // by < n_most, option=option, expected=f"at most {n_most} tests", found=text)
     out = []
     while first <= last:
         out.append(first)

@@ -71,10 +71,12 @@ def _timed_pass(model: Model, metrics: Metrics, pick: Pick, forward: Callable[[]
         # On a lazy backend the choice is a part of the graph, and waiting for it is waiting for the whole pass.
         return pick(logits) if model.backend.lazy else metrics.record_sampling(lambda: pick(logits))
 
+    profiler = model.backend.profiler
+    if profiler is not None:
+        profiler.begin_pass()
     # The session ends with the pass: between two tokens the caller's own code runs.
     with model.backend.session():
         token = metrics.record_timed(run)
-    profiler = model.backend.profiler
     if profiler is not None:
         event(DEBUG, "pass", number=len(metrics.passes), total_ms=metrics.passes[-1] * 1e3, **profiler.end_pass())
     return token

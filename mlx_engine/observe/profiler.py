@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+# Where these begin, the layers have not begun yet or are over.
+OUTSIDE = ("embed", "norm_head", "argmax", "sample")
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -63,7 +66,10 @@ class Profiler:
     @contextmanager
     def span(self, op: str, layer: int | None = None) -> Iterator[Span]:
         """Time one operation. Where it does not say its layer, it belongs to that of the one before."""
-        self._layer = self._layer if layer is None else layer
+        if op in OUTSIDE:
+            self._layer = None
+        elif layer is not None:
+            self._layer = layer
         span = Span(op, self._layer, self._clock())
         self._open.append(span)
         try:
@@ -85,21 +91,27 @@ class Profiler:
     def unnoticed(self) -> Iterator[None]:
         """Time that the watching itself takes: no open span has it as its own."""
         start = self._clock()
-        yield
-        if self._open:
-            self._open[-1].inner += self._clock() - start
+        try:
+            yield
+        finally:
+            if self._open:
+                self._open[-1].inner += self._clock() - start
 
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
             return "projection" if span.op == "linear" else "norm"
         return "embedding" if span.op == "embed" else "layers"
 
+    def begin_pass(self) -> None:
+        """Forget what ran outside of all passes."""
+        self.phases.clear()
+        self._layer = None
+
     def end_pass(self) -> dict[str, float]:
         """The milliseconds of the pass that ends now: embedding, layers, norm, projection."""
         names = ("embedding", "layers", "norm", "projection")
         taken = {name: self.phases.get(name, 0.0) * 1e3 for name in names}
-        self.phases.clear()
-        self._layer = None
+        self.begin_pass()
         return taken
 
     def table(self) -> str:

@@ -1,0 +1,315 @@
+"""`bench` as a user meets it: what is measured, what is printed where, and one line for every mistake."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_engine import backends
+from mlx_engine.backends import Entry, backend_names, unavailable
+from mlx_engine.commands import app
+from mlx_engine.commands.bench import numbers, pair
+from mlx_engine.commands.bench import tests_of as combined
+from mlx_engine.errors import OptionError
+
+MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+
+
+def bench(*args, model=MODEL, backend=("-b", "simd"), repetitions=1, jit=("--no-jit",)):
+    """Without compiled kernels: a machine that has none says so on stderr."""
+    command = ["bench", "-m", str(model), *backend, *jit, "-r", str(repetitions), *map(str, args)]
+    result = CliRunner().invoke(app, command)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return SimpleNamespace(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+def names(*args, **options):
+    result = bench("-o", "json", *args, **options)
+    assert (result.code, result.err) == (0, "")
+    return [row["test"] for row in json.loads(result.out)]
+
+
+def mistake(result, code=2):
+    """The one line on stderr of a run that wrote nothing else."""
+    assert result.code == code
+    assert result.out == ""
+    (line,) = result.err.splitlines()
+    return line.removeprefix("error: ")
+
+
+@pytest.fixture
+def absent(monkeypatch):
+    """A rung that no machine has."""
+    monkeypatch.setitem(backends._ENTRIES, "absent", Entry("nowhere", needs=lambda: "it needs the moon"))
+
+
+# ---- lists ----
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("512", [512]),
+        ("0", [0]),
+        ("128,512", [128, 512]),
+        ("512,128,512", [512, 128, 512]),
+        (" 128, 512 ", [128, 512]),
+        ("3-6", [3, 4, 5, 6]),
+        ("7-7", [7]),
+        ("64-256+64", [64, 128, 192, 256]),
+        ("64-255+64", [64, 128, 192]),
+        ("0-4+2", [0, 2, 4]),
+        ("64-512*2", [64, 128, 256, 512]),
+        ("64-511*2", [64, 128, 256]),
+        ("1-100*10", [1, 10, 100]),
+        ("8,64-256*2,3-4", [8, 64, 128, 256, 3, 4]),
+    ],
+)
+def test_a_list_of_numbers(text, meant):
+    assert numbers("-p", [text], [1]) == meant
+
+
+def test_an_option_that_is_given_again_goes_on_with_the_list():
+    assert numbers("-p", ["1,2", "5-6"], [9]) == [1, 2, 5, 6]
+
+
+@pytest.mark.parametrize("texts", [None, []])
+def test_without_a_list_the_default_holds(texts):
+    assert numbers("-p", texts, [512]) == [512]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "5,", "-5", "5-", "1.5", "1e3", "five", "1 2", "0x10", "+5", "1234567890", "1_000", "\n"),
+        *("1-5+", "1-5*", "1-5+0", "1-5*0", "1-5*1", "0-5*2", "1-5/2", "1--5", "1-5+-1", "1-2-3", "5*2", "5+2"),
+        *("1-5+2*2", "4,1-5+0"),
+    ],
+)
+def test_a_list_that_cannot_be_understood_is_refused(text):
+    with pytest.raises(OptionError) as caught:
+        numbers("-p", [text], [1])
+    assert caught.value.option == "-p"
+    assert text.endswith(caught.value.found)
+
+
+@pytest.mark.parametrize("text", ["512-64", "8,5-4", "512-64*2"])
+def test_a_range_that_runs_backwards_is_refused(text):
+    with pytest.raises(OptionError):
+        numbers("-p", [text], [1])
+
+
+@pytest.mark.parametrize(("text", "meant"), [("512,64", (512, 64)), (" 16,4 ", (16, 4))])
+def test_a_pair(text, meant):
+    assert pair(text) == meant
+
+
+@pytest.mark.parametrize(
+    "text", ["", "512", "512,", ",64", "512,64,1", "512, 64", "0,64", "512,0", "a,b", "1-2,3", "-1,5"]
+)
+def test_a_pair_that_cannot_be_understood_is_refused(text):
+    with pytest.raises(OptionError, match="tokens to read and to write") as caught:
+        pair(text)
+    assert caught.value.option == "-pg"
+
+
+# ---- combinations ----
+
+
+@pytest.mark.parametrize(
+    ("p", "n", "pg", "d", "meant"),
+    [
+        (None, None, None, None, ["pp512", "tg64"]),
+        (["16"], None, None, None, ["pp16", "tg64"]),
+        (None, ["4"], None, None, ["pp512", "tg4"]),
+        (["16"], ["0"], None, None, ["pp16"]),
+        (["0"], ["4"], None, None, ["tg4"]),
+        (["16,32"], ["4,8"], None, None, ["pp16", "pp32", "tg4", "tg8"]),
+        (None, None, ["16,4"], None, ["pp16+tg4"]),
+        (None, None, ["16,4", "8,2"], None, ["pp16+tg4", "pp8+tg2"]),
+        (["32"], None, ["16,4"], None, ["pp32", "tg64", "pp16+tg4"]),
+        (["32"], ["0"], ["16,4"], None, ["pp32", "pp16+tg4"]),
+        (["16"], ["4"], None, ["0,8"], ["pp16", "tg4", "pp16 @ d8", "tg4 @ d8"]),
+        (["16"], ["4"], ["2,1"], ["8"], ["pp16 @ d8", "tg4 @ d8", "pp2+tg1 @ d8"]),
+    ],
+)
+def test_every_combination_at_every_depth(p, n, pg, d, meant):
+    assert [test.name for test in combined(p, n, pg, d)] == meant
+
+
+def test_nothing_to_measure_is_refused():
+    with pytest.raises(OptionError, match="expected something to measure"):
+        combined(["0"], ["0"], None, None)
+
+
+def test_the_options_make_the_same_combinations():
+    assert names("-p", "2,3", "-n", "1", "-pg", "2,1", "-d", "0,4") == [
+        *("pp2", "pp3", "tg1", "pp2+tg1"),
+        *("pp2 @ d4", "pp3 @ d4", "tg1 @ d4", "pp2+tg1 @ d4"),
+    ]
+
+
+def test_the_pair_alone_is_measured_alone():
+    assert names("-pg", "2,1") == ["pp2+tg1"]
+
+
+def test_options_may_be_repeated():
+    assert names("-p", 2, "-p", 3, "-n", 0, "-pg", "2,1", "-pg", "3,1") == ["pp2", "pp3", "pp2+tg1", "pp3+tg1"]
+
+
+# ---- backends ----
+
+
+def test_each_backend_asked_for_is_measured():
+    rows = json.loads(bench("-p", 2, "-n", 0, "-o", "json", backend=("-b", "simd", "-b", "scalar")).out)
+    assert [row["backend"] for row in rows] == ["simd", "scalar"]
+
+
+@pytest.mark.usefixtures("absent")
+def test_all_lists_every_backend_with_a_rate_or_a_reason():
+    rows = json.loads(bench("-p", 2, "-n", 0, "-o", "json", backend=("-b", "all")).out)
+    assert [row["backend"] for row in rows] == backend_names()
+    assert [row["unavailable"] for row in rows] == [unavailable(name) for name in backend_names()]
+    assert all(("avg_ts" in row) == (row["unavailable"] is None) for row in rows)
+
+
+@pytest.mark.usefixtures("absent")
+def test_an_absent_backend_is_told_in_the_table():
+    result = bench("-p", 2, "-n", 0, backend=("-b", "absent", "-b", "simd"))
+    assert result.code == 0
+    _, _, absent, present = result.out.split("\n\n")[0].splitlines()
+    assert "unavailable: it needs the moon" in absent
+    assert "±" in present
+
+
+# ---- what is printed ----
+
+
+def test_a_table_and_the_build_are_printed():
+    result = bench("-p", 2, "-n", 1)
+    assert (result.code, result.err) == (0, "")
+    table, build = result.out.split("\n\n")
+    head, rule, *rows = table.splitlines()
+    assert head.split()[1::2] == ["model", "size", "params", "backend", "jit", "test", "t/s"]
+    assert set(rule) == set("|-: ")
+    assert [row.split("|")[5].strip() for row in rows] == ["pp2", "tg1"]
+    assert build.startswith("build: ")
+
+
+def test_csv_is_all_of_stdout():
+    rows = list(csv.DictReader(io.StringIO(bench("-p", 2, "-n", 1, "-o", "csv").out)))
+    assert [row["test"] for row in rows] == ["pp2", "tg1"]
+    assert all(float(row["avg_ts"]) > 0 for row in rows)
+
+
+def test_json_is_all_of_stdout():
+    rows = json.loads(bench("-p", 2, "-n", 3, "-o", "json", repetitions=2).out)
+    assert [len(row["samples_ts"]) for row in rows] == [2, 2]
+    assert [[len(passes) for passes in row["passes_s"]] for row in rows] == [[], [3, 3]]
+
+
+def test_json_lines_are_all_of_stdout():
+    lines = bench("-p", 2, "-n", 1, "-o", "jsonl").out.splitlines()
+    assert [json.loads(line)["test"] for line in lines] == ["pp2", "tg1"]
+
+
+def test_options_that_differ_are_told():
+    (row,) = json.loads(bench("-p", 2, "-n", 0, "--no-kv", "--quant", "q4_0", "-o", "json").out)
+    assert (row["kv"], row["quant"]) == (False, "q4_0")
+    assert "| off | q4_0 |" in " ".join(bench("-p", 2, "-n", 0, "--no-kv", "--quant", "q4_0").out.split())
+
+
+@pytest.mark.parametrize(("jit", "told"), [((), True), (("--no-jit",), False)])
+def test_a_row_says_whether_kernels_may_be_compiled(jit, told):
+    (row,) = json.loads(bench("-p", 2, "-n", 0, "-o", "json", jit=jit).out)
+    assert row["jit"] is told
+
+
+def test_the_budget_is_seconds():
+    (row,) = json.loads(bench("-p", 0, "-n", 50, "--budget", 0, "-o", "json").out)
+    assert row["estimated"] == "from 1 of 50 passes"
+    assert "~" in bench("-p", 0, "-n", 50, "--budget", 0).out
+
+
+def test_the_folder_gets_the_samples_and_the_table(tmp_path):
+    out = tmp_path / "new" / "folder"
+    result = bench("-p", 2, "-n", 1, "--out", out, "-o", "json")
+    assert result.code == 0
+    assert result.err == f"every sample is in {out / 'bench.json'}\n"
+    assert {path.name for path in out.iterdir()} == {"bench.json", "bench.md"}
+    assert json.loads((out / "bench.json").read_text()) == json.loads(result.out)
+    table = (out / "bench.md").read_text()
+    assert table.endswith("|\n")
+    assert len(table.splitlines()) == 4
+
+
+def test_the_folders_table_is_utf_8(tmp_path):
+    bench("-p", 2, "-n", 0, "--out", tmp_path)
+    assert " ± " in (tmp_path / "bench.md").read_bytes().decode("utf-8")
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("-p", "many"), "-p: expected numbers as 512"),
+        (("-n", "1-"), "-n: expected numbers as 512"),
+        (("-d", "1-5*1"), "-d: expected a range that leads upwards"),
+        (("-pg", "512"), "-pg: expected tokens to read and to write"),
+        (("-p", 0, "-n", 0), "expected something to measure"),
+        (("-o", "sql"), "output: expected md or csv or json or jsonl, found 'sql'"),
+        (("--quant", "q3"), "quant: expected keep or f32"),
+        (("-t", 0), "threads: expected a whole number >= 1"),
+        (("-b", "quick"), "backend 'quick' is not available: no backend has this name"),
+        (("-p", 999_999_999), "pp999999999: expected at most"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(args, told):
+    assert told in mistake(bench(*args))
+
+
+@pytest.mark.parametrize("args", [("-r", 0), ("-r", "x"), ("--budget", "soon"), ("-t", "x"), ("--depth",)])
+def test_what_the_parser_refuses_is_exit_code_2(args):
+    result = bench(*args)
+    assert (result.code, result.out) == (2, "")
+    assert "Traceback" not in result.err
+
+
+def test_a_model_that_does_not_exist_is_one_line_and_exit_code_1():
+    assert "nowhere.gguf" in mistake(bench(model="nowhere.gguf"), code=1)
+
+
+def test_a_file_that_is_no_model_is_one_line_and_exit_code_1(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"no model")
+    assert "model.gguf" in mistake(bench(model=tmp_path / "model.gguf"), code=1)
+
+
+def test_mistakes_are_found_before_the_model_is_opened(tmp_path):
+    for args in (("-o", "sql"), ("-p", "many"), ("--quant", "q3"), ("-b", "quick")):
+        assert "nowhere" not in mistake(bench(*args, model="nowhere.gguf"))
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    result = bench("-p", 2, "-n", 0, "--out", tmp_path / "file")
+    assert result.code in (1, 2)
+    (line,) = result.err.splitlines()
+    assert str(tmp_path / "file") in line
+
+
+def test_an_interrupted_benchmark_is_exit_code_130(monkeypatch):
+    from mlx_engine.bench import run
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "measure", interrupted)
+    result = bench("-p", 2)
+    assert (result.code, result.out) == (130, "")
