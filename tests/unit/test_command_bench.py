@@ -197,7 +197,7 @@ def test_a_table_and_the_build_are_printed():
     head, rule, *rows = table.splitlines()
     assert head.split()[1::2] == ["model", "size", "params", "backend", "jit", "test", "t/s"]
     assert set(rule) == set("|-: ")
-    assert [row.split("|")[5].strip() for row in rows] == ["pp2", "tg1"]
+    assert [row.split("|")[6].strip() for row in rows] == ["pp2", "tg1"]
     assert build.startswith("build: ")
 
 
