@@ -6,12 +6,12 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.backends import create_backend
+from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.backends.sampling import Sampling
@@ -74,6 +74,7 @@ class Engine:
         import mlx.core as mx
 
         checked = self._checked(ids)
+        self._fitting(len(checked) - 1, 1)
         with self.backend.session():
             return mx.array(self.backend.host(self.model.forward(checked, self.model.no_cache(), every=True)))
 
@@ -110,6 +111,7 @@ class Engine:
             OptionError: an option makes no sense, or the prompt is empty.
             ContextLengthError: prompt and max_tokens do not fit the model's context.
         """
+        require(stop is None or isinstance(stop, Iterable), option="stop", expected="strings", found=stop)
         stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
         options = Options(max_tokens, _sampling(sampling), kv, stops, ignore_eos)
         return self.run(prompt, options, progress=progress)
@@ -141,8 +143,11 @@ class Engine:
         expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
         try:
             # An mx.array hands out arrays of no dimension, which have an index only as items.
-            checked = [operator.index(i.item() if hasattr(i, "item") else i) for i in ids]
-        except TypeError as error:
+            values = [i.item() if hasattr(i, "item") else i for i in ids]
+            if isinstance(ids, bytes) or any(isinstance(value, bool) for value in values):
+                raise TypeError("bytes and truth values are no ids")
+            checked = [operator.index(value) for value in values]
+        except (TypeError, ValueError) as error:
             raise OptionError(option="prompt", expected=expected, found=ids) from error
         require(len(checked) > 0, option="prompt", expected="at least one token", found="nothing")
         wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
@@ -173,7 +178,7 @@ def load(
 
     Args:
         source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
-        backend: a name that `python cli.py backends` lists, or "auto" for the fastest here.
+        backend: a name that the `backends` command lists, or "auto" for the fastest here.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: for backends that have threads; None takes all cores that this process may use.
         jit: use compiled CPU kernels where there are some; without, plain NumPy.
@@ -184,15 +189,22 @@ def load(
         BackendUnavailableError: this machine lacks what the backend needs.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
     """
+    sound = isinstance(source, str | Path)
+    require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
     check_load_options(quant, threads)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
-    made = watched(create_backend(backend, threads=threads, jit=jit))
+    # A backend that is not here is told before anything is downloaded; it is made when there is a model for it.
+    check_backend(backend)
     path = resolve(source)
     start = time.perf_counter()
     checkpoint = open_checkpoint(path)
+    opened = time.perf_counter()
+    made = watched(create_backend(backend, threads=threads, jit=jit))
+    warm = time.perf_counter()
     model = load_model(checkpoint, made, quant=quant, progress=progress)
-    return Engine(model, checkpoint, path, {"load": time.perf_counter() - start})
+    load_s = (opened - start) + (time.perf_counter() - warm)
+    return Engine(model, checkpoint, path, {"load": load_s, "warm_up": warm - opened})
 
 
 def configure_log(level: str | None = None) -> None:

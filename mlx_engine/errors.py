@@ -12,7 +12,7 @@ EngineError                        the root: whatever a user's input can cause
 ├── OptionError (ValueError)       an option's value makes no sense
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
 ├── CacheFullError (RuntimeError)  the KV cache has no room for the tokens of this pass
-└── SourceError (OSError)          the model's file cannot be found, downloaded or opened
+└── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
 A message says where, what was expected, what was found, and what to do next; the facts are attributes too.
 """
@@ -98,7 +98,7 @@ class TokenizerError(EngineError, ValueError):
 class BackendUnavailableError(EngineError, RuntimeError):
     """This machine lacks what the backend needs, or no backend has this name."""
 
-    def __init__(self, *, name: str, reason: str, hint: str = "`python cli.py backends` lists what works here") -> None:
+    def __init__(self, *, name: str, reason: str, hint: str = "the `backends` command lists what works here") -> None:
         self.name, self.reason = name, reason
         super().__init__(f"backend {name!r} is not available: {reason}; {hint}")
 
@@ -108,7 +108,7 @@ class OptionError(EngineError, ValueError):
 
     def __init__(self, *, option: str, expected: str, found: object) -> None:
         self.option, self.expected, self.found = option, expected, found
-        super().__init__(f"{option}: expected {expected}, found {found!r}")
+        super().__init__(f"{option}: expected {expected}, found {_shown(found)}")
 
 
 def is_whole(value: object) -> bool:
@@ -143,4 +143,4 @@ class CacheFullError(EngineError, RuntimeError):
 
 
 class SourceError(EngineError, OSError):
-    """The model's file cannot be found, downloaded or opened."""
+    """A file or folder cannot be found, downloaded, opened or made."""

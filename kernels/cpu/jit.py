@@ -6,7 +6,9 @@ of them exists: Numba refuses to cache into a folder that it cannot write.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,19 +34,31 @@ def lacking() -> str | None:
 
 
 def cache_folder() -> Path:
-    """The first of these that can be written: NUMBA_CACHE_DIR, the user's cache folder, a temporary one."""
+    """The first of these that is ours to write: NUMBA_CACHE_DIR, the user's cache folder, a temporary one."""
     given = os.environ.get("NUMBA_CACHE_DIR")
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    candidates = ([Path(given)] if given else []) + [Path(cache).expanduser() / "mlx_engine" / "numba"]
-    writable = next((folder for folder in candidates if _is_writable(folder)), None)
-    return writable or Path(tempfile.mkdtemp(prefix="mlx_engine-numba-"))
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    candidates = [Path(given)] if given else []
+    if not cache.startswith("~"):  # nobody knows where home is
+        candidates.append(Path(cache) / "mlx_engine" / "numba")
+    # The same folder each time, so that what is compiled there is found again.
+    candidates.append(Path(tempfile.gettempdir()) / f"mlx_engine-numba-{_user()}")
+    ours = next((folder for folder in candidates if _is_ours(folder)), None)
+    if ours is None:
+        ours = Path(tempfile.mkdtemp(prefix="mlx_engine-numba-"))
+        atexit.register(shutil.rmtree, ours, ignore_errors=True)
+    return ours
 
 
-def _is_writable(folder: Path) -> bool:
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it can be written, and nobody else has made it: compiled code is run as it lies there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return True
+            return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
     except OSError:
         return False
 

@@ -57,7 +57,7 @@ def unavailable(name: str) -> str | None:
     entry = _entry(name)
     reason = entry.needs()
     if reason is None and entry.create is None:
-        return "this version does not have it yet"
+        return _LATER
     return reason
 
 
@@ -72,11 +72,22 @@ def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool 
     Raises:
         BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
     """
-    entry = _entry(auto() if name == "auto" else name)
+    check_backend(name)
+    create = _entry(auto() if name == "auto" else name).create
+    if create is None:
+        raise BackendUnavailableError(name=name, reason=_LATER)
+    return create(Settings(threads, jit))
+
+
+def check_backend(name: str) -> None:
+    """Refuse a backend that cannot be created here; cheap, for nothing is made.
+
+    Raises:
+        BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
+    """
     reason = None if name == "auto" else unavailable(name)
-    if reason is not None or entry.create is None:
-        raise BackendUnavailableError(name=name, reason=str(reason))
-    return entry.create(Settings(threads, jit))
+    if reason is not None:
+        raise BackendUnavailableError(name=name, reason=reason)
 
 
 def _entry(name: str) -> Entry:
@@ -109,6 +120,8 @@ def _needs_linux() -> str | None:
         return None
     return f"it needs an NVIDIA GPU on Linux; this is {platform.system()} on {platform.machine()}"
 
+
+_LATER = "this version does not have it yet"
 
 _ENTRIES = {
     "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),

@@ -173,6 +173,8 @@ def _layer_norm(row: list[float], gain: list[float], bias: list[float], eps: flo
 
 def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
     half = len(head) // 2
+    if len(rope.frequencies) != half:
+        raise ValueError(f"rope: expected {half} frequencies for heads of {len(head)}, found {len(rope.frequencies)}")
     out = list(head)
     for j, frequency in enumerate(rope.frequencies):
         cos, sin = math.cos(position * frequency), math.sin(position * frequency)

@@ -80,6 +80,10 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
 
 
 def _from_folder(folder: Path) -> Checkpoint:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(file.name for file in folder.glob("*.gguf"))
+        hint = f"name the file: {folder / ggufs[0]}" if ggufs else "name a GGUF file or another folder"
+        raise SourceError(f"{folder}: expected a folder with config.json and safetensors, found no config.json; {hint}")
     config = read_json(folder / "config.json")
     files: dict[str, SafetensorsFile] = {}
     for shard in shards(folder):

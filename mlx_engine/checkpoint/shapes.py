@@ -60,7 +60,8 @@ def shape_path(name: str) -> Path:
 
 def cache_folder() -> Path:
     """Where files that can be made again are kept: XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_engine"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    return Path(cache) / "mlx_engine"
 
 
 def write_shape(path: Path, name: str, shape: Shape) -> None:

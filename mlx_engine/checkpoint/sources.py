@@ -25,6 +25,8 @@ def resolve(source: str | Path) -> Path:
         return BUILTIN
     if isinstance(source, str) and source.startswith(PREFIX):
         return shape_path(source.removeprefix(PREFIX))
+    if not str(source):
+        raise SourceError("expected a file, a folder, 'builtin' or a hub id org/repo[:file], found an empty name")
     try:
         path = Path(source).expanduser()
         if path.exists():

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import typer
-
-from mlx_engine.commands.backends import backends
-from mlx_engine.commands.bench import bench
-from mlx_engine.commands.generate import generate
-from mlx_engine.commands.inspect import inspect
-from mlx_engine.commands.root import root
-from mlx_engine.commands.tokenize import tokenize
-
-app = typer.Typer(
-    name="mlx-engine",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.callback()(root)
-app.command()(generate)
-app.command()(bench)
-app.command()(inspect)
-app.add_typer(tokenize, name="tokenize")
-app.command()(backends)
+import sys
 
 
 def main() -> None:
-    """The entry point of `mlx-engine` and of cli.py."""
-    app()
+    """The entry point of `mlx-engine`, of `python -m mlx_engine` and of cli.py."""
+    try:
+        # Importing takes a moment, in which Ctrl-C is no different from later.
+        from mlx_engine.commands.app import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TextIO, TypeVar
 
 import typer
 
@@ -40,6 +40,13 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             # The reader of our output has left (`| head`); Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
+        except OSError as error:
+            # An error of a file names it, and would be a bug here; without a name it is our own output's.
+            if error.filename is not None:
+                raise
+            notice(f"error: the output cannot be written: {error.strerror or error}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(FAILED) from None
 
     return wrapped
 
@@ -59,12 +66,13 @@ def read_text(text: str | None, file: Path | None, option: str, *, default: str 
     """
     if text is not None and file is not None:
         raise OptionError(option=option, expected="an argument or a file, not both", found=str(file))
-    if text is None and file is None and default is None and sys.stdin.isatty():
+    wants_stdin = file is None and (text == "-" or (text is None and default is None))
+    if wants_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
         raise OptionError(option=option, expected="an argument, - for stdin, or a file", found="nothing")
     try:
         if file is not None:
             return file.read_bytes().decode("utf-8")
-        if text == "-" or (text is None and default is None):
+        if wants_stdin:
             return sys.stdin.buffer.read().decode("utf-8")
     except OSError as error:
         raise SourceError(f"{file}: expected a readable file, found {error.strerror or error}") from error
@@ -75,13 +83,21 @@ def read_text(text: str | None, file: Path | None, option: str, *, default: str 
 
 def notice(text: str) -> None:
     """A line for the person who runs the command, not for the program that reads its output."""
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def is_plain(stream: TextIO | None) -> bool:
+    """Whether colours and moving bars are out of place: no terminal, a dumb one, or NO_COLOR."""
+    if stream is None or not stream.isatty():
+        return True
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while something takes long; the caller reports (done, in all). Nothing where nobody watches."""
-    if not sys.stderr.isatty():
+    if is_plain(sys.stderr):
         yield lambda done, total: None
         return
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import notice, progress_bar, read_text, reports_errors
+from mlx_engine.commands.console import is_plain, notice, progress_bar, read_text, reports_errors
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -126,8 +126,9 @@ def choose_backend(requested: str, *, strict: bool) -> str:
 
 def print_text(prompt: str, first: str, stream: Stream) -> None:
     """The text as it comes; who watches a terminal sees it behind its prompt."""
-    if sys.stderr.isatty() and sys.stdout.isatty():
-        print(f"\x1b[2m{prompt}\x1b[0m", end="", file=sys.stderr, flush=True)
+    if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
+        dim, normal = ("", "") if is_plain(sys.stderr) else ("\x1b[2m", "\x1b[0m")
+        print(f"{dim}{prompt}{normal}", end="", file=sys.stderr, flush=True)
     print(first, end="", flush=True)
     for piece in stream:
         print(piece, end="", flush=True)

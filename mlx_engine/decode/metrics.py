@@ -24,7 +24,7 @@ class Metrics:
         phases: what happens once and outside of all passes, by name: load, warm_up, tokenize.
     """
 
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
     passes: list[float] = field(default_factory=list)
     sampling: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)

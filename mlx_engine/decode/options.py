@@ -33,5 +33,8 @@ class Options:
         n = self.max_tokens
         sound = n is None or (is_whole(n) and n >= 1)
         require(sound, option="max_tokens", expected="a whole number >= 1, or none at all", found=n)
+        for option in ("kv", "ignore_eos"):
+            value = getattr(self, option)
+            require(isinstance(value, bool), option=option, expected="True or False", found=value)
         sound = all(isinstance(stop, str) and stop for stop in self.stop)
         require(sound, option="stop", expected="strings of at least one character", found=self.stop)

@@ -17,7 +17,7 @@ class Sampler:
 
     def __init__(self, backend: Backend, sampling: Sampling, prompt: Sequence[int]) -> None:
         self._backend, self._sampling, self._recent = backend, sampling, list(prompt)
-        self._random = random.Random(sampling.seed)
+        self._random = random.Random(None if sampling.seed is None else int(sampling.seed))
         self._is_argmax = sampling.is_greedy and sampling.repetition_penalty == 1
         self._logits: Array | None = None
 

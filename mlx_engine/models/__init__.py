@@ -10,7 +10,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import Cache
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.errors import UnknownArchitectureError
+from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.models.parameters import Parameters, Progress, check
 
 MODULES = {"qwen3": "mlx_engine.models.qwen3"}
@@ -57,6 +57,11 @@ def load_model(
         TensorMismatchError: the tensors are not those that the settings call for.
     """
     module = model_file(checkpoint)
+    if not checkpoint.shapes:
+        raise ModelError(
+            f"{checkpoint.where}: expected a model's tensors, found none: it holds a vocabulary alone, "
+            "which the `tokenize` command can use; choose another file to run"
+        )
     plan = module.plan(checkpoint)
     parameters = Parameters(checkpoint, check(checkpoint, plan), backend, quant=quant, progress=progress)
     model: Model = module.Model(plan.config, parameters, backend)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mlx_engine import backends
 from mlx_engine.backends import Entry, backend_names, unavailable
-from mlx_engine.commands import app
+from mlx_engine.commands.app import app
 from mlx_engine.commands.bench import numbers, pair
 from mlx_engine.commands.bench import tests_of as combined
 from mlx_engine.errors import OptionError

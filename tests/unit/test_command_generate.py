@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from mlx_engine.backends import auto, backend_names
 from mlx_engine.checkpoint import hub
-from mlx_engine.commands import app
+from mlx_engine.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "qwen3-micro"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mlx_engine import load_tokenizer
 from mlx_engine.checkpoint import open_gguf, write_gguf
-from mlx_engine.commands import app
+from mlx_engine.commands.app import app
 
 REPOSITORY = Path(__file__).parent.parent.parent
 MICRO = REPOSITORY / "tests/data/qwen3-micro/model-q8_0.gguf"

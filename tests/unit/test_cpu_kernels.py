@@ -130,16 +130,23 @@ def test_compiled_code_is_kept_where_it_can_be(tmp_path: Path, monkeypatch: pyte
     assert jit.cache_folder() == tmp_path / "xdg" / "mlx_engine" / "numba"
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert jit.cache_folder().name.startswith("mlx_engine-numba-")
+    monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert jit.cache_folder().parent == tmp_path / "temporary"
 
 
-def test_a_read_only_home_runs_all_the_same(tmp_path: Path):
-    environment = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
-    environment |= {"HOME": "/proc/nobody", "TMPDIR": str(tmp_path)}
+NOWHERE = "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
+
+
+@pytest.mark.parametrize("home", ["/proc/nobody", None], ids=["unwritable", "unknown"])
+def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(tmp_path: Path, home: str | None):
+    unset = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+    environment = {k: v for k, v in os.environ.items() if k not in unset} | {"TMPDIR": str(tmp_path)}
+    environment |= {"HOME": home} if home else {}
     code = "from mlx_engine.backends.matrices import compiled_kernels; print(compiled_kernels().__name__)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert result.stdout.strip() == "kernels.cpu.q8_0"
-    assert result.stderr.count("compiling the CPU kernels, once") == 1
+    command = [sys.executable, "-c", (NOWHERE if home is None else "") + code]
+    runs = [subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True) for _ in range(2)]
+    assert [run.stdout.strip() for run in runs] == ["kernels.cpu.q8_0"] * 2
+    assert [run.stderr.count("compiling the CPU kernels, once") for run in runs] == [1, 0]
 
 
 def test_without_numba_numpy_runs_and_says_so(tmp_path: Path):

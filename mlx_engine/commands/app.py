@@ -1,0 +1,26 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from mlx_engine.commands.backends import backends
+from mlx_engine.commands.bench import bench
+from mlx_engine.commands.generate import generate
+from mlx_engine.commands.inspect import inspect
+from mlx_engine.commands.root import root
+from mlx_engine.commands.tokenize import tokenize
+
+app = typer.Typer(
+    name="mlx-engine",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.callback()(root)
+app.command()(generate)
+app.command()(bench)
+app.command()(inspect)
+app.add_typer(tokenize, name="tokenize")
+app.command()(backends)
