@@ -78,9 +78,24 @@ class Engine:
         with self.backend.session():
             return mx.array(self.backend.host(self.model.forward(checked, self.model.no_cache(), every=True)))
 
-    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = None, **options: Any) -> Generation:
-        """Run a prompt, text or token ids, to its end. Options are those of `stream`."""
-        stream = self.stream(prompt, max_tokens, **options)
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int | None = None,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        kv: bool = True,
+        stop: str | Sequence[str] | None = None,
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """Run a prompt, text or token ids, to its end. The arguments are those of `stream`."""
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        stream = self.run(prompt, Options(max_tokens, sampling, kv, _stops(stop), ignore_eos))
         for _ in stream:
             pass
         return stream.generation
@@ -90,36 +105,45 @@ class Engine:
         prompt: str | Sequence[int],
         max_tokens: int | None = None,
         *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
         kv: bool = True,
-        stop: str | Sequence[str] | None = (),
+        stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         progress: Progress | None = None,
-        **sampling: Any,
     ) -> Stream:
         """Pieces of text as they are decoded; `.generation` of the returned object holds everything else.
 
         Args:
             prompt: text, or token ids that are taken as they are.
             max_tokens: the cap; None means 256, or fewer where the context ends earlier.
+            temperature: 0 takes the most likely token; otherwise logits are divided by it.
+            top_k: choose among the k most likely tokens.
+            top_p: choose among the most likely tokens that together reach this probability.
+            min_p: drop tokens less than this times as likely as the most likely one.
+            repetition_penalty: above 1, tokens seen before become less likely.
+            seed: of the draws; None takes a fresh one.
             kv: keep keys and values between passes; without it each pass runs the whole sequence.
             stop: a string or several; the text ends before the first to appear.
             ignore_eos: go on past end-of-text tokens.
             progress: called with (tokens read, tokens in all) while the prompt is read.
-            sampling: temperature, top_k, top_p, min_p, repetition_penalty, seed; see `Sampling`.
 
         Raises:
             OptionError: an option makes no sense, or the prompt is empty.
             ContextLengthError: prompt and max_tokens do not fit the model's context.
         """
-        require(stop is None or isinstance(stop, Iterable), option="stop", expected="strings", found=stop)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        options = Options(max_tokens, _sampling(sampling), kv, stops, ignore_eos)
-        return self.run(prompt, options, progress=progress)
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        return self.run(prompt, Options(max_tokens, sampling, kv, _stops(stop), ignore_eos), progress=progress)
 
     def run(self, prompt: str | Sequence[int], options: Options, *, progress: Progress | None = None) -> Stream:
         """`stream` for options that are already made."""
         metrics = Metrics(phases=dict(self.phases))
-        prompt_ids = self._checked(metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt)))
+        metrics.record_phase("build_tokenizer", lambda: self.tokenizer)
+        prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))
         return Stream(
             self.model,
             prompt_ids,
@@ -136,7 +160,7 @@ class Engine:
         if not isinstance(prompt, str):
             return self._checked(prompt)
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
-        return [*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)]
+        return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         """The ids as Python's whole numbers, whatever sequence they came in."""
@@ -230,8 +254,6 @@ def check_load_options(quant: str, threads: int | None) -> None:
     require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
 
 
-def _sampling(values: dict[str, Any]) -> Sampling:
-    unknown = set(values) - set(Sampling.__dataclass_fields__)
-    if unknown:
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-    return Sampling(**values)
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    require(stop is None or isinstance(stop, Iterable), option="stop", expected="a string or several", found=stop)
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
