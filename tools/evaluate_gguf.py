@@ -66,7 +66,7 @@ def main() -> None:
         length = len(tokenizer.encode(text).ids) - len(tokenizer.encode(prompt).ids)
         print(f"--- {length} tokens\n{text}\n", flush=True)
     held_out = rows(tokenizer, HELD_OUT_SEED, args.documents, model.config.context)
-    print(f"held-out perplexity {perplexity(model, held_out):.4f} on {held_out.size} tokens")
+    print(f"held-out perplexity {perplexity(model, held_out):.4f} on {len(held_out) * model.config.context} tokens")
 
 
 if __name__ == "__main__":

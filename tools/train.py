@@ -36,9 +36,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=Path, help="a file that keeps the training rows for another run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--documents", type=int, default=280_000)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=4561)
     parser.add_argument("--minutes", type=float, default=math.inf, help="end the schedule by then")
-    parser.add_argument("--batch", type=int, default=9)
+    parser.add_argument("--batch", type=int, default=6)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     return parser.parse_args()
@@ -78,8 +78,9 @@ def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
 def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
     """Give the perplexity on rows that were not trained on."""
     with torch.no_grad():
-        losses = [loss_of(model, held_out[i : i + 8]).item() for i in range(0, len(held_out) - 7, 8)]
-    return math.exp(sum(losses) / len(losses))
+        parts = [held_out[start : start + 8] for start in range(0, len(held_out), 8)]
+        total = sum(loss_of(model, part).item() * len(part) for part in parts)
+    return math.exp(total / len(held_out))
 
 
 class Trainer:
