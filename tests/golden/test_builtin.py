@@ -1,0 +1,52 @@
+"""The built-in model tells a story, and other openings tell others."""
+
+import re
+
+import pytest
+
+import mlx_engine
+from mlx_engine.decode.stream import Generation
+
+OPENINGS = ["Once upon a time", "One sunny morning,", "There was a little fox", "In a small village"]
+
+
+@pytest.fixture(scope="module")
+def engine() -> mlx_engine.Engine:
+    return mlx_engine.load()
+
+
+@pytest.fixture(scope="module")
+def stories(engine: mlx_engine.Engine) -> dict[str, Generation]:
+    return {opening: engine.generate(opening) for opening in OPENINGS}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_story_is_long_ends_by_itself_and_does_not_repeat(stories, opening: str):
+    story = stories[opening]
+    assert story.finish_reason == "stop"
+    assert len(story.token_ids) >= 100
+    sentences = re.split(r"(?<=[.!?])\"? ", opening + story.text)
+    assert len(sentences) >= 6
+    assert len(set(sentences)) == len(sentences)
+    assert re.fullmatch(r"[A-Z][A-Za-z ,.!?\"'-]+[.!?]\"?", opening + story.text)
+
+
+def test_other_openings_write_other_stories(stories):
+    assert len({story.text for story in stories.values()}) == len(OPENINGS)
+
+
+def test_the_capital_of_france(engine: mlx_engine.Engine):
+    assert engine.generate("The capital of France is", max_tokens=1).text == " Paris"
+    chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    answer = engine.generate(engine.tokenizer.encode(chat, special=True), max_tokens=30)
+    assert (answer.text, answer.finish_reason) == ("The capital of France is Paris.", "stop")
+
+
+def test_the_file_says_what_it_is(engine: mlx_engine.Engine):
+    with mlx_engine.open_gguf(engine.path) as file:
+        assert file.metadata["general.license"] == "mit"
+        assert "storyteller" in file.metadata["general.name"]
+        assert "<|im_start|>" in file.metadata["tokenizer.chat_template"]
+    assert engine.path.stat().st_size <= 6_000_000
+    assert 1000 <= engine.tokenizer.vocab_size <= 4000
+    assert engine.tokenizer.pre == "qwen2"
