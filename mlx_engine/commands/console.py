@@ -28,7 +28,12 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         escape_what_stdout_cannot_write()
         try:
-            return command(*args, **kwargs)
+            try:
+                return command(*args, **kwargs)
+            finally:
+                # What is still buffered may not fit the disk either; at exit it would be too late to say so.
+                if sys.stdout is not None:
+                    sys.stdout.flush()
         except EngineError as error:
             notice(f"error: {error}")
             wrong_use = isinstance(error, OptionError | BackendUnavailableError)
