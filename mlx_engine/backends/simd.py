@@ -30,6 +30,9 @@ class SimdBackend(Backend):
     def __init__(self, *, jit: bool = True) -> None:
         """With `jit`, compile the kernels or load them from disk."""
         self.kernels = compiled_kernels() if jit else None
+        # The first search for BLAS libraries takes a tenth of a second or two; no pass shall pay for it.
+        with one_blas_thread():
+            pass
 
     @contextmanager
     def session(self) -> Iterator[None]:
