@@ -7,10 +7,12 @@ of them exists: Numba refuses to cache into a folder that it cannot write.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,13 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-FOLDER = cache_folder()
+def _digest() -> str:
+    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+FOLDER = cache_folder() / _digest()
 config.CACHE_DIR = str(FOLDER)
 
 
@@ -72,6 +80,25 @@ def jit(function: Callable[..., Any]) -> Any:
     return numba.njit(nogil=True, boundscheck=False, cache=True)(function)
 
 
-def is_cached(kernel: Any) -> bool:
-    """Whether some version of a kernel is on disk, so that calling it costs no compilation."""
-    return any(Path(kernel.stats.cache_path).glob(f"*{kernel.py_func.__name__}*.nbi"))
+# What a task is to whoever calls it: the words of a job, and which chunk of it to do.
+TASK = numba.types.void(numba.types.CPointer(numba.types.int64), numba.types.int64)
+
+
+class Task:
+    """A kernel as plain machine code with an address, which compiled code can call without knowing what it is."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    @cached_property
+    def address(self) -> int:
+        """Compile it, or load it from disk; kept on disk."""
+        return int(numba.cfunc(TASK, cache=True, boundscheck=False)(self.function).address)
+
+
+task = Task
+
+
+def is_compiled() -> bool:
+    """Whether kernels of this very source have been compiled before, so that using them costs little."""
+    return any(FOLDER.rglob("*.nbi"))

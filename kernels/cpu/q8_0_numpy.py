@@ -17,7 +17,8 @@ def matvec(
     y[first:last] = (products * rows["d"].astype(np.float32)).sum(axis=1)
 
 
-def dequantize(blocks: NDArray[np.uint8], out: NDArray[np.float32], first: int, last: int) -> None:
+def dequantize(blocks: NDArray[np.uint8], first: int, last: int, out: NDArray[np.float32], to: int) -> None:
     """`d * q` for blocks first to last - 1."""
     some = blocks.view(layout.Q8_0)[first:last]
-    np.multiply(some["qs"], some["d"].astype(np.float32)[:, None], out=out[: 32 * (last - first)].reshape(-1, 32))
+    place = out[to : to + 32 * (last - first)].reshape(-1, 32)
+    np.multiply(some["qs"], some["d"].astype(np.float32)[:, None], out=place)

@@ -1,7 +1,8 @@
-"""Vectors of 32 floats for Numba: the few LLVM operations that its compiler would not find by itself.
+"""Vectors of 16 floats for Numba: the few LLVM operations that its compiler would not find by itself.
 
-32 is a Q8_0 block. LLVM cuts the vector into the registers that the processor has: two of AVX-512, four of AVX2,
-eight of NEON. Arguments called `at` count bytes in byte arrays and elements in float arrays; nothing is checked.
+LLVM cuts a vector into the registers that the processor has: one of AVX-512, two of AVX2, four of NEON; sums are taken
+in the same order on all of them. Arguments called `at` count bytes in byte arrays and elements in float arrays;
+nothing is checked.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-LANES = 32
+from kernels.cpu.jit import jit
 
-_F16, _F32, _I8, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(32)
-_VECTOR = ir.VectorType(_F32, LANES)
+LANES = 16
+
+_F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
 class _Vector(types.Type):  # type: ignore[misc]
@@ -37,15 +40,20 @@ def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
-def _splat(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+def _spread(builder: Any, scalar: Any) -> Any:
+    """The scalar in every lane."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
 
 
-def _call(builder: Any, name: str, result: Any, arguments: list[Any], **flags: Any) -> Any:
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     kind = ir.FunctionType(result, [a.type for a in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments, **flags)
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _whole(value: int) -> Any:
+    return ir.Constant(_INTS, [value] * LANES)
 
 
 @intrinsic
@@ -59,8 +67,39 @@ def zeros(typing: Any) -> Any:
 
 
 @intrinsic
+def splat(typing: Any, scalar: Any) -> Any:
+    """A float32 in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _spread(builder, args[0])
+
+    return vector(types.float32), generate
+
+
+@intrinsic
+def get(typing: Any, floats: Any, at: Any) -> Any:
+    """Element `at`; unlike `floats[at]` it does not ask whether `at` is negative, and loops of it become vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_address(context, builder, signature.args[0], *args))
+
+    return types.float32(floats, types.int64), generate
+
+
+@intrinsic
+def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
+    """Set element `at`, as `get` reads it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _address(context, builder, signature.args[0], *args[:2]))
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, types.float32), generate
+
+
+@intrinsic
 def load(typing: Any, floats: Any, at: Any) -> Any:
-    """32 floats from element `at` on."""
+    """16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = _address(context, builder, signature.args[0], *args)
@@ -72,8 +111,44 @@ def load(typing: Any, floats: Any, at: Any) -> Any:
 
 
 @intrinsic
+def load_splat(typing: Any, floats: Any, at: Any) -> Any:
+    """Element `at` in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _spread(builder, builder.load(_address(context, builder, signature.args[0], *args)))
+
+    return vector(floats, types.int64), generate
+
+
+@intrinsic
+def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
+    """The float16 at byte `at` in every lane: spread first, for processors widen halves by the vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *args)
+        half = builder.load(builder.bitcast(address, _I16.as_pointer()))
+        half.align = 1
+        return builder.fpext(builder.bitcast(_spread(builder, half), ir.VectorType(_F16, LANES)), _VECTOR)
+
+    return vector(data, types.int64), generate
+
+
+@intrinsic
+def load_int8(typing: Any, data: Any, at: Any) -> Any:
+    """16 signed bytes from byte `at` on, as floats."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *args)
+        loaded = builder.load(builder.bitcast(address, ir.VectorType(_I8, LANES).as_pointer()))
+        loaded.align = 1
+        return builder.sitofp(builder.sext(loaded, _INTS), _VECTOR)
+
+    return vector(data, types.int64), generate
+
+
+@intrinsic
 def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
-    """Write 32 floats from element `at` on."""
+    """Write 16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = _address(context, builder, signature.args[0], *args[:2])
@@ -81,53 +156,6 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(floats, types.int64, vector), generate
-
-
-@intrinsic
-def load_int8(typing: Any, data: Any, at: Any) -> Any:
-    """32 signed bytes from byte `at` on, as floats."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *args)
-        loaded = builder.load(builder.bitcast(address, ir.VectorType(_I8, LANES).as_pointer()))
-        loaded.align = 1
-        return builder.sitofp(builder.sext(loaded, ir.VectorType(_I32, LANES)), _VECTOR)
-
-    return vector(data, types.int64), generate
-
-
-@intrinsic
-def load_half(typing: Any, data: Any, at: Any) -> Any:
-    """The float16 at byte `at`, as a float."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *args)
-        loaded = builder.load(builder.bitcast(address, _F16.as_pointer()))
-        loaded.align = 1
-        return builder.fpext(loaded, _F32)
-
-    return types.float32(data, types.int64), generate
-
-
-@intrinsic
-def scale(typing: Any, factor: Any, a: Any) -> Any:
-    """`factor * a`, the factor a single float."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fmul(_splat(builder, args[0]), args[1])
-
-    return vector(types.float32, vector), generate
-
-
-@intrinsic
-def fma_scaled(typing: Any, sum_: Any, factor: Any, a: Any, b: Any) -> Any:
-    """`sum + factor * (a * b)`, the outer product and sum rounded once; the factor is a single float."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total, factor, a, b = args
-        return _call(builder, f"llvm.fma.v{LANES}f32", _VECTOR, [_splat(builder, factor), builder.fmul(a, b), total])
-
-    return vector(vector, types.float32, vector, vector), generate
 
 
 @intrinsic
@@ -141,24 +169,144 @@ def add(typing: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic
-def total(typing: Any, a: Any) -> Any:
-    """The sum of all lanes, halves added to halves: the order is the same whatever the registers' width."""
+def sub(typing: Any, a: Any, b: Any) -> Any:
+    """`a - b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        (value,) = args
-        width = LANES
-        while width > 1:
-            width //= 2
-            low, high = (
-                ir.Constant(ir.VectorType(_I32, width), list(range(first, first + width))) for first in (0, width)
-            )
-            undefined = ir.Constant(value.type, ir.Undefined)
-            value = builder.fadd(
-                builder.shuffle_vector(value, undefined, low), builder.shuffle_vector(value, undefined, high)
-            )
-        return builder.extract_element(value, ir.Constant(_I32, 0))
+        return builder.fsub(*args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def mul(typing: Any, a: Any, b: Any) -> Any:
+    """`a * b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fmul(*args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def div(typing: Any, a: Any, b: Any) -> Any:
+    """`a / b`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fdiv(*args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a * b + c`, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, f"llvm.fma.v{LANES}f32", _VECTOR, list(args))
+
+    return vector(vector, vector, vector), generate
+
+
+@intrinsic
+def larger(typing: Any, a: Any, b: Any) -> Any:
+    """The larger of each pair of lanes; b where one is not a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def smaller(typing: Any, a: Any, b: Any) -> Any:
+    """The smaller of each pair of lanes; b where one is not a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return vector(vector, vector), generate
+
+
+@intrinsic
+def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
+    """Lanes first to last - 1 of `a`, and those of `b` around them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
+        first, last, a, b = args
+        inside = builder.and_(
+            builder.icmp_signed(">=", lanes, _spread(builder, first)),
+            builder.icmp_signed("<", lanes, _spread(builder, last)),
+        )
+        return builder.select(inside, a, b)
+
+    return vector(types.int64, types.int64, vector, vector), generate
+
+
+def _folded(builder: Any, value: Any, join: Any) -> Any:
+    """One lane of all, halves joined with halves: the order is the same whatever the registers' width."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (ir.Constant(ir.VectorType(_I32, width), list(range(first, first + width))) for first in (0, width))
+        undefined = ir.Constant(value.type, ir.Undefined)
+        value = join(builder.shuffle_vector(value, undefined, low), builder.shuffle_vector(value, undefined, high))
+    return builder.extract_element(value, ir.Constant(_I32, 0))
+
+
+@intrinsic
+def total(typing: Any, a: Any) -> Any:
+    """The sum of all lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _folded(builder, args[0], builder.fadd)
 
     return types.float32(vector), generate
+
+
+@intrinsic
+def _round(typing: Any, a: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, f"llvm.rint.v{LANES}f32", _VECTOR, list(args))
+
+    return vector(vector), generate
+
+
+@intrinsic
+def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
+    """`a * 2**n` for whole n from -252 to 254, in two factors: the result may leave float32, they do not."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, n = args
+        whole = builder.fptosi(n, _INTS)
+        half = builder.ashr(whole, _whole(1))
+        for part in (half, builder.sub(whole, half)):
+            a = builder.fmul(a, builder.bitcast(builder.shl(builder.add(part, _whole(127)), _whole(23)), _VECTOR))
+        return a
+
+    return vector(vector, vector), generate
+
+
+@jit
+def exp(x: Any) -> Any:
+    """`e**x` within one unit in the last place; infinity and 0 where float32 ends, not a number where x is none.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 is taken off in two parts, of which the first has few bits. The rest is
+    the Taylor polynomial of degree 7, whose next term is below 2**-27.
+    """
+    x = larger(splat(-150.0), smaller(splat(150.0), x))
+    n = _round(mul(x, splat(1.4426950408889634)))
+    r = fma(n, splat(-0.693359375), x)
+    r = fma(n, splat(2.12194440054690583e-4), r)
+    p = fma(r, splat(1 / 5040), splat(1 / 720))
+    p = fma(p, r, splat(1 / 120))
+    p = fma(p, r, splat(1 / 24))
+    p = fma(p, r, splat(1 / 6))
+    p = fma(p, r, splat(0.5))
+    p = fma(p, r, splat(1.0))
+    p = fma(p, r, splat(1.0))
+    return _times_power_of_two(p, n)
 
 
 @intrinsic

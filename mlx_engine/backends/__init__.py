@@ -106,7 +106,26 @@ def _scalar(settings: Settings) -> Backend:
 def _simd(settings: Settings) -> Backend:
     from mlx_engine.backends.simd import SimdBackend
 
-    return SimdBackend(jit=settings.jit)
+    return (_compiled("simd", 1) if settings.jit else None) or SimdBackend()
+
+
+def _parallel(settings: Settings) -> Backend:
+    from mlx_engine.backends.cores import usable_cores
+    from mlx_engine.backends.parallel import ParallelBackend
+
+    threads = settings.threads or usable_cores()
+    return (_compiled("parallel", threads) if settings.jit else None) or ParallelBackend(threads)
+
+
+def _compiled(name: str, threads: int) -> Backend | None:
+    from mlx_engine.backends.kernels import load_kernels
+
+    kernels = load_kernels()
+    if kernels is None:
+        return None
+    from mlx_engine.backends.compiled import CompiledBackend
+
+    return CompiledBackend(kernels, name, threads)
 
 
 def _needs_apple_gpu() -> str | None:
@@ -125,8 +144,8 @@ _LATER = "this version does not have it yet"
 
 _ENTRIES = {
     "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),
-    "simd": Entry("one thread: NumPy and BLAS, compiled kernels for Q8_0", _simd),
-    "parallel": Entry("simd in chunks over a thread pool"),
+    "simd": Entry("one thread: compiled kernels, or NumPy and BLAS", _simd),
+    "parallel": Entry("simd in chunks over a thread pool", _parallel),
     "mlx": Entry("stock MLX operations on MLX's default device"),
     "metal": Entry("MLX with our own Metal kernels", needs=_needs_apple_gpu),
     "cuda": Entry("the same kernel text on CUDA", needs=_needs_linux),

@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from mlx_engine.quant.weight import Weight
 class Backend(ABC):
     """Pure functions on one array type; no model state. All results are float32 unless said otherwise."""
 
-    name: ClassVar[str]
+    name: str
     device: str = "cpu"
     # Whether results are promises that are kept only when they are asked for.
     lazy: bool = False
@@ -122,6 +121,10 @@ class Backend(ABC):
         """The id that the draw `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines it."""
 
     # ---- key/value storage: the cache decides what is kept, the backend how it lies in memory ----
+
+    # Slots by which a cache grows; None where memory that nobody has written to costs nothing, so that all of it can be
+    # asked for at once and nothing is ever copied.
+    kv_step: int | None = 256
 
     @abstractmethod
     def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:

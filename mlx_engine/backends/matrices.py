@@ -1,77 +1,51 @@
-"""Q8_0 matrices as they lie in the file, and the two ways to multiply with them."""
+"""Matrices for the compiled kernels: where they lie, in which format, and which of them are multiplied together."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 
 import numpy as np
 
-from mlx_engine.observe.log import LOGGER
-
-# Up to so many vectors each is multiplied with the stored blocks; for more, blocks are expanded and BLAS multiplies.
-FEW = 4
-# Rows that are expanded at a time: with 1,024 to 3,072 columns they stay in a core's second-level cache.
-ROWS = 128
+from mlx_engine.backends.parameters import Linear
 
 
 @dataclass(frozen=True, eq=False)
-class StoredQ8_0:  # noqa: N801 - the format's own spelling
-    """An (N, K) matrix: its blocks, row by row, in one dimension of bytes."""
+class Matrix:
+    """An (N, K) matrix as it is stored: bytes of blocks in one dimension, or float32.
+
+    Attributes:
+        kind: a format of `kernels.cpu.formats`.
+    """
 
     shape: tuple[int, int]
-    blocks: np.ndarray
-    kernels: ModuleType
+    kind: int
+    data: np.ndarray
 
     @property
     def nbytes(self) -> int:
         """Bytes that a product reads."""
-        return int(self.blocks.nbytes)
-
-    def rows(self, ids: np.ndarray) -> np.ndarray:
-        """(len(ids), K): these rows alone, expanded."""
-        chosen = np.ascontiguousarray(self.blocks.reshape(self.shape[0], -1)[ids]).reshape(-1)
-        return self._expanded(chosen, len(ids))
-
-    def times(self, x: np.ndarray) -> np.ndarray:
-        """(T, N) from (T, K): `x @ self.T`, the activations in float32."""
-        x = np.ascontiguousarray(x, dtype=np.float32)
-        N, K = self.shape
-        y = np.empty((len(x), N), dtype=np.float32)
-        if len(x) <= FEW:
-            for vector, out in zip(x, y, strict=True):
-                self.kernels.matvec(self.blocks, K, vector, out, 0, N)
-            return y
-        per_row = self.blocks.size // N
-        for first in range(0, N, ROWS):
-            last = min(first + ROWS, N)
-            expanded = self._expanded(self.blocks[first * per_row : last * per_row], last - first)
-            np.matmul(x, expanded.T, out=y[:, first:last])
-        return y
-
-    def _expanded(self, blocks: np.ndarray, n_rows: int) -> np.ndarray:
-        out = np.empty((n_rows, self.shape[1]), dtype=np.float32)
-        self.kernels.dequantize(blocks, out.reshape(-1), 0, out.size // 32)
-        return out
+        return int(self.data.nbytes)
 
 
-@cache
-def compiled_kernels() -> ModuleType | None:
-    """The compiled kernels, ready to run; None where there can be none, said once."""
-    try:
-        from kernels.cpu import jit, q8_0
-    except ImportError as error:
-        LOGGER.log(logging.WARNING, "no compiled kernels, NumPy runs instead: %s", error)
-        return None
-    reason = jit.lacking()
-    if reason is not None:
-        LOGGER.log(logging.WARNING, "no compiled kernels, NumPy runs instead: %s", reason)
-        return None
-    if not jit.is_cached(q8_0.matvec):
-        LOGGER.log(logging.WARNING, "compiling the CPU kernels, once; they are kept in %s", jit.FOLDER)
-    blocks, x, y = np.zeros(34, dtype=np.uint8), np.zeros(32, dtype=np.float32), np.zeros(32, dtype=np.float32)
-    q8_0.matvec(blocks, 32, x, y, 0, 1)
-    q8_0.dequantize(blocks, y, 0, 1)
-    return q8_0
+class Group:
+    """Linear layers with one input, as a job's table has them: their products lie side by side in one row."""
+
+    def __init__(self, linears: Sequence[Linear], kernels: ModuleType, *, gated: bool) -> None:
+        self.linears = tuple(linears)  # the table knows their arrays by address alone
+        matrices: list[Matrix] = [linear.weight for linear in linears]
+        K = matrices[0].shape[1]
+        self.widths = [matrix.shape[0] for matrix in matrices]
+        self.table = np.zeros((len(matrices), kernels.WIDTH), dtype=np.int64)
+        for row, linear, column in zip(self.table, linears, np.cumsum([0, *self.widths]), strict=False):
+            row[kernels.KIND], row[kernels.WEIGHTS] = linear.weight.kind, linear.weight.data.ctypes.data
+            row[kernels.N], row[kernels.COLUMN] = linear.weight.shape[0], 0 if gated else column
+            row[kernels.BIAS] = 0 if linear.bias is None else linear.bias.ctypes.data
+        self.n_columns = self.widths[0] if gated else sum(self.widths)
+        # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
+        row_bytes = sum(m.nbytes // m.shape[0] for m in matrices) if gated else matrices[0].nbytes // self.widths[0]
+        few = max(16, kernels.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
+        many = kernels.MANY_ROWS // 2 if gated else kernels.MANY_ROWS
+        self.rows = np.array([few, many], dtype=np.int64)
+        self.input_width = K

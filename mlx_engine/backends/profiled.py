@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from logging import DEBUG
 from typing import Any, cast
 
@@ -47,9 +47,11 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
             result = method(self, *args, **kwargs)
             self.wait(result)
         with profiler.unnoticed():
-            cost = Cost() if name in BLOCKS else _cost(name, args, result)
+            # A composed block has only what lies between its primitives, and they have been counted.
+            composed = name in BLOCKS and span.inner > 0
+            cost = Cost() if composed else _cost(name, args, result)
             profiler.record(span, cost)
-            if enabled(TRACE) and name not in BLOCKS:
+            if enabled(TRACE) and not composed:
                 _log(span, cost, args)
         return result
 
@@ -64,7 +66,7 @@ def _log(span: Span, cost: Cost, args: tuple[Any, ...]) -> None:
 
 def _layer(args: tuple[Any, ...]) -> int | None:
     """The layer that a parameter's name tells."""
-    for arg in args:
+    for arg in _flat(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
             return int(found[1])
@@ -76,8 +78,10 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
     nbytes = sum(map(nbytes_of, _arrays(args))) + nbytes_of(result)
     if name == "embed":
         return Cost(nbytes=2 * nbytes_of(result))
-    if name == "linear":
-        return Cost(2.0 * len(args[0]) * math.prod(shape_of(args[1].weight)), nbytes)
+    linears = [arg for arg in _flat(args) if isinstance(arg, Linear)]
+    if linears:
+        n_rows = len(result) if name == "norm_head" else len(args[0])
+        return Cost(2.0 * n_rows * sum(math.prod(shape_of(linear.weight)) for linear in linears), nbytes)
     if name == "attention":
         q, seen = args[0], cast(Visible, args[1])
         n_visible = seen.stop - seen.start
@@ -95,10 +99,19 @@ def _visible_nbytes(seen: Visible, n_visible: int) -> float:
     return nbytes_of(seen.store) * n_visible / shape[-2] if len(shape) == 4 else 0.0
 
 
+def _flat(args: Iterable[Any]) -> Iterator[Any]:
+    """Arguments, and what tuples and lists of parameters among them hold."""
+    for arg in args:
+        if isinstance(arg, tuple | list) and arg and isinstance(arg[0], Linear | RMSNorm | LayerNorm):
+            yield from arg
+        else:
+            yield arg
+
+
 def _arrays(args: tuple[Any, ...]) -> list[Array]:
     """The arrays among arguments, parameters opened."""
     found: list[Array] = []
-    for arg in args:
+    for arg in _flat(args):
         if isinstance(arg, Linear):
             found += [a for a in (arg.weight, arg.bias) if a is not None]
         elif isinstance(arg, RMSNorm | LayerNorm):
@@ -116,5 +129,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def nbytes_of(x: Any) -> int:
-    """Bytes of an array; 8 for each float of a list, 0 for what is none."""
+    """Bytes of an array, or of the several that a block returns; 8 for each float of a list, 0 for what is none."""
+    if isinstance(x, tuple | list) and x and hasattr(x[0], "nbytes"):
+        return sum(map(nbytes_of, x))
     return int(x.nbytes) if hasattr(x, "nbytes") else 8 * math.prod(shape_of(x)) if isinstance(x, list) else 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import mul
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from mlx_engine.quant.weight import Weight
 class ScalarBackend(Backend):
     """Elementwise Python."""
 
-    name: ClassVar[str] = "scalar"
+    name = "scalar"
 
     def prepare(self, weight: Weight) -> Array:
         """Decoded by `quant`, then Python floats."""

@@ -1,6 +1,6 @@
-"""`simd`: one thread. Float32 through NumPy and BLAS, Q8_0 through compiled kernels that read the file's own blocks.
+"""`simd` in plain NumPy: one thread, BLAS for every product, and every weight expanded when it is loaded.
 
-Without compiled kernels (`--no-jit`, or where Numba cannot run) every weight is expanded when it is loaded.
+This is the rung that `--no-jit` shows, what runs where Numba cannot, and the slow twin of `compiled.py`.
 """
 
 from __future__ import annotations
@@ -8,28 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
 from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.blas import one_blas_thread
-from mlx_engine.backends.matrices import StoredQ8_0, compiled_kernels
 from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 
 class SimdBackend(Backend):
     """NumPy on one thread. A store is one array (2, K, slots, E): keys, then values, contiguous per head."""
 
-    name: ClassVar[str] = "simd"
+    name = "simd"
+    kv_step = None
 
-    def __init__(self, *, jit: bool = True) -> None:
-        """With `jit`, compile the kernels or load them from disk."""
-        self.kernels = compiled_kernels() if jit else None
+    def __init__(self) -> None:
         # The first search for BLAS libraries takes a tenth of a second or two; no pass shall pay for it.
         with one_blas_thread():
             pass
@@ -41,9 +37,7 @@ class SimdBackend(Backend):
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """A Q8_0 matrix stays as it is stored, a view of the mapped file; anything else is expanded, once."""
-        if self.kernels is not None and weight.type == Q8_0 and len(weight.shape) == 2:
-            return StoredQ8_0((weight.shape[0], weight.shape[1]), weight.data, self.kernels)
+        """Expanded, once."""
         return weight.dequantize()
 
     def array(self, values: np.ndarray) -> Array:
@@ -56,13 +50,11 @@ class SimdBackend(Backend):
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows of the table."""
-        rows = np.asarray(ids, dtype=np.int64)
-        return table.rows(rows) if isinstance(table, StoredQ8_0) else table[rows]
+        return table[np.asarray(ids, dtype=np.int64)]
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """One BLAS call, or the stored blocks' own way."""
-        w = linear.weight
-        y = w.times(x) if isinstance(w, StoredQ8_0) else x @ w.T
+        """One BLAS call."""
+        y = x @ linear.weight.T
         return y if linear.bias is None else y + linear.bias
 
     def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:

@@ -1,4 +1,4 @@
-"""Every token is remembered. Memory grows in steps, so that appending one token copies one token."""
+"""Every token is remembered. Memory grows in steps, or is there at once where that costs nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from mlx_engine.backends.parameters import Array, Visible
 from mlx_engine.cache.base import Cache
 from mlx_engine.errors import CacheFullError
 
-STEP = 256
-
 
 class FullCache(Cache):
-    """A store per layer, all of one size, grown by whole steps of slots up to `capacity`."""
+    """A store per layer, all of one size, grown by whole steps of slots up to `capacity`.
+
+    Without a `step` it is the backend's own.
+    """
 
     def __init__(
         self,
@@ -21,8 +22,10 @@ class FullCache(Cache):
         n_kv_heads: int,
         head_dim: int,
         capacity: int,
-        step: int = STEP,
+        step: int | None = None,
     ) -> None:
+        if step is None:
+            step = backend.kv_step or capacity
         if capacity < 1 or step < 1:
             raise ValueError(f"expected a capacity and a step of at least 1, found {capacity} and {step}")
         self._backend, self._capacity, self._step = backend, capacity, step

@@ -99,7 +99,8 @@ class Profiler:
 
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
-            return "projection" if span.op == "linear" else "norm"
+            fused = span.op == "norm_head" and not span.inner  # nearly all of it is the projection
+            return "projection" if span.op == "linear" or fused else "norm"
         return "embedding" if span.op == "embed" else "layers"
 
     def begin_pass(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +12,18 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract.cases import OpCase
 
-# From the registry, so that a new backend cannot be forgotten here; and `simd` once more without compiled kernels.
-PLAIN = "simd --no-jit"
-BACKENDS = [name for name in backend_names() if unavailable(name) is None] + [PLAIN]
+# From the registry, so that a new backend cannot be forgotten here; and those with compiled kernels without them.
+# Threads are more than cores: they shall get in each other's way.
+PLAIN = " --no-jit"
+THREADS = 3
+NAMES = [name for name in backend_names() if unavailable(name) is None]
+BACKENDS = NAMES + [name + PLAIN for name in NAMES if name in ("simd", "parallel")]
+
+
+def options(name: str) -> tuple[str, dict[str, Any]]:
+    """A backend's own name and how it is made."""
+    return name.removesuffix(PLAIN), {"jit": not name.endswith(PLAIN), "threads": THREADS}
+
 
 # Below the smallest normal float32 a relative error means nothing.
 SMALLEST = 1e-37
@@ -21,7 +31,8 @@ SMALLEST = 1e-37
 
 @cache
 def backend(name: str) -> Backend:
-    return create_backend("simd", jit=False) if name == PLAIN else create_backend(name)
+    plain, settings = options(name)
+    return create_backend(plain, **settings)
 
 
 @cache

@@ -7,14 +7,15 @@ import pytest
 
 import mlx_engine
 from mlx_engine.decode.loop import prefill
-from tests.contract.check import BACKENDS, PLAIN
+from tests.contract.check import BACKENDS, options
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 IDS = [5, 9, 300, 17, 2, 44, 8]
 
 
 def load(name: str) -> mlx_engine.Engine:
-    return mlx_engine.load(MODEL, "simd", jit=False) if name == PLAIN else mlx_engine.load(MODEL, name)
+    plain, settings = options(name)
+    return mlx_engine.load(MODEL, plain, **settings)
 
 
 def relative(found: np.ndarray, want: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from mlx_engine.engine import Engine
 
 DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
-BACKENDS = ("simd", "scalar")
+BACKENDS = ("simd", "parallel", "scalar")
 
 # Of the expected values' root mean square: what all errors together may be, and any single one. The root mean square
 # error alone would let one logit of n be wrong by sqrt(n) times as much, if all the others were right.

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from mlx_engine.backends import matrices
 from mlx_engine.errors import ContextLengthError, ModelError, OptionError, SourceError
 
 ROOT = Path(__file__).parents[2]
@@ -102,8 +101,7 @@ def test_a_source_that_is_no_name_is_refused(source: object):
 
 
 def test_nothing_is_compiled_for_a_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(matrices, "compiled_kernels", lambda: pytest.fail("compiled"))
-    monkeypatch.setattr("mlx_engine.backends.simd.compiled_kernels", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr("mlx_engine.backends.kernels.load_kernels", lambda: pytest.fail("compiled"))
     with pytest.raises(SourceError):
         mlx_engine.load("nowhere.gguf", "simd")
 

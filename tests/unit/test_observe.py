@@ -16,6 +16,8 @@ from mlx_engine.engine import configure_log
 from mlx_engine.errors import OptionError
 from mlx_engine.observe import log
 from mlx_engine.observe.profiler import Cost, Profiler
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 
@@ -82,7 +84,7 @@ def test_every_operation_of_the_seam_is_timed():
     assert {*PRIMITIVES, *BLOCKS} == operations - crossing - dispatching
 
 
-@pytest.mark.parametrize("name", ["scalar", "simd"])
+@pytest.mark.parametrize("name", ["scalar", "simd", "parallel"])
 def test_a_profiled_backend_computes_the_same(name: str):
     plain = mlx_engine.load(MODEL, name)
     want = np.asarray(plain.logits([3, 1, 4]))
@@ -92,12 +94,13 @@ def test_a_profiled_backend_computes_the_same(name: str):
     assert watched.backend.name == name
     np.testing.assert_array_equal(np.asarray(watched.logits([3, 1, 4])), want)
     table = watched.backend.profiler.table()
-    assert {"linear", "attention", "layer 2"} <= {line[:16].strip() for line in table.splitlines()}
+    products = "linear" if name == "scalar" else "norm_project"
+    assert {products, "attention", "layer 2"} <= {line[:16].strip() for line in table.splitlines()}
 
 
 def test_work_is_counted_from_shapes():
     profiler = Profiler()
-    be = profiled(create_backend("simd"), profiler)
+    be = profiled(create_backend("simd", jit=False), profiler)
     from mlx_engine.backends.parameters import Linear
 
     be.linear(np.ones((3, 64), np.float32), Linear("blk.5.attn_q", np.ones((10, 64), np.float32)))
@@ -105,6 +108,26 @@ def test_work_is_counted_from_shapes():
     assert total.flops == 2 * 3 * 64 * 10
     assert total.nbytes == 4 * (3 * 64 + 10 * 64 + 3 * 10)
     assert profiler.layers[5].calls == 1
+
+
+def test_work_of_a_fused_block_is_that_of_its_products():
+    from mlx_engine.backends.parameters import Linear, RMSNorm
+
+    profiler = Profiler()
+    be = profiled(create_backend("parallel"), profiler)
+    one = np.ones((16, 64), np.float32)
+    linears = [Linear("blk.2.attn_q", weight(be, one)), Linear("blk.2.attn_k", weight(be, one))]
+    norm = RMSNorm("blk.2.attn_norm", np.ones(64, np.float32), 1e-6)
+    be.norm_project(np.ones((3, 64), np.float32), norm, linears)
+    assert set(profiler.ops) == {"norm_project"}
+    total = profiler.ops["norm_project"]
+    assert total.flops == 2 * 3 * 64 * 32
+    assert total.nbytes == 4 * (3 * 64 + 64 + 32 * 64 + 3 * 32)
+    assert profiler.layers[2].calls == 1
+
+
+def weight(be: Backend, values: np.ndarray):
+    return be.prepare(Weight.pack("w", values, BY_NAME["F32"]))
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:
@@ -155,7 +178,7 @@ def test_the_environment_asks_for_events(monkeypatch: pytest.MonkeyPatch, capfd:
 
 def test_trace_tells_every_operation(capfd: pytest.CaptureFixture[str]):
     configure_log("trace")
-    mlx_engine.load(MODEL).generate([1, 2, 3], max_tokens=1)
+    mlx_engine.load(MODEL, jit=False).generate([1, 2, 3], max_tokens=1)
     operations = [line for line in capfd.readouterr().err.splitlines() if line.startswith("operation ")]
     assert any("op=linear layer=0 shapes='3x64 128x64'" in line for line in operations)
     assert all("ms=" in line and "gflops=" in line and "gbs=" in line for line in operations)

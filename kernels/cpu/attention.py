@@ -1,0 +1,276 @@
+"""Softmax attention over a store of keys and values, without masks, copies or repeated heads.
+
+A store is (2, K, slots, E): keys, then values, each contiguous per head. The sums of a softmax are kept running: when a
+larger score comes, what has been added up so far is scaled down (Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018; Dao et al., "FlashAttention", 2022). The NumPy twin is in `attention_numpy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu import pool
+from kernels.cpu.float32 import dot
+from kernels.cpu.gemm import multiply_add, pack
+from kernels.cpu.jit import jit, task
+from kernels.cpu.memory import floats, keep_alive, number, word
+from kernels.cpu.vectors import (
+    LANES,
+    add,
+    between,
+    exp,
+    fma,
+    get,
+    larger,
+    load,
+    load_splat,
+    mul,
+    put,
+    splat,
+    store,
+    sub,
+    total,
+    zeros,
+)  # fmt: skip
+
+# Words of a job. Q is (T, H, E), OUT as well; SLOTS is the store's, START and STOP what is visible of it.
+Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, SCALE, PARTS = range(13)
+
+# Keys of a chunk for one query, and of a block for many: 64 keys and values of 128 floats fill a first-level cache
+# twice, and a second-level cache an eighth.
+KEYS, BLOCK = 256, 96
+# Tokens of a chunk for many queries.
+SPAN = 64
+
+_LEAST = np.float32(-np.inf)
+
+
+@jit
+def _score(q: Any, query: int, keys: Any, width: int, n: int, scale: Any, scores: Any, first: int) -> None:
+    """`scores[first + i] = scale * q . key i`; four keys at a time, so that the query is loaded once for them."""
+    i = 0
+    while i + 4 <= n:
+        at = i * width
+        a, b, c, d = zeros(), zeros(), zeros(), zeros()
+        for e in range(0, width, LANES):
+            v = load(q, query + e)
+            a, b = fma(v, load(keys, at + e), a), fma(v, load(keys, at + width + e), b)
+            c, d = fma(v, load(keys, at + 2 * width + e), c), fma(v, load(keys, at + 3 * width + e), d)
+        put(scores, first + i, total(a) * scale)
+        put(scores, first + i + 1, total(b) * scale)
+        put(scores, first + i + 2, total(c) * scale)
+        put(scores, first + i + 3, total(d) * scale)
+        i += 4
+    while i < n:
+        put(scores, first + i, dot(q, query, keys, i * width, width) * scale)
+        i += 1
+
+
+@jit
+def _accumulate(weights: Any, first: int, n: int, values: Any, at: int, width: int, out: Any, to: int) -> None:
+    """`out[to ...] = sum over i < n of weights[first + i] * values[at + i width ...]`, `width` elements."""
+    e = 0
+    while e + 4 * LANES <= width:
+        a, b, c, d = zeros(), zeros(), zeros(), zeros()
+        for i in range(n):
+            w, p = load_splat(weights, first + i), at + i * width + e
+            a, b = fma(w, load(values, p), a), fma(w, load(values, p + LANES), b)
+            c, d = fma(w, load(values, p + 2 * LANES), c), fma(w, load(values, p + 3 * LANES), d)
+        store(out, to + e, a)
+        store(out, to + e + LANES, b)
+        store(out, to + e + 2 * LANES, c)
+        store(out, to + e + 3 * LANES, d)
+        e += 4 * LANES
+    while e < width:
+        a = zeros()
+        for i in range(n):
+            a = fma(load_splat(weights, first + i), load(values, at + i * width + e), a)
+        store(out, to + e, a)
+        e += LANES
+
+
+@jit
+def _exponentials(scores: Any, first: int, n: int) -> Any:
+    """Scores become `exp(score - largest)`; returns the largest and their sum. Behind them must be 15 spare places."""
+    largest = _LEAST
+    for i in range(n):
+        largest = max(largest, scores[first + i])
+    scores[first + n : first + n + LANES - 1] = _LEAST
+    sums, shift = zeros(), splat(largest)
+    for i in range(0, n, LANES):
+        e = exp(sub(load(scores, first + i), shift))
+        store(scores, first + i, e)
+        sums = add(sums, e)
+    return largest, total(sums)
+
+
+@task
+def attend_one(job: Any, chunk: int) -> None:
+    """One query token: the queries of one key/value head over one part of the keys.
+
+    OUT holds, per query head and part, the largest score, the sum of the exponentials, then E weighted sums.
+    """
+    width, group = job[E], job[H] // job[KV]
+    head, part = chunk // job[PARTS], chunk % job[PARTS]
+    first = job[START] + part * KEYS
+    n = min(KEYS, job[STOP] - first)
+    keys = floats(job[STORE] + 4 * ((head * job[SLOTS] + first) * width))
+    values = floats(job[STORE] + 4 * (((job[KV] + head) * job[SLOTS] + first) * width))
+    q, out = floats(job[Q]), floats(job[OUT])
+    scores = np.empty(group * (KEYS + LANES), dtype=np.float32)
+    scale = np.float32(number(job[SCALE]))
+    for g in range(group):
+        row = g * (KEYS + LANES)
+        _score(q, (head * group + g) * width, keys, width, n, scale, scores, row)
+    for g in range(group):
+        row = g * (KEYS + LANES)
+        to = ((head * group + g) * job[PARTS] + part) * (width + 2)
+        out[to], out[to + 1] = _exponentials(scores, row, n)
+        _accumulate(scores, row, n, values, 0, width, out, to + 2)
+
+
+@jit
+def _join(parts: Any, at: int, n_parts: int, width: int, out: Any, to: int) -> None:
+    """The attention of a query whose keys were looked at in parts."""
+    largest, sum_ = _LEAST, np.float32(0)
+    for p in range(n_parts):
+        largest = max(largest, parts[at + p * (width + 2)])
+    for e in range(width):
+        out[to + e] = 0
+    for p in range(n_parts):
+        row = at + p * (width + 2)
+        factor = np.exp(parts[row] - largest)
+        sum_ += factor * parts[row + 1]
+        for e in range(width):
+            put(out, to + e, get(out, to + e) + factor * get(parts, row + 2 + e))
+    for e in range(width):
+        out[to + e] /= sum_
+
+
+@jit
+def _visible(scores: Any, n_keys: int, first: int, key: int, window: int) -> None:
+    """Scores of keys that a query must not see become minus infinity: later ones, and those behind the window.
+
+    `scores` is (n_keys, 16); lane i is the query of slot `first + i`, row j the key of slot `key + j`.
+    """
+    least = splat(_LEAST)
+    for j in range(n_keys):
+        row = key + j - first  # the first lane that sees the key
+        last = row + window if window > 0 else LANES
+        store(scores, j * LANES, between(row, last, load(scores, j * LANES), least))
+
+
+@jit
+def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, value: int, width: int) -> None:
+    """A block of keys and values joins what 16 queries have seen; `state[at ...]` is (2 + E, 16).
+
+    Its rows are the largest score, the sum, and E weighted sums. Scores are (n_keys, 16), scaled.
+    """
+    before = load(state, at)
+    largest = before
+    for j in range(n_keys):
+        largest = larger(load(scores, j * LANES), largest)
+    # A query that has seen nothing yet has minus infinity here, and infinity from infinity is not a number.
+    base = larger(largest, splat(np.float32(-3e38)))
+    factor = exp(sub(before, base))
+    sums = mul(load(state, at + LANES), factor)
+    for j in range(n_keys):
+        e = exp(sub(load(scores, j * LANES), base))
+        store(scores, j * LANES, e)
+        sums = add(sums, e)
+    store(state, at, largest)
+    store(state, at + LANES, sums)
+    for e in range(2, width + 2):
+        store(state, at + e * LANES, mul(load(state, at + e * LANES), factor))
+    multiply_add(values, value, 1, width, width, scores, 0, state, at + 2 * LANES, n_keys)
+
+
+@task
+def attend_many(job: Any, chunk: int) -> None:
+    """Many query tokens: those of one key/value head and one span of tokens, the last span first: it sees most."""
+    width, group = job[E], job[H] // job[KV]
+    n_spans = (job[T] + SPAN - 1) // SPAN
+    head, span = chunk % job[KV], n_spans - 1 - chunk // job[KV]
+    t = span * SPAN
+    n_tokens = min(SPAN, job[T] - t)
+    n_panels = (n_tokens + LANES - 1) // LANES
+    keys = floats(job[STORE] + 4 * head * job[SLOTS] * width)
+    values = floats(job[STORE] + 4 * (job[KV] + head) * job[SLOTS] * width)
+    q, out = floats(job[Q]), floats(job[OUT])
+    # Slot of the span's first token; a token sees the slots up to its own.
+    slot = job[STOP] - job[T] + t
+    first = job[START] if job[WINDOW] == 0 else max(job[START], slot + 1 - job[WINDOW])
+    row = job[H] * width
+    queries = np.empty(group * n_panels * LANES * width, dtype=np.float32)
+    size = LANES * (width + 2)
+    state = np.zeros(group * n_panels * size, dtype=np.float32)
+    for g in range(group):
+        for p in range(n_panels):
+            source, lanes = (t + p * LANES) * row + (head * group + g) * width, min(LANES, n_tokens - p * LANES)
+            panel = g * n_panels + p
+            pack(q, source, row, lanes, width, np.float32(number(job[SCALE])), queries, panel * LANES * width)
+            store(state, panel * size, splat(_LEAST))
+    scores = np.empty(BLOCK * LANES, dtype=np.float32)
+    for key in range(first, slot + n_tokens, BLOCK):
+        for panel in range(group * n_panels):
+            query = slot + panel % n_panels * LANES
+            n_keys = min(BLOCK, min(job[STOP], query + LANES) - key)
+            if n_keys <= 0:
+                continue
+            scores[: n_keys * LANES] = 0
+            multiply_add(keys, key * width, width, 1, n_keys, queries, panel * LANES * width, scores, 0, width)
+            if key + n_keys > query + 1 or job[WINDOW] > 0:
+                _visible(scores, n_keys, query, key, job[WINDOW])
+            _attend_panel(scores, n_keys, state, panel * size, values, key * width, width)
+    for panel in range(group * n_panels):
+        head_, first_token = head * group + panel // n_panels, t + panel % n_panels * LANES
+        for lane in range(min(LANES, t + n_tokens - first_token)):
+            target = (first_token + lane) * row + head_ * width
+            sum_ = state[panel * size + LANES + lane]
+            for e in range(width):
+                put(out, target + e, get(state, panel * size + (e + 2) * LANES + lane) / sum_)
+
+
+@jit
+def attend(
+    control: Any, one: int, many: int, q: Any, kv: Any, start: int, stop: int, window: int, scale: float, out: Any
+) -> None:
+    """(T, H, E) attention of queries over slots [start, stop) of a store, of which the last T are the queries' own.
+
+    Args:
+        control: the pool's.
+        one: address of `attend_one`.
+        many: address of `attend_many`.
+        q: (T, H, E), contiguous; E is a multiple of 16.
+        kv: (2, K, slots, E).
+        start: the first slot that is visible.
+        stop: the slot behind the last one.
+        window: how many of the last ones a token sees; 0 is all.
+        scale: of the scores.
+        out: (T, H, E).
+    """
+    n_tokens, n_heads, width = q.shape
+    n_kv_heads = kv.shape[1]
+    if n_tokens == 1 and window > 0:
+        start = max(start, stop - window)
+    parts = (stop - start + KEYS - 1) // KEYS
+    job = control[pool.JOB :]
+    job[Q], job[STORE], job[T], job[H], job[KV], job[E] = (
+        q.ctypes.data, kv.ctypes.data, n_tokens, n_heads, n_kv_heads, width,
+    )  # fmt: skip
+    job[SLOTS], job[START], job[STOP], job[WINDOW], job[SCALE], job[PARTS] = (
+        kv.shape[2], start, stop, window, word(scale), parts,
+    )  # fmt: skip
+    if n_tokens > 1:
+        job[OUT] = out.ctypes.data
+        pool.run(control, many, n_kv_heads * ((n_tokens + SPAN - 1) // SPAN))
+        return
+    found = np.empty(n_heads * parts * (width + 2), dtype=np.float32)
+    job[OUT] = found.ctypes.data
+    pool.run(control, one, n_kv_heads * parts)
+    flat = out.reshape(-1)
+    for h in range(n_heads):
+        _join(found, h * parts * (width + 2), parts, width, flat, h * width)
+    keep_alive(found)

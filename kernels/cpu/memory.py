@@ -1,0 +1,142 @@
+"""Memory by address: what a task's job is made of, and words that several threads write.
+
+A task gets its arrays as addresses, because its caller, a thread that waits in compiled code, has no Python objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from kernels.cpu.jit import jit
+
+# Arrays at an address are as long as whoever uses them says; nothing checks their bounds.
+_LENGTH = 1 << 48
+_WORD = ir.IntType(64)
+
+
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(types.CPointer(kind)))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+_to_floats, _to_bytes = _pointer_to(types.float32), _pointer_to(types.uint8)
+
+
+@jit
+def floats(address: int) -> Any:
+    """The float32 array at an address."""
+    return carray(_to_floats(address), _LENGTH)
+
+
+@jit
+def raw(address: int) -> Any:
+    """The bytes at an address."""
+    return carray(_to_bytes(address), _LENGTH)
+
+
+@intrinsic
+def word(typing: Any, value: Any) -> Any:
+    """A float64 as a word of a job."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _WORD)
+
+    return types.int64(types.float64), generate
+
+
+@intrinsic
+def number(typing: Any, value: Any) -> Any:
+    """The float64 that `word` made a word of."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+@intrinsic
+def keep_alive(typing: Any, array: Any) -> Any:
+    """Nothing; but an array lives until its last use, and an address that was taken from it is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), generate
+
+
+def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(signature.args[0])(context, builder, words).data, [index])
+
+
+@intrinsic
+def read(typing: Any, words: Any, index: Any) -> Any:
+    """An int64 that other threads write; what they wrote before it is visible after."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
+
+    return types.int64(words, types.int64), generate
+
+
+@intrinsic
+def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
+    """Set an int64 that other threads read; what was written before it is visible to them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, types.int64), generate
+
+
+@intrinsic
+def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
+    """Add to an int64 that other threads change; what it was before."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _at(context, builder, signature, *args[:2]), args[2], "seq_cst")
+
+    return types.int64(words, types.int64, types.int64), generate
+
+
+@intrinsic
+def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any) -> Any:
+    """Run the task at address `task` on one chunk of the job whose words begin at `words[first]`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        task, words, first, chunk = args
+        job = builder.gep(context.make_array(signature.args[1])(context, builder, words).data, [first])
+        kind = ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD])
+        builder.call(builder.inttoptr(task, kind.as_pointer()), [job, chunk])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, words, types.int64, types.int64), generate
+
+
+@intrinsic
+def relax(typing: Any) -> Any:
+    """Tell the processor that this is a loop that waits, where it has an instruction for that."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        triple = builder.module.triple
+        if triple.startswith(("x86_64", "i686")):
+            text = "llvm.x86.sse2.pause"
+            builder.call(builder.module.declare_intrinsic(text, (), ir.FunctionType(ir.VoidType(), [])), [])
+        elif triple.startswith(("aarch64", "arm64")):
+            hint = builder.module.declare_intrinsic(
+                "llvm.aarch64.hint", (), ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
+            )
+            builder.call(hint, [ir.Constant(ir.IntType(32), 1)])
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -1,0 +1,51 @@
+"""RMS norm and rotation of rows, alone and together. The NumPy twins are in `norms_numpy.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.float32 import dot
+from kernels.cpu.jit import jit
+from kernels.cpu.vectors import LANES, div, fma, get, load, mul, put, splat, store, sub, zeros
+
+
+@jit
+def rms_norm(x: Any, at: int, n: int, gain: Any, eps: Any, out: Any, to: int) -> None:
+    """`out[to ...] = gain * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
+    # In float64, for an error here is an error of the whole row.
+    root = np.float32(np.sqrt(np.float64(dot(x, at, x, at, n)) / n + eps))
+    whole, divisor = n // LANES * LANES, splat(root)
+    for i in range(0, whole, LANES):
+        store(out, to + i, mul(load(gain, i), div(load(x, at + i), divisor)))
+    for i in range(whole, n):
+        put(out, to + i, get(gain, i) * (get(x, at + i) / root))
+
+
+@jit
+def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
+    """Pairs (j, j + half) turned by the angles whose cosines and sines begin at `row` of the tables; out may be x."""
+    whole = half // LANES * LANES
+    for j in range(0, whole, LANES):
+        a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)
+        store(out, to + j, fma(a, c, mul(b, sub(zeros(), s))))
+        store(out, to + half + j, fma(b, c, mul(a, s)))
+    for j in range(whole, half):
+        p, q, u, v = get(x, at + j), get(x, at + half + j), get(cos, row + j), get(sin, row + j)
+        put(out, to + j, p * u - q * v)
+        put(out, to + half + j, q * u + p * v)
+
+
+@jit
+def norm_rotate(
+    x: Any, at: int, n_heads: int, width: int, gain: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int
+) -> None:
+    """Every head of one token normed, if eps >= 0, then rotated. No gain is read where eps is negative."""
+    for h in range(n_heads):
+        source, target = at + h * width, to + h * width
+        if eps >= 0:
+            rms_norm(x, source, width, gain, eps, out, target)
+            rotate(out, target, width // 2, cos, sin, row, out, target)
+        else:
+            rotate(x, source, width // 2, cos, sin, row, out, target)

@@ -1,0 +1,50 @@
+"""How many cores this process may really use: what it is pinned to, and what its container is granted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores by affinity, or fewer where a control group grants less time than that; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores' worth of time that each control group above this process grants, where one sets a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    groups = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inside = path.strip("/")
+        if not controllers:  # version 2: one tree, and every folder up to its root may set a limit
+            parts = Path(inside).parts
+            for n in range(len(parts), -1, -1):
+                yield from _version_2(groups.joinpath(*parts[:n]))
+        elif "cpu" in controllers.split(","):
+            for folder in (groups / "cpu" / inside, groups / "cpu"):
+                yield from _version_1(folder)
+
+
+def _version_2(folder: Path) -> Iterator[float]:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        return
+    if quota != "max":
+        yield int(quota) / int(period)
+
+
+def _version_1(folder: Path) -> Iterator[float]:
+    try:
+        quota, period = (int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    except (OSError, ValueError):
+        return
+    if quota > 0:
+        yield quota / period
