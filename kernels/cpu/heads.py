@@ -31,13 +31,24 @@ def norm_rope(job: Any, chunk: int) -> None:
 
 
 @jit
-def norm_rope_heads(
-    control: Any, address: int, x: int, row: int, gain: Any, eps: float, cos: Any, sin: Any, offset: int, out: Any
-) -> None:
-    """(T, H, E) heads from T rows of `row` elements at address `x`; row t is at position `offset + t` of the tables."""
+def _run(control: Any, address: int, x: Any, gain: Any, eps: float, cos: Any, sin: Any, offset: int, out: Any) -> None:
     job = control[pool.JOB :]
     n_tokens, n_heads, width = out.shape
-    job[X], job[ROW], job[HEADS], job[WIDTH], job[OUT] = x, row, n_heads, width, out.ctypes.data
+    job[X], job[ROW], job[OUT] = x.ctypes.data, x.strides[0] // 4, out.ctypes.data
+    job[HEADS], job[WIDTH], job[TOKENS], job[OFFSET] = n_heads, width, n_tokens, offset
     job[GAIN], job[EPS] = gain.ctypes.data if gain.size else 0, word(eps)
-    job[COS], job[SIN], job[OFFSET], job[TOKENS] = cos.ctypes.data, sin.ctypes.data, offset, n_tokens
+    job[COS], job[SIN] = cos.ctypes.data, sin.ctypes.data
     pool.run(control, address, (n_tokens + SPAN - 1) // SPAN)
+
+
+@jit
+def norm_rope_pair(
+    control: Any, address: int, q: Any, k: Any, q_gain: Any, k_gain: Any, q_eps: float, k_eps: float, cos: Any, sin: Any,
+    offset: int, q_out: Any, k_out: Any,
+) -> None:  # fmt: skip
+    """(T, H, E) and (T, K, E) heads from rows of queries and keys; row t is at position `offset + t` of the tables.
+
+    The rows may be columns of a larger array; an empty gain is no norm.
+    """
+    _run(control, address, q, q_gain, q_eps, cos, sin, offset, q_out)
+    _run(control, address, k, k_gain, k_eps, cos, sin, offset, k_out)

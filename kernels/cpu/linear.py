@@ -29,7 +29,8 @@ MOST_MATRICES = 8
 
 # Up to so many vectors each is multiplied with the stored rows.
 FEW = 4
-# Bytes of stored rows in a chunk of `multiply_few`: measured; smaller chunks cost more to hand out than they even out.
+# Bytes of stored rows in a chunk of `multiply_few`, and what one thread does alone: measured by benchmarks/chunks.py.
+# Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
 # Rows of a chunk of `multiply_many`, columns that are expanded at a time, and vectors that they are used for: 48 KB of
 # weights and 96 KB of sums stay in a core's second-level cache.
@@ -200,7 +201,7 @@ def project(
         gain: (K,) of the norm, or empty for none.
         eps: of the norm.
         table: (M, WIDTH) the matrices; COLUMN is set, CHUNK is filled in here.
-        rows: rows per chunk, for few vectors and for many.
+        rows: rows per chunk, for few vectors and for many; and whether products with few vectors are worth handing out.
         residual: (T, N) added to the products, or empty.
         activation: SILU or GELU where two matrices are a gate and what it gates, else 0.
         y: (T, N) the output.
@@ -233,7 +234,10 @@ def project(
         job[at + CHUNK] = chunks
         if activation == 0 or m == 0:
             chunks += (table[m, N] + rows_ - 1) // rows_
-    pool.run(control, task_, chunks)
+    if n_tokens <= FEW and rows[2] == 0:
+        pool.run_alone(control, task_, chunks)
+    else:
+        pool.run(control, task_, chunks)
     # The arrays must live until here: the job knows them by address alone.
     keep_alive(source)
     keep_alive(panels)

@@ -33,6 +33,23 @@ class CompiledBackend(SimdBackend):
         self._groups: dict[tuple[int, ...], Group] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
 
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Run everything once on next to nothing, so that no pass has to load code: one token, then many."""
+        ones = Weight.pack("ones", np.ones((32, 32), dtype=np.float32), Q8_0)
+        layer, norm = Linear("", self.prepare(ones)), RMSNorm("", np.ones(32, dtype=np.float32), 1e-6)
+        rope, head_dim = Rope.plain(32, 1e4), 32
+        for n in (1, self.kernels.linear.FEW + 1):
+            x = self.embed(layer.weight, [0] * n)
+            q, k, v = self.norm_project(x, norm, (layer, layer, layer))
+            q, k, v = self.head_norm_rope(q, k, v, head_dim, (norm, norm), rope, 0)
+            store = self.kv_write(self.kv_empty(1, head_dim, n), 0, k, v)
+            self.attention(q, Visible(store, 0, n), 1.0)
+            self.norm_gate_up(self.project_add(x, layer, x), norm, layer, layer, "silu")
+        self._groups.clear()
+        self._tables.clear()
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """The pool's turn, and what NumPy needs."""
@@ -64,10 +81,11 @@ class CompiledBackend(SimdBackend):
 
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """The norm and all products in one job."""
-        if not isinstance(norm, RMSNorm):
+        if not isinstance(norm, RMSNorm) or len(projections) > self.kernels.linear.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
-        y = self._project(x, norm, tuple(projections))
-        return np.split(y, np.cumsum([p.weight.shape[0] for p in projections[:-1]]), axis=1)
+        linears = tuple(projections)
+        y = self._project(x, norm, linears)
+        return [y[:, columns] for columns in self._group(linears, gated=False).columns]
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """The sum is taken where the products are."""
@@ -108,7 +126,7 @@ class CompiledBackend(SimdBackend):
         return y
 
     def _group(self, linears: tuple[Linear, ...], *, gated: bool) -> Group:
-        key = tuple(map(id, linears))
+        key = (gated, *map(id, linears))
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(linears, self.kernels.linear, gated=gated)
@@ -130,17 +148,26 @@ class CompiledBackend(SimdBackend):
     ) -> tuple[Array, Array, Array]:
         """Norm and rotation in one pass over the heads."""
         cos, sin = self._table(rope, offset + len(q))
+        (q_gain, q_eps), (k_gain, k_eps) = [(n.gain, n.eps) for n in norms] if norms else [(_NOTHING, 0.0)] * 2
+        q_out = np.empty((len(q), q.shape[1] // head_dim, head_dim), dtype=np.float32)
+        k_out = np.empty((len(k), k.shape[1] // head_dim, head_dim), dtype=np.float32)
         self._awake()
-        rotated = []
-        for x, norm in zip((q, k), norms or (None, None), strict=True):
-            gain, eps = (norm.gain, norm.eps) if norm is not None else (_NOTHING, 0.0)
-            out = np.empty((len(x), x.shape[1] // head_dim, head_dim), dtype=np.float32)
-            address, row = x.ctypes.data, x.strides[0] // 4
-            self.kernels.heads.norm_rope_heads(
-                self.pool.control, self.kernels.norm_rope, address, row, gain, eps, cos, sin, offset, out
-            )
-            rotated.append(out)
-        return rotated[0], rotated[1], self.heads(v, head_dim)
+        self.kernels.heads.norm_rope_pair(
+            self.pool.control,
+            self.kernels.norm_rope,
+            q,
+            k,
+            q_gain,
+            k_gain,
+            q_eps,
+            k_eps,
+            cos,
+            sin,
+            offset,
+            q_out,
+            k_out,
+        )
+        return q_out, k_out, v.reshape(len(v), -1, head_dim)
 
     def _table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least `length` positions; twice as many each time that they do not suffice."""
@@ -153,13 +180,18 @@ class CompiledBackend(SimdBackend):
         """Keys and values are read where they lie."""
         if q.shape[2] % self.kernels.LANES:
             return super().attention(q, seen, scale)
-        out = np.empty_like(q)
+        out = np.empty(q.shape, dtype=np.float32)
         self._awake()
         self.kernels.attention.attend(
             self.pool.control, self.kernels.attend_one, self.kernels.attend_many, np.ascontiguousarray(q), seen.store,
             seen.start, seen.stop, seen.window or 0, scale, out,
         )  # fmt: skip
         return out
+
+
+def _in_rows(x: np.ndarray) -> np.ndarray:
+    """Rows may be apart, as the columns of a larger array are; their elements may not."""
+    return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
 
 
 def _rows(x: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -35,17 +36,19 @@ class Group:
     def __init__(self, linears: Sequence[Linear], kernels: ModuleType, *, gated: bool) -> None:
         self.linears = tuple(linears)  # the table knows their arrays by address alone
         matrices: list[Matrix] = [linear.weight for linear in linears]
-        K = matrices[0].shape[1]
-        self.widths = [matrix.shape[0] for matrix in matrices]
+        widths = [matrix.shape[0] for matrix in matrices]
+        edges = np.cumsum([0, *widths]).tolist()
+        # Where each layer's products lie in a row of the output.
+        self.columns = [slice(first, last) for first, last in itertools.pairwise(edges)]
         self.table = np.zeros((len(matrices), kernels.WIDTH), dtype=np.int64)
-        for row, linear, column in zip(self.table, linears, np.cumsum([0, *self.widths]), strict=False):
+        for row, linear, column in zip(self.table, linears, edges, strict=False):
             row[kernels.KIND], row[kernels.WEIGHTS] = linear.weight.kind, linear.weight.data.ctypes.data
             row[kernels.N], row[kernels.COLUMN] = linear.weight.shape[0], 0 if gated else column
             row[kernels.BIAS] = 0 if linear.bias is None else linear.bias.ctypes.data
-        self.n_columns = self.widths[0] if gated else sum(self.widths)
+        self.n_columns = widths[0] if gated else sum(widths)
         # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
-        row_bytes = sum(m.nbytes // m.shape[0] for m in matrices) if gated else matrices[0].nbytes // self.widths[0]
+        row_bytes = sum(m.nbytes // m.shape[0] for m in matrices[: 2 if gated else 1])
         few = max(16, kernels.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
         many = kernels.MANY_ROWS // 2 if gated else kernels.MANY_ROWS
-        self.rows = np.array([few, many], dtype=np.int64)
-        self.input_width = K
+        worthwhile = sum(m.nbytes for m in matrices) > kernels.CHUNK_BYTES
+        self.rows = np.array([few, many, worthwhile], dtype=np.int64)

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_engine.backends.sampling import Sampling
+from mlx_engine.bench.estimate import rest
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine
 from mlx_engine.errors import require
 
-# Tokens of the pass that tells how long a longer prompt would take.
-PROBE = 64
+# Tokens of the passes that tell how long a longer prompt would take: the second is tried where it fits.
+PROBES = (4, 64)
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,13 @@ def measure(
     budget: float | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> Result:
     """Run a test `repetitions` times after a run that is not counted.
 
     With a `budget` in seconds for the whole cell there are fewer repetitions if need be, and the first run counts if
     it is the only one. A test that does not fit even once is run in part, and the rest extrapolated: the result says
-    from what.
+    from what. `between` is called before every run and after the last, for what has to be measured at the same time.
 
     Raises:
         OptionError: there is nothing to measure, or it does not fit the model's context.
@@ -110,16 +112,21 @@ def measure(
     check(test, engine)
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
     deadline = None if budget is None else time.perf_counter() + budget
-    if deadline is not None and test.depth + test.n_prompt > PROBE:
-        per_token = _probe(engine, ids[:PROBE])
-        if time.perf_counter() + per_token * (test.depth + test.n_prompt) > deadline:
-            return _estimate(engine, test, ids[:1], per_token, kv=kv, deadline=deadline)
+    between()
+    n_read = test.depth + test.n_prompt
+    if deadline is not None and n_read > PROBES[-1]:
+        n_probed, per_token = _probe(engine, ids[:n_read], deadline)
+        if time.perf_counter() + per_token * n_read > deadline:
+            result = _estimate(engine, test, ids[:1], per_token, kv=kv, deadline=deadline)
+            result.estimated = f"from a pass of {n_probed} tokens"
+            return result
     runs: list[Result] = []
     while len(runs) <= repetitions and (not runs or deadline is None or time.perf_counter() < deadline):
         run = _run(engine, test, ids, kv=kv, deadline=deadline)
         if run.estimated and runs:
             break
         runs.append(run)
+        between()
         if progress is not None:
             progress(len(runs), repetitions + 1)
         if run.estimated:
@@ -144,18 +151,23 @@ def check(test: Test, engine: Engine) -> None:
     require(length <= context, option=test.name, expected=f"at most {context:,} tokens, the context", found=length)
 
 
-def _probe(engine: Engine, ids: list[int]) -> float:
-    """Seconds per token of a short prompt, the second time that it is read."""
+def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
+    """A prompt shorter than `ids`, and its seconds per token; the second time that it is read, if there is one."""
+    probed, per_token = 0, 0.0
     with engine.backend.session():
-        for _ in range(2):
-            start = time.perf_counter()
-            engine.backend.wait(engine.model.forward(ids, engine.model.no_cache()))
-        return (time.perf_counter() - start) / len(ids)
+        for n in PROBES:
+            for _ in range(2):
+                start = time.perf_counter()
+                if probed and start + n * per_token > deadline:
+                    break
+                engine.backend.wait(engine.model.forward(ids[:n], engine.model.no_cache()))
+                probed, per_token = n, (time.perf_counter() - start) / n
+    return probed, per_token
 
 
 def _estimate(engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, deadline: float) -> Result:
     """Reading would take longer than there is time; writing is tried behind a single token."""
-    result = Result(test, [per_token * test.n_prompt], [], f"from a pass of {PROBE} tokens")
+    result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
         part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, deadline=deadline)
         result.passes, result.seconds = part.passes, [result.seconds[0] + part.seconds[0]]
@@ -190,8 +202,7 @@ def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, deadline: floa
     if n_done < test.n_gen:
         result.estimated = f"from {n_done} of {test.n_gen} passes"
     if n_done:
-        # Without a cache a pass takes as long as its sequence; with one they are alike.
         lengths = [1 if kv else first + i for i in range(test.n_gen)]
         result.passes = [metrics.passes]
-        result.seconds[0] += sum(metrics.passes) * sum(lengths) / sum(lengths[:n_done])
+        result.seconds[0] += sum(metrics.passes) + sum(rest(metrics.passes, lengths))
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -15,11 +16,12 @@ PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
 
 
 def machine() -> dict[str, object]:
-    """The machine, as far as it tells: processor, cores that this process may use, memory, system."""
+    """The machine, as far as it tells: processor, cores that this process may use, memory, caches, system."""
     return {
         "processor": processor(),
         "cores": usable_cores(),
         "memory_bytes": memory_bytes(),
+        "cache_bytes": cache_bytes(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 
@@ -49,6 +51,19 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def cache_bytes() -> int | None:
+    """The largest of the processor's caches, or None where it cannot be asked."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    found = [re.fullmatch(r"(\d+)([KMG]?)", file.read_text().strip()) for file in files]
+    sizes = [int(match[1]) * units.get(match[2], 1) for match in found if match]
+    if platform.system() == "Darwin":
+        names = ("l3cachesize", "perflevel0.l2cachesize", "l2cachesize")
+        told = [_output("sysctl", "-n", f"hw.{name}") for name in names]
+        sizes = [int(size) for size in told if size and size.isdecimal()]
+    return max(sizes, default=None)
 
 
 def versions() -> dict[str, str]:

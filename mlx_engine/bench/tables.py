@@ -18,17 +18,25 @@ def markdown(rows: Sequence[Row]) -> str:
     """One row per cell; `t/s` is mean ± standard deviation, `~` marks what was estimated, a reason what cannot run."""
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
-    table = [shown, *([c[name] for name in shown] for c in cells)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(shown))]
+    return aligned([shown, *([c[name] for name in shown] for c in cells)])
+
+
+def aligned(table: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its head first, that is a table in a terminal too."""
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     lines = ["| " + " | ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) + " |" for line in table]
     lines.insert(1, "| " + " | ".join("-" * (w - 1) + ":" for w in widths) + " |")
     return "\n".join(lines)
 
 
+def printable(text: str) -> str:
+    """A name that comes out of a file, fit for a cell of a table."""
+    return "".join(c if c.isprintable() and c != "|" else "?" for c in text)
+
+
 def _cells(row: Row) -> dict[str, str]:
     return {
-        # The name comes out of a file.
-        "model": "".join(c if c.isprintable() and c != "|" else "?" for c in row["model_name"]),
+        "model": printable(row["model_name"]),
         "size": f"{row['model_size'] / 2**20:.2f} MiB",
         "params": f"{row['model_n_params'] / 1e6:.2f} M",
         "backend": row["backend"],

@@ -1,19 +1,24 @@
-"""`bench`: tokens per second of prefill and decode, in llama-bench's habits."""
+"""`bench`: tokens per second of prefill and decode, in llama-bench's habits; the whole ladder; before and after."""
 
 from __future__ import annotations
 
-import itertools
-import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlx_engine.commands.console import notice, progress_bar, reports_errors
+from mlx_engine.commands.console import is_plain, notice, reports_errors
 from mlx_engine.errors import OptionError, SourceError, is_number, require
 
 if TYPE_CHECKING:
-    from mlx_engine.bench.cells import Test
+    from mlx_engine.bench.sweep import Plan
+
+Row = dict[str, Any]
+
+REPETITIONS = 5
 
 
 @reports_errors
@@ -23,11 +28,21 @@ def bench(
     ] = "builtin",
     backend: Annotated[
         list[str] | None,
-        typer.Option("--backend", "-b", help="May be given several times; all lists every one.", show_default="auto"),
+        typer.Option(
+            "--backend",
+            "-b",
+            help="May be given several times; all lists every one.",
+            show_default="auto; with --sweep all",
+        ),
     ] = None,
     n_prompt: Annotated[
         list[str] | None,
-        typer.Option("--n-prompt", "-p", help="Tokens to read: 512, 128,512 or 64-256+64.", show_default="512"),
+        typer.Option(
+            "--n-prompt",
+            "-p",
+            help="Tokens to read: 512, 128,512 or 64-256+64.",
+            show_default="512; with --sweep what suits the model",
+        ),
     ] = None,
     n_gen: Annotated[
         list[str] | None, typer.Option("--n-gen", "-n", help="Tokens to write.", show_default="64")
@@ -38,7 +53,7 @@ def bench(
     depth: Annotated[
         list[str] | None, typer.Option("--n-depth", "-d", help="Tokens of context before each test.", show_default="0")
     ] = None,
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Of every test.")] = 5,
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Of every test.")] = REPETITIONS,
     kv: Annotated[
         bool | None, typer.Option("--kv/--no-kv", help="With a cache, or without.", show_default="kv")
     ] = None,
@@ -49,16 +64,31 @@ def bench(
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
     budget: Annotated[
         float | None,
-        typer.Option("--budget", help="Seconds per cell; what does not fit is estimated, and marked with ~."),
+        typer.Option(
+            "--budget",
+            help="Seconds per cell; what does not fit is estimated, and marked with ~.",
+            show_default="none; with --sweep 10",
+        ),
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="md, csv, json or jsonl.")] = "md",
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also write every sample to this folder, as JSON and as Markdown.")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Also write every sample to this folder, as JSON and as Markdown.",
+            show_default="none; with --sweep bench-results/MODEL-TIME",
+        ),
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Climb the ladder of backends: tables, plots, and what moved what.")
+    ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", help="Two JSON files that bench wrote, old and new: the factors between them."),
     ] = None,
 ) -> None:
     """Measure prefill and decode. Tokenisation is left out; a first run of every cell is not timed."""
-    from mlx_engine.backends import backend_names
-    from mlx_engine.bench.run import rows
+    from mlx_engine.bench.lists import tests_of
     from mlx_engine.bench.tables import FORMATS
     from mlx_engine.engine import check_load_options
 
@@ -66,95 +96,180 @@ def bench(
     require(sound, option="budget", expected="a finite number of seconds >= 0", found=budget)
     require(output in FORMATS, option="output", expected=" or ".join(FORMATS), found=output)
     check_load_options(quant, threads)
-    tests = tests_of(n_prompt, n_gen, both, depth)
-    names = [n for name in backend or ["auto"] for n in (backend_names() if name == "all" else [name])]
+    fixed = {"-pg": both, "-d": depth, "--kv or --no-kv": kv is not None, "--no-jit": no_jit}
+    if compare is not None:
+        measured = {"-m": model != "builtin", "-b": backend, "-p": n_prompt, "-n": n_gen, "--budget": budget}
+        shaped = {
+            "--sweep": sweep,
+            "--quant": quant != "keep",
+            "-t": threads,
+            "-r": repetitions != REPETITIONS,
+            "-o": output != "md",
+        }
+        refuse("--compare", {**measured, **fixed, **shaped})
+        print_comparison(*compare, out)
+    elif sweep:
+        refuse("--sweep", fixed)
+        plan = plan_of(backend, n_prompt, n_gen, quant, threads, repetitions, budget)
+        run_sweep(model, plan, output, out)
+    else:
+        tests = tests_of(n_prompt, n_gen, both, depth)
+        options = {"quant": quant, "threads": threads, "repetitions": repetitions, "budget": budget, "jit": not no_jit}
+        run_tests(model, names_of(backend or ["auto"]), tests, output, out, kv=(kv is not False,), **options)
+
+
+def refuse(mode: str, given: dict[str, Any]) -> None:
+    """Options that a mode would have to ignore.
+
+    Raises:
+        OptionError: one of them was given.
+    """
+    wrong = [name for name, value in given.items() if value]
+    require(not wrong, option=mode, expected="to choose that itself", found=", ".join(wrong))
+
+
+def names_of(backends: list[str]) -> list[str]:
+    """The backends asked for, `all` and `auto` spelled out."""
+    from mlx_engine.backends import auto, backend_names
+
+    spelled = {"all": backend_names(), "auto": [auto()]}
+    return [name for given in backends for name in spelled.get(given, [given])]
+
+
+def plan_of(
+    backend: list[str] | None,
+    n_prompt: list[str] | None,
+    n_gen: list[str] | None,
+    quant: str,
+    threads: int | None,
+    repetitions: int,
+    budget: float | None,
+) -> Plan:
+    """What to sweep over; what was not given is left to the plan.
+
+    Raises:
+        OptionError: a list cannot be understood, or has several numbers where one is wanted.
+        BackendUnavailableError: no backend has one of these names.
+    """
+    from mlx_engine.bench.lists import numbers
+    from mlx_engine.bench.sweep import BUDGET, Plan
+
+    gens = numbers("-n", n_gen, [Plan.n_gen])
+    if len(gens) != 1:
+        raise OptionError(option="-n", expected="one number with --sweep", found=",".join(map(str, gens)))
+    plan = Plan(
+        prompts=numbers("-p", n_prompt, []) or None,
+        n_gen=gens[0],
+        quant=quant,
+        threads=threads,
+        repetitions=repetitions,
+        budget=BUDGET if budget is None else budget,
+        backends=None if backend is None else names_of(backend),
+    )
+    plan.rungs()
+    return plan
+
+
+def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: Path | None, **options: Any) -> None:
+    """Every test on every backend; the rows on stdout, and in a folder."""
+    from mlx_engine.bench.files import make_folder
+    from mlx_engine.bench.run import rows
+    from mlx_engine.bench.tables import FORMATS, markdown
+
     if out is not None:
         make_folder(out)
-    found: list[dict[str, Any]] = []
-    measured = rows(
-        model, names, tests, kv=(kv is not False,), quant=quant, threads=threads, repetitions=repetitions,
-        budget=budget, jit=not no_jit,
-    )  # fmt: skip
+    found: list[Row] = []
     try:
-        with progress_bar("measuring") as report:
-            for row in measured:
-                found.append(row)
-                report(len(found), len(names) * len(tests))
+        with still_bar() as report:
+            for row in rows(model, names, tests, apart=out is not None, **options):
+                keep(found, row)
+                report(len(found), len(names) * len(tests), "measuring")
     finally:
         # What was measured before an error or an interruption is worth no less for it.
         if found:
-            print_found(found, output, out)
+            print(FORMATS[output](found))
+            if output == "md":
+                print(f"\nbuild: {found[0]['commit'] or found[0]['versions']['mlx-engine']}")
+            if out is not None:
+                save(out, "bench", found, markdown(found) + "\n")
 
 
-def print_found(found: list[dict[str, Any]], output: str, out: Path | None) -> None:
-    """The rows on stdout, and every sample in a folder."""
-    from mlx_engine.bench.tables import FORMATS, as_json, markdown
+def run_sweep(model: str, plan: Plan, output: str, out: Path | None) -> None:
+    """The whole ladder; the same, and plots."""
+    from mlx_engine.bench.files import default_folder, make_folder
+    from mlx_engine.bench.report import page, text
+    from mlx_engine.bench.sweep import sweep
+    from mlx_engine.bench.tables import FORMATS
 
-    print(FORMATS[output](found))
-    if output == "md":
-        print(f"\nbuild: {found[0]['commit'] or found[0]['versions']['mlx-engine']}")
-    if out is not None:
-        (out / "bench.json").write_text(as_json(found) + "\n", encoding="utf-8")
-        (out / "bench.md").write_text(markdown(found) + "\n", encoding="utf-8")
-        notice(f"every sample is in {out / 'bench.json'}")
-
-
-def make_folder(path: Path) -> None:
-    """Before anything is measured for nothing.
-
-    Raises:
-        SourceError: it cannot be made.
-    """
+    folder = default_folder(model) if out is None else out
+    make_folder(folder)
+    found: list[Row] = []
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        with still_bar() as report:
+            for row in sweep(model, plan, report):
+                keep(found, row)
+    finally:
+        if found:
+            print(text(found) if output == "md" else FORMATS[output](found))
+            save(folder, "sweep", found, page(found, draw(found, folder)))
+        elif out is None:
+            folder.rmdir()
+
+
+def print_comparison(old: Path, new: Path, out: Path | None) -> None:
+    """Before and after on stdout, and in a folder."""
+    from mlx_engine.bench.compare import page
+    from mlx_engine.bench.files import make_folder, write
+
+    text = page(old, new)
+    print(text)
+    if out is not None:
+        make_folder(out)
+        write(out / "compare.md", text + "\n")
+
+
+def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
+    """Write what was found, and say where."""
+    from mlx_engine.bench import files
+
+    files.save(folder, stem, found, page)
+    notice(f"every sample is in {folder / f'{stem}.json'}")
+
+
+def keep(found: list[Row], row: Row) -> None:
+    """One more row; if it was measured on a backend that the log watches, that is said once."""
+    if row.get("watched") and not any(other.get("watched") for other in found):
+        notice("the log times every operation while it is measured: rates are lower than without MLX_ENGINE_LOG")
+    found.append(row)
+
+
+def draw(found: list[Row], folder: Path) -> list[str]:
+    """The names of the plots, or none where nothing can draw them."""
+    try:
+        from mlx_engine.bench import plots
+    except ImportError as error:
+        notice(f"no plots, for matplotlib cannot be imported ({error}): pip install 'mlx-engine[bench]'")
+        return []
+    try:
+        return plots.write(found, folder)
     except OSError as error:
-        raise SourceError(f"{path}: expected a folder to write to, found {error.strerror or error}") from error
+        raise SourceError(f"{folder}: the plots cannot be written ({error.strerror or error})") from error
 
 
-def tests_of(
-    n_prompt: list[str] | None, n_gen: list[str] | None, both: list[str] | None, depth: list[str] | None
-) -> list[Test]:
-    """Every combination, as llama-bench makes them: prompts, then generations, then both, each at every depth.
+@contextmanager
+def still_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar that moves when it is told and never by itself: a thread that draws would disturb what is measured."""
+    if is_plain(sys.stderr):
+        yield lambda done, total, title: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    Raises:
-        OptionError: a list cannot be understood, or there is nothing to measure.
-    """
-    from mlx_engine.bench.cells import Test
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("measuring", total=None)
 
-    prompts, gens = numbers("-p", n_prompt, [512]), numbers("-n", n_gen, [64])
-    if both and not (n_prompt or n_gen):
-        prompts, gens = [], []
-    pairs = [(p, 0) for p in prompts if p] + [(0, g) for g in gens if g] + [pair(text) for text in both or []]
-    tests = [Test(p, g, d) for d, (p, g) in itertools.product(numbers("-d", depth, [0]), pairs)]
-    require(len(tests) > 0, option="-p, -n, -pg", expected="something to measure", found="nothing")
-    return tests
+        def report(done: int, total: int, title: str) -> None:
+            bar.update(task, completed=done, total=total, description=title, refresh=True)
 
-
-def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[int]:
-    """`512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, any of them several times."""
-    return [n for text in texts for part in text.split(",") for n in span(option, part)] if texts else default
-
-
-def span(option: str, text: str) -> list[int]:
-    """A number, or a range with a step that is added or multiplied."""
-    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", text.strip())
-    if found is None:
-        raise OptionError(option=option, expected="numbers as 512, 128,512, 128-512+128 or 128-512*2", found=text)
-    first, last, step, by = int(found[1]), int(found[2] or found[1]), found[3] or "+", int(found[4] or 1)
-    leads_on = by >= 1 and (step == "+" or (by >= 2 and first >= 1))
-    require(leads_on and first <= last, option=option, expected="a range that leads upwards", found=text)
-    n_most = 1000
-    require(step == "*" or (last - first) // by < n_most, option=option, expected=f"at most {n_most} tests", found=text)
-    out = []
-    while first <= last:
-        out.append(first)
-        first = first + by if step == "+" else first * by
-    return out
-
-
-def pair(text: str) -> tuple[int, int]:
-    """`512,64`."""
-    found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text.strip())
-    if found is None or not (int(found[1]) and int(found[2])):
-        raise OptionError(option="-pg", expected="tokens to read and to write, as 512,64", found=text)
-    return int(found[1]), int(found[2])
+        yield report

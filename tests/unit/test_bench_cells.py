@@ -378,11 +378,34 @@ def test_a_large_budget_changes_no_sample(spy):
 
 def test_a_prompt_that_does_not_fit_is_estimated_from_a_short_one_and_marked(spy):
     model = spy(lambda n, at: float(n) if len(model.passes) > 1 else 50.0 * n)
-    result = measured(model, 100, repetitions=2, budget=3300.0)
-    assert result.estimated == f"from a pass of {cells.PROBE} tokens"
+    result = measured(model, 100, repetitions=2, budget=400.0)
+    assert result.estimated == "from a pass of 64 tokens"
     assert result.seconds == [100.0]
     assert result.rates == [1.0]
-    assert model.lengths == [cells.PROBE] * 2
+    assert model.lengths == [4, 4, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("budget", "lengths", "told"),
+    [(3.0, [4], 4), (100.0, [4, 4], 4), (390.0, [4, 4, 64], 64), (700.0, [4, 4, 64, 64], 64)],
+)
+def test_passes_that_tell_how_long_a_prompt_takes_keep_to_the_budget_too(spy, budget, lengths, told):
+    model = spy(lambda n, at: 5.0 * n)
+    result = measured(model, 1000, repetitions=2, budget=budget)
+    assert (model.lengths, result.estimated) == (lengths, f"from a pass of {told} tokens")
+    assert result.seconds == [5000.0]
+
+
+def test_what_is_measured_beside_the_runs_is_called_around_each_and_takes_none_of_their_time(spy, clock):
+    model, called = spy(), []
+
+    def between():
+        called.append(len(model.passes))
+        clock.now += 1000.0
+
+    result = measured(model, 8, 2, repetitions=2, between=between)
+    assert called == [0, 3, 6, 9]
+    assert result.seconds == [3.0, 3.0]
 
 
 @both_kinds

@@ -71,9 +71,29 @@ def test_memory_that_cannot_be_asked_for_is_unknown(monkeypatch, error):
     assert machine.memory_bytes() is None
 
 
-def test_the_machine_is_told_in_four_parts():
+@pytest.mark.parametrize(
+    ("sizes", "largest"),
+    [(["32K", "1024K", "512K"], 1 << 20), (["48K", "2M", "1536K"], 2 << 20), (["junk"], None), ([], None)],
+)
+def test_the_largest_cache_is_told(monkeypatch, tmp_path, sizes, largest):
+    for i, size in enumerate(sizes):
+        (tmp_path / f"index{i}").mkdir()
+        (tmp_path / f"index{i}" / "size").write_text(f"{size}\n")
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path)
+    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    assert machine.cache_bytes() == largest
+
+
+def test_where_the_system_must_be_asked_for_its_caches_unknown_ones_are_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "Path", lambda path: tmp_path)
+    monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(machine, "_output", lambda *command: {"hw.perflevel0.l2cachesize": "16777216"}.get(command[-1]))
+    assert machine.cache_bytes() == 16 << 20
+
+
+def test_the_machine_is_told_in_five_parts():
     told = machine.machine()
-    assert told.keys() == {"processor", "cores", "memory_bytes", "system"}
+    assert told.keys() == {"processor", "cores", "memory_bytes", "cache_bytes", "system"}
     assert told["cores"] == machine.usable_cores() >= 1
     assert platform.system() in told["system"]
     assert platform.machine() in told["system"]

@@ -11,13 +11,19 @@ import pytest
 import mlx_engine
 from mlx_engine import backends
 from mlx_engine.backends import Entry
-from mlx_engine.bench import run
+from mlx_engine.bench import roofline, run
 from mlx_engine.bench.cells import Test as Cell
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
 
 DATA = Path(__file__).parents[1] / "data"
 MICRO = DATA / "qwen3-micro" / "model-q8_0.gguf"
 SHORT, ONE = Cell(4), Cell(0, 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The machine's own limits are not what is tested here."""
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
 
 
 @pytest.fixture
@@ -179,7 +185,49 @@ def test_a_row_of_an_absent_rung_says_the_same_about_machine_and_model():
 
 def test_a_row_says_which_options():
     (row,) = rows(quant="q4_0", threads=3, kv=(False,), jit=False)
-    assert (row["quant"], row["threads"], row["kv"], row["jit"]) == ("q4_0", 3, False, False)
+    assert (row["quant"], row["kv"], row["jit"]) == ("q4_0", False, False)
+
+
+@pytest.mark.parametrize(("name", "jit", "told"), [("simd", False, None), ("simd", True, None), ("parallel", False, 3)])
+def test_threads_are_told_of_backends_that_have_them(name, jit, told):
+    (row,) = rows([name], threads=3, jit=jit)
+    assert row["threads"] == told
+
+
+def test_a_row_says_what_a_token_needs_and_how_fast_it_was_there():
+    (row,) = rows(tests=[Cell(0, 4)], jit=False)
+    weights = row["weight_bytes"] / 4  # plain NumPy expands all of them
+    assert row["weights"] == "F32"
+    assert row["bytes_per_token"] > row["weight_bytes"]
+    assert row["flops_per_token"] > 2 * weights
+    assert row["gbs"] == pytest.approx(row["bytes_per_token"] * row["median_ts"] / 1e9)
+    assert row["gflops"] == pytest.approx(row["flops_per_token"] * row["median_ts"] / 1e9)
+    assert row["read_share"] == pytest.approx(row["gbs"] / row["read_gbs"])
+    assert row["peak_share"] == pytest.approx(row["gflops"] / row["peak_gflops"])
+
+
+def test_another_devices_limits_are_not_those_of_the_processor(monkeypatch):
+    from mlx_engine.backends.simd import SimdBackend
+
+    monkeypatch.setattr(SimdBackend, "device", "moon")
+    (row,) = rows(jit=False)
+    assert row["gbs"] > 0
+    assert not {"read_gbs", "read_share", "peak_gflops", "peak_share"} & row.keys()
+
+
+def test_components_are_there_if_asked_for_and_for_what_has_a_cache():
+    (without,) = rows()
+    assert "components" not in without
+    uncached, cached = rows(kv=(False, True), apart=True)
+    assert "components" not in uncached
+    assert cached["components"]["ms"] > 0
+
+
+@pytest.mark.parametrize("level", ["off", "debug"])
+def test_a_row_says_whether_the_log_watched(level):
+    mlx_engine.engine.configure_log(level)
+    (row,) = rows(jit=False)
+    assert row["watched"] == (level == "debug")
 
 
 def test_the_options_reach_the_model(monkeypatch):
@@ -199,9 +247,9 @@ def test_the_options_reach_the_cell(monkeypatch):
     seen = []
     measure = run.measure
 
-    def spy(engine, test, *, kv, repetitions, budget):
+    def spy(engine, test, *, kv, repetitions, budget, between):
         seen.append((engine.backend.name, test, kv, repetitions, budget))
-        return measure(engine, test, kv=kv, repetitions=repetitions, budget=budget)
+        return measure(engine, test, kv=kv, repetitions=repetitions, budget=budget, between=between)
 
     monkeypatch.setattr(run, "measure", spy)
     rows(tests=[SHORT, ONE], kv=(False, True), budget=50.0)

@@ -2,23 +2,44 @@
 
 import json
 
-from benchmarks.report import FOLDER, PAGE, load, page
+from benchmarks import report
+from benchmarks.report import FOLDER, PAGE, newest, page, read
 
 
 def test_the_page_is_current():
     assert PAGE.read_text() == page(sorted(FOLDER.glob("*.jsonl")))
 
 
-def test_every_row_has_its_samples_machine_and_commit():
-    for path in FOLDER.glob("*.jsonl"):
-        for row in load(path):
-            assert row["samples_ts"]
+def test_every_row_has_its_machine_and_commit():
+    files = sorted(FOLDER.glob("*.jsonl"))
+    assert files
+    for path in files:
+        for row in read(path):
             assert row["machine"]["processor"]
             assert row["commit"]
+            assert row["time"]
 
 
-def test_the_newest_measurement_of_a_cell_counts(tmp_path):
+def test_every_cell_has_its_samples():
+    for row in read(FOLDER / "baseline.jsonl"):
+        assert row["samples_ts"]
+
+
+def test_the_newest_measurement_of_a_cell_counts():
     cell = {"model_name": "m", "backend": "simd", "kv": True, "test": "pp1"}
     rows = [{**cell, "samples_ts": [1.0]}, {**cell, "samples_ts": [2.0]}]
-    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert [row["samples_ts"] for row in load(tmp_path / "some.jsonl")] == [[2.0]]
+    assert [row["samples_ts"] for row in newest(rows)] == [[2.0]]
+
+
+def test_a_file_is_told_in_its_own_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "sweep_text", lambda rows: " ".join(row["rung"] for row in rows))
+    common = {
+        "commit": "abc", "versions": {}, "model_name": "m", "model_size": 2e6, "model_n_params": 3e6,
+        "machine": {"processor": "P", "cores": 2, "memory_bytes": None, "system": "S"},
+    }  # fmt: skip
+    rows = [{**common, "time": time, "rung": rung} for time, rung in (("1", "old"), ("2", "a"), ("2", "b"))]
+    (tmp_path / "sweep.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = page([tmp_path / "sweep.jsonl"])
+    assert text.startswith("# Benchmarks")
+    assert "## The ladder\n\n### m: 3.00 M parameters, 2.0 MB\n\nP, 2 cores, unknown memory" in text
+    assert "\n\na b\n" in text

@@ -1,0 +1,118 @@
+"""`python -m benchmarks.peers`: measure, and append to benchmarks/results/peers.jsonl. Run it on an idle machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.engines import ENGINES, OURS, interpreters
+from benchmarks.peers.exact import errors
+from benchmarks.peers.plan import ROUNDS, Contest, plan
+from benchmarks.peers.rounds import Entry, play, told
+from benchmarks.peers.section import ERRORS, START
+from benchmarks.peers.start import commands, prompt, starts
+from mlx_engine import load_tokenizer
+from mlx_engine.bench import machine
+from mlx_engine.bench.run import describe, origin
+from mlx_engine.bench.work import Sizes, work
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.sources import resolve
+
+RESULTS = Path(__file__).parents[1] / "results" / "peers.jsonl"
+MODEL = "shape:qwen3-0.6b"
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    options = parse()
+    out = options.out or (None if options.quick else RESULTS)
+    for row in rows(options):
+        if out is not None:
+            with out.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+    if out is not None:
+        print(f"every sample is in {out}; python -m benchmarks.report makes the page")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Measure other engines beside ours.")
+    parser.add_argument("--model", default=MODEL, help=f"a GGUF file of a Qwen3, or {MODEL}")
+    parser.add_argument("--backend", default="auto", help="ours")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="ENGINE=PATH",
+        help=f"the interpreter that has an engine's package, else this one; engines: {', '.join(ENGINES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TITLE",
+        help=f"one contest, {START} or {ERRORS}; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, help="of every contest, instead of its own number")
+    parser.add_argument("--quick", action="store_true", help="few tokens, to try the machinery; nothing is kept")
+    parser.add_argument("--out", type=Path, help=f"append to this file instead of {RESULTS.name}")
+    options = parser.parse_args()
+    given = dict(item.partition("=")[::2] for item in options.python)
+    if not set(given) <= set(ENGINES) or not all(given.values()):
+        parser.error(f"--python: expected ENGINE=PATH with one of {', '.join(ENGINES)}, found {options.python}")
+    options.python = interpreters(given)
+    options.contests = plan(options.backend, machine.usable_cores(), quick=options.quick)
+    if options.rounds is not None:
+        options.contests = [dataclasses.replace(contest, rounds=options.rounds) for contest in options.contests]
+    titles = [*(contest.title for contest in options.contests), START, ERRORS]
+    unknown = [title for title in options.only if title not in titles]
+    if unknown:
+        parser.error(f"--only: expected {', '.join(map(repr, titles))}, found {unknown}")
+    return options
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """One per engine, setting and contest; then whole processes, then errors."""
+    path = resolve(options.model)
+    # The digest has read the whole file, so it lies in memory when the first engine opens it.
+    common = {**origin(), **describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
+    wanted = options.only or [*(c.title for c in options.contests), START, ERRORS]
+    for contest in options.contests:
+        if contest.title in wanted:
+            for entry in play(contest, str(path), options.python):
+                print(told(contest, entry))
+                yield {**common, **contest_row(contest, entry)}
+    if START in wanted:
+        tokenizer = load_tokenizer(path)
+        text = prompt(tokenizer)
+        n_tokens = len(tokenizer.encode(text))
+        started = commands(str(path), text, options.backend, options.python)
+        for start in starts(started, options.rounds or (1 if options.quick else ROUNDS)):
+            print(f"{START}: {start}")
+            yield {**common, "contest": START, "prompt": text, "n_tokens": n_tokens, **dataclasses.asdict(start)}
+    if ERRORS in wanted:
+        for error in errors(options.python, options.backend):
+            print(f"{ERRORS}: {error}")
+            yield {**common, "contest": ERRORS, **dataclasses.asdict(error)}
+
+
+def contest_row(contest: Contest, entry: Entry) -> Row:
+    """An entry, and where it is known the bytes that the test reads at least."""
+    known = entry.facts.get("sizes")
+    return {
+        "contest": contest.title,
+        **contest.test.numbers,
+        "engine": entry.contestant.engine,
+        "setting": entry.contestant.setting,
+        "default": not entry.contestant.opening,
+        "nbytes": work(Sizes(**known), contest.test, kv=True).nbytes if known else None,
+        "seconds": entry.seconds,
+        "passes_s": entry.passes if entry.contestant.engine == OURS else [],
+        "read_rates": entry.read_rates,
+        "facts": entry.facts,
+        "estimated": entry.estimated,
+        "absent": entry.absent,
+    }
+
+
+if __name__ == "__main__":
+    main()

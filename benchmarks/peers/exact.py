@@ -1,0 +1,66 @@
+"""Each engine's logits against exact ones: the same file, the same ids, a float64 computation as the judge."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.peers.engines import ENGINES, OURS
+from benchmarks.peers.process import ROOT, PeerError, Process
+
+# A small Qwen3 with random weights; transformers computed its logits in float64, with the weights that the file stores.
+FOLDER = ROOT / "tests" / "data" / "qwen3-micro"
+MODEL = FOLDER / "model-q8_0.gguf"
+CONTEXT = 256
+
+
+@dataclass
+class Error:
+    """An engine's relative errors in the Frobenius norm: of all prompts together, and of each."""
+
+    engine: str
+    together: float | None = None
+    each: list[float] = field(default_factory=list)
+    absent: str | None = None
+
+
+def exact_logits() -> tuple[list[list[int]], list[np.ndarray]]:
+    """Prompts, and logits (T, V) for each."""
+    with np.load(FOLDER / "golden.npz") as arrays:
+        names = [key for key in arrays if key.startswith("prompt")]
+        prompts = [[int(token) for token in arrays[name]] for name in names]
+        return prompts, [arrays[f"logits{name.removeprefix('prompt')}_q8"] for name in names]
+
+
+def errors(interpreters: Mapping[str, str], backend: str) -> list[Error]:
+    """Of every engine that is here."""
+    prompts, exact = exact_logits()
+    return [error_of(name, interpreters[name], backend, prompts, exact) for name in ENGINES]
+
+
+def error_of(
+    name: str, python: str, backend: str, prompts: Sequence[Sequence[int]], exact: Sequence[np.ndarray]
+) -> Error:
+    """Of one engine, in a process of its own."""
+    opening = {"backend": backend} if name == OURS else {}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "logits.npz"
+        try:
+            with Process(ENGINES[name].module, python, model=str(MODEL), context=CONTEXT, **opening) as process:
+                process.ask("logits", prompts=prompts, out=str(out))
+        except PeerError as error:
+            return Error(name, absent=str(error))
+        with np.load(out) as arrays:
+            found = list(arrays.values())
+    each = [relative(have, want) for have, want in zip(found, exact, strict=True)]
+    return Error(name, relative(np.concatenate(found), np.concatenate(exact)), each)
+
+
+def relative(found: np.ndarray, exact: np.ndarray) -> float:
+    """The error's Frobenius norm over that of what is exact."""
+    wanted = exact.astype(np.float64)
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))

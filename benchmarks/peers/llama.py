@@ -1,0 +1,108 @@
+"""llama.cpp through llama-cpp-python's C interface: none of the wrapper's own work is timed.
+
+Its defaults are kept (batches of 2,048 in pieces of 512, keys and values in 16 bits), but for what `open_peer` and
+`use_threads` are told, because the fastest setting differs from machine to machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import llama_cpp as api
+import numpy as np
+
+from benchmarks.peers.loop import Answer, Peer, Request
+
+# What llama.cpp calls them; -1 leaves the choice to it.
+FLASH_ATTENTION = {False: 0, True: 1, None: -1}
+BATCH = 2048
+
+
+def open_peer(request: Request) -> Peer:
+    """Load the file."""
+    return Llama(request["model"], context=request["context"], flash_attention=request.get("flash_attention"))
+
+
+class Llama(Peer):
+    """One model, one context."""
+
+    def __init__(self, model: str, *, context: int, flash_attention: bool | None = None) -> None:
+        api.llama_log_set(_ignore, None)
+        api.llama_backend_init()
+        self._model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
+        settings = api.llama_context_default_params()
+        settings.n_ctx, settings.n_batch = context, BATCH
+        settings.flash_attn_type = FLASH_ATTENTION[flash_attention]
+        self._context = api.llama_init_from_model(self._model, settings) if self._model else None
+        if not self._context:
+            raise RuntimeError(f"llama.cpp cannot load {model}")
+        self._vocab = api.llama_model_get_vocab(self._model)
+        self.n_vocab = api.llama_vocab_n_tokens(self._vocab)
+        self.use_threads(None)
+
+    def facts(self) -> Answer:
+        """The wrapper's version stands for llama.cpp's, which it contains."""
+        built_for = api.llama_print_system_info().decode()
+        return {"versions": {"llama-cpp-python": metadata.version("llama-cpp-python")}, "built_for": built_for}
+
+    def use_threads(self, n: int | None) -> None:
+        """For single tokens and for batches."""
+        count = n or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        api.llama_set_n_threads(self._context, count, count)
+
+    def rewind(self, length: int) -> None:
+        """Give the cells behind free."""
+        api.llama_memory_seq_rm(api.llama_get_memory(self._context), 0, length, -1)
+
+    def read(self, ids: Sequence[int]) -> int:
+        """Logits are computed of the last token of each batch, and of no other."""
+        for first in range(0, len(ids), BATCH):
+            part = ids[first : first + BATCH]
+            # Held by a name: the batch has only its address.
+            held = (api.llama_token * len(part))(*part)
+            self._decode(api.llama_batch_get_one(held, len(part)))
+        return int(np.argmax(self._row(-1)))
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """One batch that asks for all of them."""
+        self.rewind(0)
+        batch = api.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, i, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        self._decode(batch)
+        rows = np.stack([self._row(i).copy() for i in range(len(ids))])
+        api.llama_batch_free(batch)
+        return rows
+
+    def encode(self, text: str) -> list[int]:
+        """Text as ids."""
+        raw = text.encode()
+        out = (api.llama_token * (len(raw) + 8))()
+        n = api.llama_tokenize(self._vocab, raw, len(raw), out, len(out), False, False)
+        return [int(token) for token in out[:n]]
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that an id stands for."""
+        out = (ctypes.c_char * 256)()
+        return out.raw[: api.llama_token_to_piece(self._vocab, token, out, len(out), 0, True)]
+
+    def _decode(self, batch: Any) -> None:
+        status = api.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode of {batch.n_tokens} tokens: expected status 0, found {status}")
+
+    def _row(self, index: int) -> np.ndarray:
+        row = np.ctypeslib.as_array(api.llama_get_logits_ith(self._context, index), (self.n_vocab,))
+        return np.asarray(row)
+
+
+# Kept here because llama.cpp keeps only its address.
+@api.llama_log_callback
+def _ignore(level: int, text: bytes, data: object) -> None:
+    """llama.cpp tells a great deal while it loads."""

@@ -1,0 +1,57 @@
+"""mlx-lm on MLX's default device. It reads no GGUF, so its matrices are made of the same bytes without rounding.
+
+See `repack.py`. Scales are float32, which makes the activations float32 too: 16-bit ones are far slower on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.quantized import quantize
+from mlx_lm.models import qwen3
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+
+from benchmarks.peers.hugging_face import Checkpoint, open_qwen3
+from benchmarks.peers.loop import Answer, Peer, Request
+from benchmarks.peers.repack import BITS, GROUP, repacked
+
+
+def open_peer(request: Request) -> Peer:
+    """Repack the file and load it."""
+    return MLX(open_qwen3(Path(request["model"])))
+
+
+class MLX(Peer):
+    """mlx-lm's own model and cache."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.n_vocab = checkpoint.settings["vocab_size"]
+        self._model = qwen3.Model(qwen3.ModelArgs.from_dict(checkpoint.settings))
+        # Lazy: the random weights that are quantised here are never computed, for the next line replaces them.
+        quantize(self._model, group_size=GROUP, bits=BITS)
+        arrays = (part for name, weight in checkpoint.weights for part in repacked(name, weight).items())
+        self._model.load_weights([(name, mx.array(array)) for name, array in arrays])
+        mx.eval(self._model.parameters())
+        self._cache = make_prompt_cache(self._model)
+
+    def facts(self) -> Answer:
+        """mlx-lm's version and MLX's."""
+        versions = {name: metadata.version(name) for name in ("mlx-lm", "mlx")}
+        return {"versions": versions, "device": str(mx.default_device())}
+
+    def rewind(self, length: int) -> None:
+        """Trim every layer."""
+        trim_prompt_cache(self._cache, self._cache[0].offset - length)
+
+    def read(self, ids: Sequence[int]) -> int:
+        """Logits of all tokens are computed by mlx-lm's model; only the last are looked at."""
+        logits = self._model(mx.array([list(ids)]), cache=self._cache)
+        return int(np.argmax(np.asarray(logits[0, -1])))
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Without a cache."""
+        return np.asarray(self._model(mx.array([list(ids)]))[0].astype(mx.float32))

@@ -1,0 +1,84 @@
+"""mlx_engine itself, through the same loop as the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+import mlx_engine
+from benchmarks.peers.loop import Answer, Peer, Request
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.bench import machine
+from mlx_engine.bench.roofline import Limits, matrices
+from mlx_engine.bench.run import threads_of
+from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.decode.loop import prefill
+from mlx_engine.decode.sampler import Sampler
+
+# Samples of the machine's limits each time that they are asked for.
+SAMPLES = 3
+
+
+def open_peer(request: Request) -> Peer:
+    """Load the file on a backend, as it is stored or converted."""
+    return Ours(
+        Path(request["model"]),
+        context=request["context"],
+        backend=request.get("backend", "auto"),
+        quant=request.get("quant", "keep"),
+    )
+
+
+class Ours(Peer):
+    """An engine and one cache."""
+
+    def __init__(self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep") -> None:
+        self._engine, self._quant = mlx_engine.load(path, backend, quant), quant
+        self._checkpoint = open_checkpoint(path)
+        self._model, self._backend = self._engine.model, self._engine.backend
+        self._cache = self._model.new_cache(context)
+        self._pick = Sampler(self._backend, Sampling(), ())
+        self.n_vocab = self._engine.config.vocab_size
+
+    def facts(self) -> Answer:
+        """Versions, what computes, and what a pass has to read and to multiply."""
+        of = sizes(self._checkpoint, lambda type_: bytes_per_weight(self._backend, type_), self._quant)
+        return {
+            "versions": machine.versions(),
+            "backend": self._backend.name,
+            "threads": threads_of(self._backend),
+            "sizes": dataclasses.asdict(of),
+        }
+
+    def session(self) -> AbstractContextManager[None]:
+        """As `bench` holds it: around a whole run."""
+        return self._backend.session()
+
+    def rewind(self, length: int) -> None:
+        """The cache stays as large as it has grown."""
+        self._cache.trim(self._cache.length - length)
+
+    def read(self, ids: Sequence[int]) -> int:
+        """A prompt in chunks, as `generate` reads it."""
+        return self._pick(prefill(self._model, ids, self._cache))
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """The public way."""
+        return np.asarray(self._engine.logits(ids))
+
+    def read_rate(self) -> list[float]:
+        """Over the bytes that a pass multiplies with, on as many threads."""
+        self._limits.read.clear()
+        for _ in range(SAMPLES):
+            self._limits.sample()
+        return list(self._limits.read)
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return Limits(matrices(self._engine, self._checkpoint), threads_of(self._backend) or 1)

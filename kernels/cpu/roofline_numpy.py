@@ -1,0 +1,27 @@
+"""The NumPy twins of the kernels that measure the machine, for where nothing can be compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Two square matrices and their product fit into a core's second-level cache.
+SIDE = 192
+
+
+def read(words: NDArray[np.int64]) -> int:
+    """The exclusive or of int64s."""
+    return int(np.bitwise_xor.reduce(words))
+
+
+def compute(rounds: int) -> float:
+    """`rounds` products of square matrices by BLAS, whose own loops come near a processor's limit."""
+    a, product = np.ones((SIDE, SIDE), dtype=np.float32), np.empty((SIDE, SIDE), dtype=np.float32)
+    for _ in range(rounds):
+        np.matmul(a, a, out=product)
+    return float(product[0, 0]) if rounds else 0.0
+
+
+def flops(rounds: int) -> int:
+    """Additions and multiplications of `compute(rounds)`."""
+    return 2 * rounds * SIDE**3

@@ -1,0 +1,222 @@
+"""Two files of measurements as before and after: per component old, new and the factor between them.
+
+Everything is a time here, so a factor above 1 is faster. Where the samples of both overlap, the table says so: such a
+factor may be chance.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_engine.bench.ladder import figure
+from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.errors import FormatError, SourceError, is_number
+
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+
+KEY = ("model_name", "backend", "jit", "kv", "quant", "test")
+# What a row must have to be compared, and of which type; rows from before `jit` was told have none.
+NEEDED = {
+    "model_name": str,
+    "backend": str,
+    "jit": bool,
+    "kv": bool,
+    "quant": str,
+    "test": str,
+    "n_prompt": int,
+    "n_gen": int,
+}
+HEAD = ("component", "old ms", "new ms", "factor", "note")
+# A single sample that is worse by less says nothing.
+NOISE = 1.05
+
+
+def read(path: Path) -> dict[Key, Row]:
+    """The rows of a file that `bench` wrote, JSON or JSON lines: the last of each cell, if it has a rate.
+
+    Raises:
+        SourceError: it cannot be read.
+        FormatError: it holds something else.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    found: dict[Key, Row] = {}
+    for i, row in enumerate(_parsed(raw, path)):
+        wrong = _wrong(row)
+        if wrong is not None:
+            raise _error(path, f"{wrong} in row {i + 1}")
+        if not row.get("unavailable"):
+            found[tuple(row.get(name, True) for name in KEY)] = row
+    if not found:
+        raise _error(path, "no row with a rate")
+    return found
+
+
+def _parsed(raw: bytes, path: Path) -> list[Any]:
+    try:
+        text = raw.decode("utf-8")
+        try:
+            rows = json.loads(text)
+        except json.JSONDecodeError:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise _error(path, f"no JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise _error(path, type(rows).__name__)
+    return rows
+
+
+def _wrong(row: Any) -> str | None:
+    """What is wrong with a row, or None."""
+    if not isinstance(row, dict):
+        return type(row).__name__
+    for name, kind in NEEDED.items():
+        if not isinstance(row.get(name, True if name == "jit" else None), kind):
+            return f"{name} = {row.get(name)!r}"[:80]
+    samples = row.get("samples_s")
+    sound = isinstance(samples, list) and samples and all(is_number(s) and s > 0 for s in samples)
+    return None if sound or row.get("unavailable") else f"samples_s = {samples!r}"[:80]
+
+
+def _error(path: Path, found: str) -> FormatError:
+    hint = "name a file that `bench --out` or `-o json` wrote"
+    return FormatError(where=str(path), expected="a list of measurements", found=found, hint=hint)
+
+
+def page(old: Path, new: Path) -> str:
+    """Before and after, as Markdown.
+
+    Raises:
+        SourceError, FormatError: one of the files cannot be read, or holds something else.
+    """
+    before, after = read(old), read(new)
+    both = [key for key in before if key in after]
+    parts = ["# Before and after", _sources(old, new, before, after)]
+    for group in dict.fromkeys(key[:-1] for key in both):
+        keys = [key for key in both if key[:-1] == group]
+        parts += _section(group, [(before[key], after[key]) for key in keys])
+    for path, rows, others in ((old, before, after), (new, after, before)):
+        alone = [_name(key) for key in rows if key not in others]
+        parts += ["\n".join([f"Only in {path}:", "", *(f"- {name}" for name in alone)])] if alone else []
+    return "\n\n".join(parts)
+
+
+def _sources(old: Path, new: Path, before: dict[Key, Row], after: dict[Key, Row]) -> str:
+    """Both files' origins, and what else changed between them."""
+    first, last = next(iter(before.values())), next(iter(after.values()))
+    lines = [f"- {name}: {path}, {_origin(row)}" for name, path, row in (("old", old, first), ("new", new, last))]
+    for name in ("machine", "versions", "model_sha256", "threads"):
+        values = [{json.dumps(row.get(name), sort_keys=True) for row in rows.values()} for rows in (before, after)]
+        if values[0] != values[1]:
+            lines.append(f"- changed: {name}, {_differences(first.get(name), last.get(name))}")
+    return "\n".join(lines)
+
+
+def _origin(row: Row) -> str:
+    return f"commit {row.get('commit') or 'unknown'}, {row.get('time') or 'at an unknown time'}"
+
+
+def _differences(old: Any, new: Any) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names) or "in some rows"
+    return f"{old} -> {new}" if old != new else "in some rows"
+
+
+def _name(key: Key) -> str:
+    model, backend, jit, kv, quant, *test = key
+    options = ["" if jit else "no jit", "" if kv else "no cache", "" if quant == "keep" else str(quant)]
+    return ", ".join(printable(str(part)) for part in (model, backend, *options, *test) if part)
+
+
+def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
+    """The timing of one backend with one kind of weights, then each test taken apart."""
+    lines = [_whole(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
+    lines += [_timing(old, new) for old, new in pairs]
+    yield f"## {_name(group)}"
+    yield aligned([HEAD, *(line for line in lines if line)])
+    for old, new in pairs:
+        ours, theirs = old.get("components"), new.get("components")
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            phase = "prefill" if new["n_prompt"] else "decode"
+            yield f"### {phase}, {new['test']}: one pass taken apart"
+            yield from _components(ours, theirs)
+
+
+def _whole(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
+    """What happens once, before anything is measured."""
+    ours, theirs = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
+    return _line(name.replace("_", "-"), ours, theirs) if ours and theirs else None
+
+
+def _timing(old: Row, new: Row) -> list[str]:
+    """Milliseconds of a whole prompt, or per token that is written."""
+    n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
+    title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
+    times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
+    return _line(title, *times, estimated=bool(old.get("estimated") or new.get("estimated")))
+
+
+def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: bool = False) -> list[str]:
+    before, after = statistics.median(old), statistics.median(new)
+    single = len(old) == 1 or len(new) == 1
+    notes = ["slower"] if after > before * (NOISE if single else 1) else []
+    if len(old) > 1 and len(new) > 1 and min(old) <= max(new) and min(new) <= max(old):
+        notes = ["within the spread"]
+    notes += ["estimated"] if estimated else []
+    factor = f"x{figure(before / after)}" if before > 0 and after > 0 else "-"
+    return [title, _ms(before), _ms(after), factor, ", ".join(notes)]
+
+
+def _components(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
+    """Parts of the model, then operations, those that cost most now first; and which of them made the difference."""
+    before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
+    for title in ("parts", "ops"):
+        ours, theirs = _named(old.get(title)), _named(new.get(title))
+        lines = _lines({**ours, "all": before}, {**theirs, "all": after})
+        yield aligned([(*HEAD[:-1], "share", HEAD[-1]), *(_shared(line, theirs, after) for line in lines)])
+    saved = {name: ms - (_named(new.get("ops")).get(name) or 0.0) for name, ms in _named(old.get("ops")).items() if ms}
+    if saved and before is not None and after is not None:
+        most = max(saved, key=lambda name: abs(saved[name]))
+        change = f"{_ms(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
+        yield f"A pass of {_ms(before)} ms became one of {_ms(after)} ms; {most} changed most, it takes {change}."
+
+
+def _named(found: Any) -> dict[str, float | None]:
+    """Milliseconds by name, of parts or of operations."""
+    items = found.items() if isinstance(found, dict) else ()
+    return {str(name): _as_is(of.get("ms") if isinstance(of, dict) else of) for name, of in items}
+
+
+def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
+    """The line with the share that its component has now."""
+    ms = new.get(line[0])
+    return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
+
+
+def _as_is(ms: Any) -> float | None:
+    return float(ms) if is_number(ms) else None
+
+
+def _lines(old: dict[str, float | None], new: dict[str, float | None]) -> list[list[str]]:
+    out = []
+    for name in sorted({**old, **new}, key=lambda name: (name == "all", -(new.get(name) or 0.0))):
+        before, after = old.get(name), new.get(name)
+        if before is not None and after is not None:
+            out.append(_line(name, [before], [after]))
+        elif after is not None:
+            out.append([name, "-", _ms(after), "-", "only new"])
+        elif before is not None:
+            out.append([name, _ms(before), "-", "-", "only old"])
+    return out
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"

@@ -1,0 +1,62 @@
+"""Where the time of a pass goes, by operation and by part of the model: on a twin of the backend, never in a cell."""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+from typing import Any
+
+from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.bench.cells import Result, Test
+from mlx_engine.decode.loop import prefill
+from mlx_engine.decode.sampler import Sampler
+from mlx_engine.engine import Engine
+from mlx_engine.observe.profiler import Profiler
+
+# Of so many passes the one of median length is kept.
+PASSES = 5
+
+
+def affordable(result: Result, seconds: float) -> int:
+    """How many passes of a measured test take at most so many seconds, `PASSES` at most; 0 if not even one."""
+    times = [s for passes in result.passes for s in passes] if result.test.n_gen else result.seconds
+    if not times or (result.estimated and not result.test.n_gen):
+        return 0
+    return min(PASSES, int(seconds / statistics.median(times)))
+
+
+def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
+    """One pass of `test` with a cache, taken apart: its reading, or if it only writes the writing of one token.
+
+    Milliseconds per operation with its calls, operations and bytes, and per part of the model. None for a test that
+    does both, and for no passes.
+    """
+    if n_passes < 1 or (test.n_prompt and test.n_gen):
+        return None
+    found = sorted((_pass(engine, test, seed) for _ in range(n_passes)), key=lambda taken: float(taken["ms"]))
+    return found[len(found) // 2]
+
+
+def _pass(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
+    profiler = Profiler()
+    model = copy.copy(engine.model)
+    model.backend = profiled(engine.backend, profiler)
+    pick = Sampler(model.backend, Sampling(), ())
+    ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
+    with model.backend.session():
+        cache = model.new_cache(len(ids) + 1)
+        if test.depth:
+            model.backend.wait(prefill(model, ids[: test.depth], cache))
+        profiler.ops.clear()
+        profiler.begin_pass()
+        pick(prefill(model, ids[test.depth :], cache))
+        taken = profiler.end_pass()
+    ops = {
+        name: {"calls": op.calls, "ms": op.seconds * 1e3, "flops": op.flops, "nbytes": op.nbytes}
+        for name, op in sorted(profiler.ops.items(), key=lambda item: -item[1].seconds)
+    }
+    # A backend may compute the last norm and the head in one, so they are one part here.
+    parts = {"embedding": taken["embedding"], "layers": taken["layers"], "head": taken["norm"] + taken["projection"]}
+    return {"ms": sum(op["ms"] for op in ops.values()), "ops": ops, "parts": parts}

@@ -1,0 +1,188 @@
+"""The pictures of a sweep: passes with a cache and without, the ladder, a roofline. Nothing else imports matplotlib."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Not pyplot: a figure on its own knows no window, and is drawn straight into a file.
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogFormatter, StrMethodFormatter
+
+from mlx_engine.bench.estimate import rest
+from mlx_engine.bench.ladder import NO_CACHE, figure, measured, tests
+from mlx_engine.bench.tables import printable
+
+Row = dict[str, Any]
+
+# Colours that are told apart by those who see fewer of them.
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#332288", "#bb5500", "#44aa99", "#999933")
+GREY = "#777777"
+
+
+def write(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Draw what the rows have; the names of the files, all PNG."""
+    drawn: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
+        "passes.png": passes,
+        "ladder.png": ladder,
+        "roofline.png": roofline,
+    }
+    names = []
+    for name, draw in drawn.items():
+        made = draw(rows)
+        if made is not None:
+            made.savefig(folder / name, dpi=130)
+            names.append(name)
+    return names
+
+
+def _figure(rows: Sequence[Row], title: str, width: float, height: float) -> Figure:
+    row = rows[0]
+    made = Figure(figsize=(width, height), layout="constrained")
+    made.suptitle(f"{title}\n{printable(row['model_name'])}, {row['model_n_params'] / 1e6:,.1f} M parameters")
+    commit = row["commit"] or row["versions"]["mlx-engine"]
+    where = f"{row['machine']['processor']}, {row['machine']['cores']} cores; {row['time'][:10]}, {commit}"
+    made.supxlabel(where, fontsize=8, color=GREY)
+    return made
+
+
+def passes(rows: Sequence[Row]) -> Figure | None:
+    """The duration of every pass that wrote a token, a panel for each rung that did so in both ways."""
+    pairs = _pairs([row for row in measured(rows) if row["passes_s"] and row["n_gen"] > 1 and not row["n_prompt"]])
+    if not pairs:
+        return None
+    made = _figure(rows, "How long each pass takes, with a cache and without", 6.4 * len(pairs), 4.8)
+    for axes, (with_cache, without) in zip(made.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
+        for row, colour, name in ((without, COLOURS[1], "without a cache"), (with_cache, COLOURS[0], "with a cache")):
+            _line(axes, row, colour, name)
+        axes.set(title=f"{with_cache['rung']}, {with_cache['weights']}", xlabel="pass", ylabel="ms per pass")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return made
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows of one test and one rung, with a cache and without, slowest rung first."""
+    without = {(row["rung"].removesuffix(NO_CACHE), row["weights"], row["test"]): row for row in rows if not row["kv"]}
+    keys = {(row["rung"], row["weights"], row["test"]): row for row in rows if row["kv"]}
+    return [(row, without[key]) for key, row in keys.items() if key in without]
+
+
+def _line(axes: Any, row: Row, colour: str, name: str) -> None:
+    """The median over the repetitions, and where a budget ended the passes, how the estimate goes on."""
+    n = min(len(run) for run in row["passes_s"])
+    ms = [statistics.median(run[i] for run in row["passes_s"]) * 1e3 for i in range(n)]
+    axes.plot(range(1, n + 1), ms, color=colour, linewidth=1.2, label=name)
+    if n < row["n_gen"]:
+        first = row["n_depth"] + 1
+        lengths = [1 if row["kv"] else first + i for i in range(row["n_gen"])]
+        axes.plot(
+            range(n + 1, row["n_gen"] + 1), rest(ms, lengths), color=colour, linestyle=":", label=f"{name}, estimated"
+        )
+
+
+def ladder(rows: Sequence[Row]) -> Figure | None:
+    """Tokens per second of every rung, the longest prompt and decode apart."""
+    prompts, gens = tests(rows)
+    chosen = [("prefill", prompts[-1])] if prompts else []
+    chosen += [("decode", gens[0])] if gens else []
+    # In the order of the ladder; what was not measured has no weights.
+    lines = [key for key in dict.fromkeys((row["rung"], row["weights"]) for row in rows) if _has(rows, key, chosen)]
+    if not chosen or not any(weights for _, weights in lines):
+        return None
+    made = _figure(rows, "The ladder", 6.2 * len(chosen), 2.2 + 0.42 * len(lines))
+    for axes, (phase, test) in zip(made.subplots(1, len(chosen), squeeze=False, sharey=True)[0], chosen, strict=True):
+        cells = {(row["rung"], row["weights"]): row for row in measured(rows) if row["test"] == test}
+        rates = [row["median_ts"] for row in cells.values()] or [1.0]
+        left = min(rates) / 2
+        axes.set(title=f"{phase}, {test}", xlabel="tokens per second (log scale)", xscale="log")
+        # On a log scale, room for the figures behind the bars.
+        axes.set_xlim(left, max(rates) * (max(rates) / left) ** 0.25)
+        _plain_numbers(axes.xaxis)
+        _bars(axes, lines, cells, left)
+    axes.set_yticks(range(len(lines)), [f"{rung}, {kind}" if kind else rung for rung, kind in lines])
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+    made.legend(handles=_keys(measured(rows)), loc="outside lower right", ncols=4, fontsize=8)
+    return made
+
+
+def _has(rows: Sequence[Row], key: tuple[str, str], chosen: Sequence[tuple[str, str]]) -> bool:
+    return any((row["rung"], row["weights"]) == key and row["test"] in {test for _, test in chosen} for row in rows)
+
+
+def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, str], Row], left: float) -> None:
+    for i, key in enumerate(lines):
+        row = cells.get(key)
+        if row is None:
+            axes.text(left * 1.1, i, "-" if key[1] else "not measured", color=GREY, va="center", fontsize=8)
+            continue
+        hatch = "///" if row["estimated"] else None
+        axes.barh(i, row["median_ts"], color=_colour(row["weights"]), hatch=hatch, edgecolor="white")
+        rate = f" {'~' if row['estimated'] else ''}{figure(row['median_ts'])}"
+        axes.text(row["median_ts"], i, rate, va="center", fontsize=9)
+
+
+def _plain_numbers(axis: Any) -> None:
+    """400 instead of a power of ten; between the powers only where there are few of them."""
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+
+
+def _colour(weights: str) -> str:
+    return COLOURS[0] if weights == "F32" else COLOURS[2]
+
+
+def _keys(rows: Sequence[Row]) -> list[Patch]:
+    """What the bars' colours mean."""
+    keys = [Patch(color=_colour(kind), label=kind) for kind in sorted({row["weights"] for row in rows})]
+    if any(row["estimated"] for row in rows):
+        keys.append(Patch(facecolor="white", edgecolor=GREY, hatch="///", label="estimated"))
+    return keys
+
+
+def roofline(rows: Sequence[Row]) -> Figure | None:
+    """Operations per second over operations per byte, below what the machine reached at the same time."""
+    cells = [
+        row for row in measured(rows) if row.get("read_gbs") is not None and not (row["n_prompt"] and row["n_gen"])
+    ]
+    if not cells:
+        return None
+    made = _figure(rows, "How near to the machine's limits", 9.6, 6.4)
+    axes = made.subplots()
+    intensities = [row["flops_per_token"] / row["bytes_per_token"] for row in cells]
+    span = min(intensities) / 2, max(intensities) * 2
+    threads = sorted({row["threads"] or 1 for row in cells})
+    for n, style in zip(threads, ("--", "-", "-."), strict=False):
+        _roof(axes, [row for row in cells if (row["threads"] or 1) == n], span, style, n)
+    names = list(dict.fromkeys((row["rung"], row["weights"]) for row in cells))
+    for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
+        _points(axes, [row for row in cells if (row["rung"], row["weights"]) == name], colour, ", ".join(name))
+    for marker, face, what in (("o", GREY, "prefill"), ("v", GREY, "decode"), ("o", "none", "estimated")):
+        axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=what)
+    axes.set(xscale="log", yscale="log", xlim=span, xlabel="floating-point operations per byte read (log scale)")
+    axes.set_ylabel("GFLOP/s (log scale)")
+    _plain_numbers(axes.xaxis)
+    _plain_numbers(axes.yaxis)
+    axes.grid(alpha=0.3, which="both")
+    made.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    return made
+
+
+def _roof(axes: Any, rows: Sequence[Row], span: tuple[float, float], style: str, threads: int) -> None:
+    read, peak = (statistics.median(row[name] for row in rows) for name in ("read_gbs", "peak_gflops"))
+    corner = min(max(peak / read, span[0]), span[1])
+    at = [span[0], corner, span[1]]
+    name = f"{threads} thread{'s' if threads > 1 else ''}: {read:.0f} GB/s, {peak:.0f} GFLOP/s"
+    axes.plot(at, [min(peak, read * x) for x in at], color="#444444", linestyle=style, label=name)
+
+
+def _points(axes: Any, rows: Sequence[Row], colour: str, name: str) -> None:
+    for i, row in enumerate(rows):
+        marker = "o" if row["n_prompt"] else "v"
+        at = row["flops_per_token"] / row["bytes_per_token"]
+        face = "none" if row["estimated"] else colour
+        axes.plot(at, row["gflops"], marker, color=colour, markerfacecolor=face, label=name if i == 0 else None)

@@ -1,0 +1,153 @@
+"""What a sweep says: a table of the ladder, the reasons for what is missing, and which rung moved what."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_engine.bench.ladder import NO_CACHE, figure, measured, steps, tests
+from mlx_engine.bench.tables import aligned, printable
+
+Row = dict[str, Any]
+
+# Passes whose medians tell whether a pass takes longer the longer the text is, counted from 1.
+EARLY, LATE = (8, 23), (241, 256)
+
+
+def text(rows: Sequence[Row]) -> str:
+    """All of it, as Markdown that is also readable in a terminal."""
+    prompts, gens = tests(rows)
+    moved = [moves("prefill", prompts[-1], rows)] if prompts else []
+    moved += [moves("decode", gens[0], rows)] if gens else []
+    return "\n\n".join(part for part in [ladder(rows), *notes(rows), *moved, passes(rows)] if part)
+
+
+def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
+    """What each change did to prefill or decode, and which did most."""
+    found = steps(rows, test)
+    if not found:
+        return None
+    most = max(found, key=lambda step: step.factor)
+    lines = [f"{phase} ({test}) was moved most by {most.text}; all changes:", *(f"- {step.text}" for step in found)]
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def ladder(rows: Sequence[Row]) -> str:
+    """One line per rung and kind of weights; bytes and GB/s are of decode, GFLOP/s of the longest prompt."""
+    prompts, gens = tests(rows)
+    head = ["rung", "weights", "threads", *prompts, *gens, "MB/token", "GB/s", "of read", "GFLOP/s", "of peak"]
+    lines = [head]
+    for rung, weights in dict.fromkeys((row["rung"], row["weights"]) for row in measured(rows)):
+        cells = {row["test"]: row for row in measured(rows) if (row["rung"], row["weights"]) == (rung, weights)}
+        if any(name in cells for name in [*prompts, *gens]):
+            lines.append([rung, weights, *_numbers(cells, prompts, gens)])
+    return aligned(lines)
+
+
+def _numbers(cells: dict[str, Row], prompts: Sequence[str], gens: Sequence[str]) -> list[str]:
+    some = next(iter(cells.values()))
+    rates = [_rate(cells[name]) if name in cells else "-" for name in [*prompts, *gens]]
+    decode = next((cells[name] for name in gens if name in cells), None)
+    prefill = next((cells[name] for name in reversed(prompts) if name in cells), None)
+    return [
+        "-" if some["threads"] is None else str(some["threads"]),
+        *rates,
+        *([figure(decode["bytes_per_token"] / 1e6), figure(decode["gbs"])] if decode else ["-", "-"]),
+        _share(decode, "read_share"),
+        figure(prefill["gflops"]) if prefill else "-",
+        _share(prefill, "peak_share"),
+    ]
+
+
+def _rate(row: Row) -> str:
+    return f"{'~' if row['estimated'] else ''}{figure(row['median_ts'])}"
+
+
+def _share(row: Row | None, name: str) -> str:
+    return "-" if row is None or row.get(name) is None else f"{row[name]:.1%}"
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What the table cannot say in a cell."""
+    found = ["Rates are tokens per second, medians; ~ marks what was estimated because it did not fit its budget."]
+    reasons = {row["rung"]: row["unavailable"] for row in rows if row["unavailable"]}
+    found += [f"{rung}: not measured, {reason}." for rung, reason in reasons.items()]
+    done = measured(rows)
+    expanding = [row["rung"] for row in done if row["quant"] == "keep" and row["weights"] == "F32"]
+    others = {row["weights"] for row in done} - {"F32"}
+    if expanding and others:
+        names = list(dict.fromkeys(f"`{name}`" for name in expanding if not name.endswith(NO_CACHE)))
+        stored = ", ".join(sorted(others))
+        found.append(f"Expanded to F32 on load, {stored} weights are measured once by {' and by '.join(names)}.")
+    found += [line for line in (in_cache(done), machine_limits(done)) if line]
+    if any(row["watched"] for row in done):
+        found.append("Every operation was timed by the log while this was measured; the rates are lower for it.")
+    return found
+
+
+def in_cache(rows: Sequence[Row]) -> str | None:
+    """That the weights fit into the processor's cache, where they do: their rates are no rates of memory then."""
+    kinds: dict[str, float] = {}
+    for row in rows:
+        kinds[row["weights"]] = min(row["weight_bytes"], kinds.get(row["weights"], row["weight_bytes"]))
+    size = rows[0]["machine"].get("cache_bytes") if rows else None
+    fitting = [f"{kind} ({n / 1e6:.1f} MB)" for kind, n in kinds.items() if size is not None and n < size]
+    if size is None or not fitting:
+        return None
+    return (
+        f"The weights in {' and in '.join(fitting)} fit into the processor's cache of {size / 2**20:.0f} MiB: "
+        "GB/s and the share of it are the cache's, and say nothing about memory."
+    )
+
+
+def machine_limits(rows: Sequence[Row]) -> str | None:
+    """The medians of what the machine reached beside the measurements."""
+    limited = [row for row in rows if row.get("read_gbs") is not None]
+    by_threads = {t: [r for r in limited if (r["threads"] or 1) == t] for t in {r["threads"] or 1 for r in limited}}
+    told = [
+        f"{_median(group, 'read_gbs'):.1f} GB/s and {_median(group, 'peak_gflops'):.0f} GFLOP/s on {threads} "
+        f"thread{'s' if threads > 1 else ''}"
+        for threads, group in sorted(by_threads.items())
+    ]
+    return f"Between the runs the machine itself reached {', '.join(told)}." if told else None
+
+
+def _median(rows: Sequence[Row], name: str) -> float:
+    return statistics.median(float(row[name]) for row in rows)
+
+
+def passes(rows: Sequence[Row]) -> str | None:
+    """Late passes over early ones, with a cache and without, of the rung that wrote a long text."""
+    lines = []
+    for row in measured(rows):
+        if row["n_gen"] < LATE[1] or row["n_prompt"]:
+            continue
+        growth = growth_of(row)
+        cache = "with a cache" if row["kv"] else "without one"
+        told = row["estimated"] and f"not known, {row['estimated']}" if growth is None else f"x{figure(growth)}"
+        lines.append(f"- {row['rung'].removesuffix(NO_CACHE)}, {row['weights']}, {cache}: {told}")
+    early, late = ("{} to {}".format(*span) for span in (EARLY, LATE))
+    return f"Median of passes {late} over that of passes {early}:\n\n" + "\n".join(lines) if lines else None
+
+
+def growth_of(row: Row) -> float | None:
+    """Late passes over early ones; None where there are not enough of them."""
+    whole = [run for run in row.get("passes_s", ()) if len(run) >= LATE[1]]
+    if not whole:
+        return None
+    early, late = ([float(s) for run in whole for s in run[first - 1 : last]] for first, last in (EARLY, LATE))
+    return statistics.median(late) / statistics.median(early)
+
+
+def page(rows: Sequence[Row], plots: Sequence[str]) -> str:
+    """The folder's page: what was measured where, the same text, and the plots."""
+    row = rows[0]
+    machine, versions = row["machine"], ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
+    head = (
+        f"# {printable(row['model_name'])}\n\n{row['model_n_params'] / 1e6:.2f} M parameters, "
+        f"{row['model_size'] / 1e6:.1f} MB, SHA-256 {row['model_sha256']}.\n\n{machine['processor']}, "
+        f"{machine['cores']} cores{memory}, {machine['system']}; {versions}; commit {row['commit']}, {row['time']}."
+    )
+    return "\n\n".join([head, text(rows), *(f"![{name}]({name})" for name in plots)]) + "\n"

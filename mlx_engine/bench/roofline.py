@@ -1,0 +1,142 @@
+"""What the machine itself reaches, measured between the runs of a cell: its rate moves by half within minutes.
+
+The reading is over the bytes that the model multiplies with, on as many threads as the backend has; the arithmetic
+stays in registers. See `kernels/cpu/roofline.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.blas import one_blas_thread
+from mlx_engine.backends.matrices import Matrix
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.engine import Engine
+
+# A sample takes at least so long, so that starting threads is no part of it.
+SECONDS = 0.01
+# Together smaller than this, arrays are laid side by side: a call for each would take as long as reading it.
+SMALL = 64 << 20
+
+
+def kernels(*, jit: bool) -> ModuleType:
+    """The compiled kernels, or their NumPy twins where there are none or nobody wants them."""
+    if jit:
+        try:
+            from kernels.cpu import jit as compiler
+            from kernels.cpu import roofline
+
+            if compiler.lacking() is None:
+                return roofline
+        except ImportError:
+            pass
+    from kernels.cpu import roofline_numpy
+
+    return roofline_numpy
+
+
+class Limits:
+    """Samples of the read rate and of the peak, to be taken between measurements."""
+
+    def __init__(self, arrays: Sequence[np.ndarray], threads: int, *, jit: bool = True) -> None:
+        self.threads, self.kernels = threads, kernels(jit=jit)
+        words = side_by_side([in_words(array) for array in arrays])
+        self._parts = [[np.array_split(w, threads)[i] for w in words] for i in range(threads)]
+        self._nbytes = sum(w.nbytes for w in words)
+        self._pool = ThreadPoolExecutor(threads)
+        self.read: list[float] = []
+        self.peak: list[float] = []
+        # The first calls compile, start the threads, and bring the file's pages in.
+        self._reading(1), self._computing(1)
+        self._repeats, self._rounds = enough(self._reading), enough(self._computing)
+
+    def sample(self) -> None:
+        """One of each."""
+        self.read.append(self._nbytes * self._repeats / self._reading(self._repeats))
+        flops = self.kernels.flops(self._rounds) * self.threads
+        self.peak.append(flops / self._computing(self._rounds))
+
+    def take(self) -> dict[str, float]:
+        """The medians since the last call, as a row has them: billions of bytes and of operations per second."""
+        found = {"read_gbs": statistics.median(self.read) / 1e9, "peak_gflops": statistics.median(self.peak) / 1e9}
+        self.read, self.peak = [], []
+        return found
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _reading(self, repeats: int) -> float:
+        def part(words: Iterable[np.ndarray]) -> None:
+            for _ in range(repeats):
+                for some in words:
+                    self.kernels.read(some)
+
+        return self._timed(part, self._parts)
+
+    def _computing(self, rounds: int) -> float:
+        with one_blas_thread():
+            return self._timed(self.kernels.compute, [rounds] * self.threads)
+
+    def _timed(self, work: Callable[[Any], Any], parts: Sequence[Any]) -> float:
+        start = time.perf_counter()
+        if len(parts) == 1:
+            work(parts[0])
+        else:
+            list(self._pool.map(work, parts))
+        return time.perf_counter() - start
+
+
+def enough(timed: Callable[[int], float]) -> int:
+    """How many repetitions take at least `SECONDS`."""
+    n = 1
+    while timed(n) < SECONDS:
+        n *= 2
+    return n
+
+
+def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
+    """The memory that a pass multiplies with, each array once; the file's own bytes where NumPy cannot see it."""
+    found: dict[int, np.ndarray] = {}
+    for value in vars(engine.model).values():
+        for linear in linears(value):
+            weight = linear.weight
+            memory = weight.data if isinstance(weight, Matrix) else weight
+            if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:
+                found[memory.ctypes.data] = memory
+    return list(found.values()) or [checkpoint.weight(name).data for name in checkpoint.shapes]
+
+
+def linears(value: Any) -> list[Linear]:
+    """Every linear layer in a model's attribute: layers are dataclasses, and stand in lists."""
+    if isinstance(value, Linear):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [linear for item in value for linear in linears(item)]
+    if is_dataclass(value):
+        return [linear for field in fields(value) for linear in linears(getattr(value, field.name))]
+    return []
+
+
+def in_words(array: np.ndarray) -> np.ndarray:
+    """The memory of an array as int64s, without the odd bytes at its ends."""
+    raw = array.reshape(-1).view(np.uint8)
+    first = min(-raw.ctypes.data % 8, raw.size)
+    words = raw[first : first + (raw.size - first) // 8 * 8].view(np.int64)
+    # One type for all, or the kernel would be compiled again for those that can be written.
+    words.flags.writeable = False
+    return words
+
+
+def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
+    """As they are, or copied into one if they are small: then they lie in the processor's cache either way."""
+    return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words

@@ -1,0 +1,196 @@
+"""The sweep: every rung of the ladder with float32 and with the stored weights, over prompts of several lengths.
+
+A rung that this machine lacks, or that would not get through a token within a cell's budget, is listed with the
+reason. At the end the best rung writes a longer text with a cache and without, so that every pass can be shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends import check_backend, create_backend, unavailable
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.bench import machine
+from mlx_engine.bench.cells import Test
+from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
+from mlx_engine.bench.run import Bench, Row, describe, held_type, origin
+from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.engine import load
+from mlx_engine.errors import require
+from mlx_engine.models import model_file
+from mlx_engine.quant.types import F32
+from mlx_engine.quant.weight import Weight
+
+# Seconds per cell: the built-in model is through all its rungs in two to three minutes.
+BUDGET = 10.0
+# Passes with a cache and without, to be shown one by one.
+PASSES = 256
+# Lengths of prompts where the context has room for them, and where it is short.
+PROMPTS, SHORT_PROMPTS = (128, 512), (16, 64, 256)
+# Share of the machine's memory that a rung's weights may take.
+MEMORY = 0.5
+
+Announce = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is swept over. `prompts` of None takes lengths that suit the model."""
+
+    prompts: Sequence[int] | None = None
+    n_gen: int = 64
+    quant: str = "keep"
+    threads: int | None = None
+    repetitions: int = 5
+    budget: float = BUDGET
+    backends: Sequence[str] | None = None
+    passes: int = PASSES
+
+    def rungs(self) -> list[Rung]:
+        """Those asked for.
+
+        Raises:
+            BackendUnavailableError: no backend has one of these names.
+        """
+        for name in self.backends or ():
+            if all(rung.backend != name for rung in RUNGS):
+                check_backend(name)
+        return [rung for rung in RUNGS if self.backends is None or rung.backend in self.backends]
+
+    def tests(self, context: int) -> list[Test]:
+        """The cells of a rung.
+
+        Raises:
+            OptionError: there are none, or one does not fit the context.
+        """
+        given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
+        fitting = [n for n in given if n <= context]
+        lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
+        n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
+        tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
+        require(len(tests) > 0, option="-p, -n", expected="something to measure", found="nothing")
+        for test in tests:
+            fits = test.n_tokens <= context
+            require(fits, option=test.name, expected=f"at most {context:,} tokens, the context", found=test.n_tokens)
+        return tests
+
+
+def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:
+    """Rows as they are measured; `announce` is called before each with (rungs done, rungs, what comes next).
+
+    Raises:
+        BackendUnavailableError: no backend has one of the names asked for.
+        OptionError: a test does not fit the model's context.
+    """
+    rungs = plan.rungs()
+    path = resolve(model)
+    climb = Climb(path, open_checkpoint(path), plan, announce, len(rungs) + 1)
+    found: list[Row] = []
+    for done, rung in enumerate(rungs):
+        for row in climb.rung(rung, done):
+            found.append(row)
+            yield row
+    yield from climb.passes(found, len(rungs))
+
+
+class Climb:
+    """A sweep under way. One engine is alive at a time, for as long as the rungs can share it."""
+
+    def __init__(self, path: Path, checkpoint: Checkpoint, plan: Plan, announce: Announce, total: int) -> None:
+        self.path, self.checkpoint, self.plan, self.total = path, checkpoint, plan, total
+        self._announce = announce
+        context = model_file(checkpoint).plan(checkpoint).config.context_length
+        self.tests, self.n_passes = plan.tests(context), min(plan.passes, context)
+        self.common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path), "unavailable": None}
+        self._bench: Bench | None = None
+        self._key: tuple[str, bool, str] | None = None
+
+    def rung(self, rung: Rung, done: int) -> Iterator[Row]:
+        """All cells of a rung."""
+        for quant, reason in self._attempts(rung):
+            for test in self.tests:
+                if reason is None:
+                    yield self._cell(rung, quant, test, done)
+                else:
+                    asked = {"threads": self.plan.threads, "weights": None, **test.numbers, "unavailable": reason}
+                    yield {**self._told(rung, quant), **asked}
+
+    def passes(self, found: Sequence[Row], done: int) -> Iterator[Row]:
+        """The rung on this processor that decodes fastest, pass by pass, with a cache and without."""
+        cells = [row for row in measured(found) if row["n_gen"] and row["kv"] and row["device"] == "cpu"]
+        if not cells or self.n_passes < 1:
+            return
+        best = max(cells, key=lambda row: float(row["median_ts"]))
+        for kv in (True, False):
+            rung = Rung(best["rung"] + ("" if kv else NO_CACHE), best["backend"], kv, best["jit"])
+            test = Test(n_gen=self.n_passes)
+            if kv and test in self.tests:
+                continue
+            yield self._cell(rung, best["quant"], test, done)
+
+    def _attempts(self, rung: Rung) -> list[tuple[str, str | None]]:
+        """How the weights are to be loaded, each with the reason why it is not tried.
+
+        Once where the rung expands them to float32 anyway, else in both ways.
+        """
+        reason = unavailable(rung.backend)
+        if reason is not None:
+            return [(self.plan.quant, reason)]
+        backend = create_backend(rung.backend, threads=self.plan.threads, jit=rung.jit)
+        quants = [self.plan.quant]
+        if self.plan.quant == "keep" and held_type(self.checkpoint, backend, "keep") != F32:
+            quants = ["f32", "keep"]
+        return [(quant, self._too_much(backend, quant)) for quant in quants]
+
+    def _too_much(self, backend: Backend, quant: str) -> str | None:
+        """Why a rung is not tried although it is there: its weights do not fit, or a token takes too long."""
+        of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant)
+        memory = machine.memory_bytes()
+        if memory is not None and of.nbytes > MEMORY * memory:
+            return f"its weights would take {of.nbytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
+        seconds = (of.layers + of.head) * seconds_per_weight(backend)
+        if seconds > self.plan.budget:
+            return f"a token would take about {seconds:.0f} s, and a cell has {self.plan.budget:g} s"
+        return None
+
+    def _told(self, rung: Rung, quant: str) -> Row:
+        ours = {"rung": rung.title, "backend": rung.backend, "jit": rung.jit, "kv": rung.kv, "quant": quant}
+        return {**self.common, **ours}
+
+    def _cell(self, rung: Rung, quant: str, test: Test, done: int) -> Row:
+        self._announce(done, self.total, f"{rung.title} {quant} {test.name}")
+        bench, plan = self._engine(rung, quant), self.plan
+        measured_row = bench.cell(test, kv=rung.kv, repetitions=plan.repetitions, budget=plan.budget, apart=True)
+        return {**self._told(rung, quant), **measured_row}
+
+    def _engine(self, rung: Rung, quant: str) -> Bench:
+        key = (rung.backend, rung.jit, quant)
+        if self._bench is None or self._key != key:
+            if self._bench is not None:
+                self._bench.close()
+            self._bench = None  # its weights are let go of before the next ones come
+            engine = load(self.path, rung.backend, quant, self.plan.threads, jit=rung.jit)
+            self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
+        return self._bench
+
+
+def seconds_per_weight(backend: Backend) -> float:
+    """How long a backend takes for a weight, seen on a small matrix: right within a factor of a few."""
+    shape = (32, 512)
+    zeros = np.zeros(shape, dtype=np.float32)
+    linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))
+    x = backend.array(zeros[:1])
+    with backend.session():
+        backend.wait(backend.linear(x, linear))
+        start = time.perf_counter()
+        backend.wait(backend.linear(x, linear))
+        return (time.perf_counter() - start) / zeros.size

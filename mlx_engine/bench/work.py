@@ -1,0 +1,120 @@
+"""What a test needs at least: bytes that have to come from memory, and arithmetic. Nothing is measured here.
+
+Every pass reads each matrix once, whatever number of tokens it has; looking up an embedding reads a row and counts for
+nothing. A table that is also the head counts once, as the head, which only the last token of a pass is multiplied with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.profiled import nbytes_of
+from mlx_engine.bench.cells import Test
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.decode.loop import CHUNK
+from mlx_engine.models import model_file
+from mlx_engine.models.parameters import check
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.types import GGMLType
+from mlx_engine.quant.weight import Weight
+
+# Tables of which a token takes its row; whatever else has two axes is multiplied with.
+LOOKED_UP = ("token_embd.weight", "position_embd.weight")
+HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
+# Caches on the CPU hold float32.
+CACHE_ITEM_BYTES = 4
+# A Python float is an object of 24 bytes, and its place in a list takes 8 more.
+PYTHON_FLOAT_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a pass multiplies with.
+
+    Attributes:
+        layers: weights of the layers' matrices.
+        head: weights of the head.
+        nbytes: bytes of both, as the backend holds them.
+        cached: bytes of keys and values per token, over all layers.
+        scored: multiplications of attention per query and visible token, over all layers.
+    """
+
+    layers: int
+    head: int
+    nbytes: float
+    cached: int
+    scored: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of a whole test, its timed passes together."""
+
+    flops: float
+    nbytes: float
+
+
+def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], quant: str = "keep") -> Sizes:
+    """The sizes of a checkpoint's model, for a backend that holds a weight of a type in `held(type)` bytes.
+
+    Raises:
+        ModelError: no model can be built of it.
+    """
+    plan = model_file(checkpoint).plan(checkpoint)
+    names = check(checkpoint, plan)
+    head = HEAD if HEAD in names else TIED_HEAD
+    counts = {name: math.prod(checkpoint.shapes[own]) for name, own in names.items()}
+    layers = [n for n, own in names.items() if len(checkpoint.shapes[own]) == 2 and n not in (*LOOKED_UP, head)]
+    nbytes = sum(counts[n] * held(type_of(checkpoint.weight(names[n]), quant)) for n in [*layers, head])
+    cfg: Any = plan.config
+    return Sizes(
+        layers=sum(counts[name] for name in layers),
+        head=counts[head],
+        nbytes=nbytes,
+        cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
+        scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
+    )
+
+
+def type_of(weight: Weight, quant: str) -> GGMLType:
+    """The type of a matrix after it was converted on load, or was left because its rows fill no blocks."""
+    wanted = weight.type if quant == "keep" else BY_NAME[quant.upper()]
+    return weight.type if weight.shape[-1] % wanted.block_size else wanted
+
+
+def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
+    """Bytes that a backend keeps of a matrix of this type, seen on a small one that it prepares."""
+    shape = (32, type_.block_size)
+    data = np.zeros(type_.bytes_for(math.prod(shape)), dtype=np.uint8)
+    prepared = backend.prepare(Weight("small", shape, type_, data))
+    if isinstance(prepared, list):
+        return PYTHON_FLOAT_BYTES
+    return nbytes_of(prepared) / math.prod(shape)
+
+
+def work(of: Sizes, test: Test, *, kv: bool) -> Work:
+    """What the timed passes of a test need, with a cache or without."""
+    flops = nbytes = 0.0
+    for n, before in passes(test, kv=kv):
+        seen = n * before + n * (n + 1) // 2
+        flops += 2.0 * (of.layers * n + of.head + of.scored * seen)
+        nbytes += of.nbytes + (of.cached * (before + n) if kv else 0)
+    return Work(flops, nbytes)
+
+
+def passes(test: Test, *, kv: bool) -> Iterator[tuple[int, int]]:
+    """(Tokens, tokens in the cache before them) of every pass that a test times."""
+    before = test.depth + test.n_prompt
+    if not kv:
+        yield from [(before, 0)] if test.n_prompt else []
+        yield from ((before + 1 + i, 0) for i in range(test.n_gen))
+        return
+    for start in range(0, test.n_prompt, CHUNK):
+        yield min(CHUNK, test.n_prompt - start), test.depth + start
+    yield from ((1, before + i) for i in range(test.n_gen))

@@ -1,0 +1,146 @@
+"""What the two CPU backends promise beside their numbers: where operations come from, and what layouts they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Linear, RMSNorm, Rope, Visible
+from mlx_engine.backends.scalar import ScalarBackend
+from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+
+MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+RUNGS = [("simd", True), ("simd", False), ("parallel", True), ("parallel", False)]
+rungs = pytest.mark.parametrize(("name", "jit"), RUNGS, ids=lambda value: str(value))
+
+
+def operations(of: type) -> list[str]:
+    return [name for name, member in vars(of).items() if callable(member) and not name.startswith("_")]
+
+
+@rungs
+def test_no_operation_comes_from_scalar(name: str, jit: bool):
+    assert ScalarBackend not in type(create_backend(name, jit=jit)).__mro__
+
+
+@rungs
+def test_a_model_runs_where_scalar_can_do_nothing(name: str, jit: bool, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("an operation fell through to scalar")
+
+    for operation in operations(ScalarBackend):
+        monkeypatch.setattr(ScalarBackend, operation, refuse)
+    engine = mlx_engine.load(MICRO, name, jit=jit)
+    assert len(engine.generate([1, 2, 3, 4, 5, 6], max_tokens=3, ignore_eos=True).token_ids) == 3
+
+
+@rungs
+def test_names_and_threads(name: str, jit: bool):
+    made = create_backend(name, threads=3, jit=jit)
+    assert made.name == name
+    assert getattr(made, "threads", 1) == (3 if name == "parallel" else 1)
+
+
+# ---- the compiled one beside its slow twin ----
+
+
+@pytest.fixture
+def compiled() -> Backend:
+    pytest.importorskip("numba")
+    return create_backend("parallel", threads=2)
+
+
+def linear(be: Backend, rng: np.random.Generator, n: int, k: int) -> Linear:
+    return Linear("w", be.prepare(Weight.pack("w", rng.standard_normal((n, k)), BY_NAME["F32"])))
+
+
+def close(found: np.ndarray, want: np.ndarray) -> None:
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("t", [1, 20])
+@pytest.mark.parametrize("gated_first", [True, False])
+def test_a_gate_and_what_it_gates_may_also_be_two_projections(compiled: Backend, t: int, gated_first: bool):
+    """What is known of a group of layers from one operation must not be taken for another."""
+    rng = np.random.default_rng(2)
+    gate, up = (linear(compiled, rng, 60, 32) for _ in range(2))
+    plain = SimdBackend()
+    gate_, up_ = (Linear("w", layer.weight.data.reshape(60, 32)) for layer in (gate, up))
+    x, norm = rng.standard_normal((t, 32)).astype(np.float32), RMSNorm("n", np.ones(32, dtype=np.float32), 1e-6)
+    for step in (gated_first, not gated_first):
+        if step:
+            found = [compiled.norm_gate_up(x, norm, gate, up, "silu")]
+            want = [plain.norm_gate_up(x, norm, gate_, up_, "silu")]
+        else:
+            found, want = compiled.norm_project(x, norm, (gate, up)), plain.norm_project(x, norm, (gate_, up_))
+        for a, b in zip(found, want, strict=True):
+            close(a, b)
+
+
+@pytest.mark.parametrize("n_projections", [8, 9, 40])
+def test_any_number_of_projections(compiled: Backend, n_projections: int):
+    rng = np.random.default_rng(3)
+    layers = [linear(compiled, rng, 20, 32) for _ in range(n_projections)]
+    x, norm = rng.standard_normal((2, 32)).astype(np.float32), RMSNorm("n", np.ones(32, dtype=np.float32), 1e-6)
+    want = SimdBackend().norm_project(x, norm, [Linear("w", layer.weight.data.reshape(20, 32)) for layer in layers])
+    for a, b in zip(compiled.norm_project(x, norm, layers), want, strict=True):
+        close(a, b)
+
+
+def layouts(x: np.ndarray) -> list[np.ndarray]:
+    """The same values, in memory as they come, transposed, backwards, and with gaps."""
+    gaps = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, dtype=np.float32)
+    gaps[..., ::2] = x
+    return [x, np.asfortranarray(x), x[::-1].copy()[::-1], gaps[..., ::2]]
+
+
+@pytest.mark.parametrize("t", [1, 3, 9])
+def test_arrays_of_any_layout(compiled: Backend, t: int):
+    rng, plain = np.random.default_rng(t), SimdBackend()
+    layer, rope, norm = linear(compiled, rng, 40, 64), Rope.plain(16, 1e4), RMSNorm("n", np.ones(64, np.float32), 1e-6)
+    other = Linear("w", layer.weight.data.reshape(40, 64))
+    x, residual, kv = (rng.standard_normal(shape).astype(np.float32) for shape in ((t, 64), (t, 40), (2, 2, t, 16)))
+    for a, b in zip(layouts(x), layouts(residual), strict=True):
+        close(compiled.project_add(a, layer, b), plain.project_add(x, other, residual))
+        close(compiled.norm_project(a, norm, (layer,))[0], plain.norm_project(x, norm, (other,))[0])
+        for p, q in zip(
+            *(be.head_norm_rope(y, y, y, 16, None, rope, 2) for be, y in ((compiled, a), (plain, x))), strict=True
+        ):
+            close(p, q)
+    for q in layouts(x.reshape(t, 4, 16)):
+        close(compiled.attention(q, Visible(kv, 0, t), 0.25), plain.attention(q, Visible(kv, 0, t), 0.25))
+
+
+def test_tables_of_rotations_grow_with_the_positions(compiled: Backend):
+    """Their first length is 512; behind it lies what the next question must find computed."""
+    rng, plain, rope = np.random.default_rng(4), SimdBackend(), Rope.plain(32, 1e6)
+    for offset, t in [(0, 3), (509, 3), (510, 3), (511, 1), (512, 1), (1023, 2), (40_000, 5), (2, 1)]:
+        q, k, v = (rng.standard_normal((t, n)).astype(np.float32) for n in (64, 32, 32))
+        found = compiled.head_norm_rope(q, k, v, 32, None, rope, offset)
+        want = plain.head_norm_rope(q, k, v, 32, None, rope, offset)
+        for a, b in zip(found, want, strict=True):
+            close(a, b)
+
+
+def test_two_rotations_have_a_table_each(compiled: Backend):
+    x = np.random.default_rng(5).standard_normal((3, 32)).astype(np.float32)
+    for theta in (1e4, 1e6, 1e4):
+        rope = Rope.plain(32, theta)
+        found = compiled.head_norm_rope(x, x, x, 32, None, rope, 9)
+        close(found[0], SimdBackend().rope(x.reshape(3, 1, 32), rope, 9))
+
+
+@pytest.mark.parametrize("head_dim", [8, 20, 24, 40])
+@pytest.mark.parametrize("t", [1, 5])
+def test_heads_that_are_no_multiple_of_a_vector_have_numpys_attention(compiled: Backend, head_dim: int, t: int):
+    rng, plain = np.random.default_rng(6), SimdBackend()
+    q = rng.standard_normal((t, 4, head_dim)).astype(np.float32)
+    kv = rng.standard_normal((2, 2, t + 3, head_dim)).astype(np.float32)
+    close(compiled.attention(q, Visible(kv, 0, t + 3), 0.3), plain.attention(q, Visible(kv, 0, t + 3), 0.3))

@@ -1,0 +1,185 @@
+"""The machine's limits: kernels that do what they claim to do, and rates that are amounts over times."""
+
+import platform
+import re
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from kernels.cpu import roofline_numpy
+from mlx_engine.bench import roofline as limits
+from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.checkpoint.model_files import open_checkpoint
+
+MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+
+
+# ---- the kernels ----
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 64, 1001])
+@pytest.mark.parametrize("jit", [True, False])
+def test_every_word_is_read_once(n, jit):
+    words = np.random.default_rng(n).integers(-(2**63), 2**63 - 1, n, dtype=np.int64)
+    mixed = 0
+    for word in words.tolist():
+        mixed ^= word
+    assert limits.kernels(jit=jit).read(words) == mixed
+
+
+def test_the_arithmetic_is_done():
+    roofline = pytest.importorskip("kernels.cpu.roofline")
+    rounds = 9
+    # Every chain starts at its number and goes half of the way to 2 in each round.
+    want = sum(2 + (chain - 2) / 2**rounds for chain in range(roofline.CHAINS))
+    assert roofline.compute(rounds) == pytest.approx(want, rel=1e-6)
+    assert roofline.flops(rounds) == 2 * 9 * roofline.CHAINS * roofline.LANES
+
+
+def test_the_twin_multiplies_matrices():
+    assert roofline_numpy.compute(2) == roofline_numpy.SIDE
+    assert roofline_numpy.flops(3) == 3 * 2 * roofline_numpy.SIDE**3
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86 instructions")
+@pytest.mark.parametrize(
+    ("name", "argument", "instruction"),
+    [("compute", 1, r"vfmadd\d+ps\s+.*%[yz]mm"), ("read", np.zeros(1, np.int64), r"vpxorq?\s+.*%[yz]mm")],
+)
+def test_the_compiler_made_vectors_of_it(name, argument, instruction):
+    """Without them a limit would be one of the kernel, not of the machine."""
+    numba = pytest.importorskip("numba")
+    roofline = pytest.importorskip("kernels.cpu.roofline")
+    fresh = numba.njit(nogil=True, boundscheck=False)(getattr(roofline, name).py_func)
+    fresh(argument)
+    (assembly,) = fresh.inspect_asm().values()
+    assert len(re.findall(instruction, assembly)) >= 4
+
+
+def test_without_a_compiler_the_twins_measure(monkeypatch):
+    from kernels.cpu import jit
+
+    monkeypatch.setattr(jit, "lacking", lambda: "no instructions at all")
+    assert limits.kernels(jit=True) is roofline_numpy
+
+
+# ---- memory ----
+
+
+@pytest.mark.parametrize("shift", range(9))
+@pytest.mark.parametrize("n", [0, 5, 8, 100])
+def test_words_are_the_memory_without_the_odd_bytes_at_its_ends(shift, n):
+    memory = np.arange(shift + n, dtype=np.uint8)[shift:]
+    words = limits.in_words(memory)
+    assert words.size == 0 or words.ctypes.data % 8 == 0
+    assert n - 14 <= words.nbytes <= n
+    assert not words.flags.writeable
+    if words.size:
+        first = words.ctypes.data - memory.ctypes.data
+        assert words.tobytes() == memory[first : first + words.nbytes].tobytes()
+
+
+def test_small_arrays_are_read_in_one_go_and_large_ones_where_they_lie(monkeypatch):
+    words = [np.arange(3), np.arange(5)]
+    (joined,) = limits.side_by_side(words)
+    assert joined.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    monkeypatch.setattr(limits, "SMALL", 64)
+    assert limits.side_by_side(words) is words
+
+
+@pytest.mark.parametrize(("quant", "jit"), [("keep", True), ("f32", True), ("keep", False), ("q4_0", True)])
+def test_the_memory_is_all_that_a_pass_multiplies_with(quant, jit):
+    engine, checkpoint = mlx_engine.load(MICRO, "simd", quant, jit=jit), open_checkpoint(MICRO)
+    arrays = limits.matrices(engine, checkpoint)
+    wanted = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant).nbytes
+    assert sum(array.nbytes for array in arrays) == wanted
+
+
+def test_where_numpy_cannot_see_the_weights_the_files_bytes_are_read():
+    checkpoint = open_checkpoint(MICRO)
+    arrays = limits.matrices(mlx_engine.load(MICRO, "scalar"), checkpoint)
+    assert sum(array.nbytes for array in arrays) == sum(checkpoint.weight(name).nbytes for name in checkpoint.shapes)
+
+
+# ---- rates ----
+
+
+class Machine:
+    """Kernels that take a second per KB and per round, by a clock of their own; `read_sums` has what was read."""
+
+    def __init__(self):
+        self.now, self.words = 0.0, []
+
+    def perf_counter(self):
+        return self.now
+
+    def read(self, words):
+        self.words.append(words.tolist())
+        self.now += words.nbytes / 1000
+        return 0
+
+    def compute(self, rounds):
+        self.now += rounds
+
+    @staticmethod
+    def flops(rounds):
+        return 5e9 * rounds
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine()
+    monkeypatch.setattr(limits, "kernels", lambda *, jit: made)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    return made
+
+
+def test_a_rate_is_an_amount_over_a_time(machine):
+    measured = limits.Limits([np.zeros(1000, np.uint8)], 1)
+    measured.sample()
+    assert measured.take() == {"read_gbs": pytest.approx(1e-6), "peak_gflops": pytest.approx(5.0)}
+    measured.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_threads_together_read_each_word_once(machine, threads):
+    measured = limits.Limits([np.arange(100), np.arange(100, 107)], threads)
+    machine.words.clear()
+    measured._reading(1)
+    assert len(machine.words) == threads
+    assert sorted(word for words in machine.words for word in words) == list(range(107))
+    measured.close()
+
+
+def test_samples_are_taken_once_and_their_median_counts(machine):
+    measured = limits.Limits([np.zeros(8, np.int64)], 1)
+    measured.read, measured.peak = [1e9, 9e9, 2e9], [4e9, 5e9, 60e9]
+    assert measured.take() == {"read_gbs": 2.0, "peak_gflops": 5.0}
+    with pytest.raises(statistics.StatisticsError):
+        measured.take()
+    measured.close()
+
+
+@pytest.mark.parametrize(("per_call", "n"), [(1.0, 1), (limits.SECONDS / 3, 4), (limits.SECONDS / 1000, 1024)])
+def test_a_sample_is_long_enough(per_call, n):
+    assert limits.enough(lambda repeats: repeats * per_call) == n
+
+
+def test_a_real_machine_reads_more_with_a_compiler_or_without():
+    for jit in (True, False):
+        measured = limits.Limits([np.ones(1 << 16, np.int64)], 2, jit=jit)
+        measured.sample()
+        found = measured.take()
+        measured.close()
+        assert 0.05 < found["read_gbs"] < 10_000
+        assert 0.05 < found["peak_gflops"] < 100_000
+
+
+def test_more_rounds_are_more_arithmetic():
+    roofline = limits.kernels(jit=True)
+    assert all(more == 10 * less for less, more in pairwise(roofline.flops(n) for n in (1, 10, 100)))
