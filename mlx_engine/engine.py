@@ -227,6 +227,7 @@ def load(
     made = watched(create_backend(backend, threads=threads, jit=jit))
     warm = time.perf_counter()
     model = load_model(checkpoint, made, quant=quant, progress=progress)
+    made.read_ahead()
     load_s = (opened - start) + (time.perf_counter() - warm)
     return Engine(model, checkpoint, path, {"load": load_s, "warm_up": warm - opened})
 

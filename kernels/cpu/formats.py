@@ -7,8 +7,11 @@ from typing import Any
 from kernels.cpu import float32, q8_0
 from kernels.cpu.jit import jit
 from kernels.cpu.memory import floats, raw
+from kernels.cpu.vectors import prefetch
 
 F32, Q8_0 = 0, 1
+# Bytes that memory is asked for at a time.
+LINE = 64
 
 
 @jit
@@ -21,6 +24,20 @@ def matvec(kind: int, weights: int, n_columns: int, x: Any, y: Any, first: int, 
 
 
 @jit
+def matvecs(kind: int, weights: int, n_columns: int, n: int, x: int, y: int, y_row: int, first: int, last: int) -> None:
+    """`matvec` for `n` vectors at addresses x and y: those of x lie one behind the other, those of y `y_row` apart."""
+    t = 0
+    if kind == Q8_0:
+        while t + 4 <= n:
+            inputs, outputs = floats(x + 4 * t * n_columns), floats(y + 4 * t * y_row)
+            q8_0.matvec_4(raw(weights), n_columns, inputs, outputs, y_row, first, last)
+            t += 4
+    while t < n:
+        matvec(kind, weights, n_columns, floats(x + 4 * t * n_columns), floats(y + 4 * t * y_row), first, last)
+        t += 1
+
+
+@jit
 def expand(kind: int, weights: int, n_columns: int, row: int, column: int, n: int, out: Any, at: int) -> None:
     """`out[at ...] =` the `n` weights of a row from a column on; for blocks both are multiples of 32."""
     if kind == Q8_0:
@@ -30,3 +47,13 @@ def expand(kind: int, weights: int, n_columns: int, row: int, column: int, n: in
         source = floats(weights)
         for i in range(n):
             out[at + i] = source[row * n_columns + column + i]
+
+
+@jit
+def ask_for(kind: int, weights: int, n_columns: int, row: int, column: int, n: int) -> None:
+    """Ask memory for what `expand` with the same arguments will read; it may lie behind the end."""
+    first = row * n_columns + column
+    bytes_ = raw(weights)
+    if kind == Q8_0:
+        for at in range(first // 32 * q8_0.BLOCK_BYTES, (first + n) // 32 * q8_0.BLOCK_BYTES, LINE):
+            prefetch(bytes_, at)

@@ -43,8 +43,8 @@ def _run(control: Any, address: int, x: Any, gain: Any, eps: float, cos: Any, si
 
 @jit
 def norm_rope_pair(
-    control: Any, address: int, q: Any, k: Any, q_gain: Any, k_gain: Any, q_eps: float, k_eps: float, cos: Any, sin: Any,
-    offset: int, q_out: Any, k_out: Any,
+    control: Any, address: int, q: Any, k: Any, q_gain: Any, k_gain: Any, q_eps: float, k_eps: float, cos: Any,
+    sin: Any, offset: int, q_out: Any, k_out: Any,
 ) -> None:  # fmt: skip
     """(T, H, E) and (T, K, E) heads from rows of queries and keys; row t is at position `offset + t` of the tables.
 

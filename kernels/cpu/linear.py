@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.cpu import pool
 from kernels.cpu.activations import gated
-from kernels.cpu.formats import F32, expand, matvec
+from kernels.cpu.formats import F32, ask_for, expand, matvecs
 from kernels.cpu.gemm import multiply_add, pack
 from kernels.cpu.jit import jit, task
 from kernels.cpu.memory import floats, keep_alive, number, word
@@ -28,7 +28,7 @@ KIND, WEIGHTS, N, BIAS, COLUMN, CHUNK, WIDTH = range(7)
 MOST_MATRICES = 8
 
 # Up to so many vectors each is multiplied with the stored rows.
-FEW = 4
+FEW = 8
 # Bytes of stored rows in a chunk of `multiply_few`, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
@@ -53,11 +53,11 @@ def multiply_few(job: Any, chunk: int) -> None:
     m = _matrix_of(job, chunk)
     first = (chunk - job[m + CHUNK]) * job[ROWS]
     last = min(first + job[ROWS], job[m + N])
+    start = job[Y] + 4 * job[m + COLUMN]
+    matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, job[STRIDE], first, last)
     for t in range(job[T]):
-        x = floats(job[X] + 4 * t * job[K])
         place = 4 * (t * job[STRIDE] + job[m + COLUMN])
         y = floats(job[Y] + place)
-        matvec(job[m + KIND], job[m + WEIGHTS], job[K], x, y, first, last)
         if job[m + BIAS] != 0:
             bias = floats(job[m + BIAS])
             for r in range(first, last):
@@ -71,23 +71,23 @@ def multiply_few(job: Any, chunk: int) -> None:
 @task
 def multiply_few_gated(job: Any, chunk: int) -> None:
     """`y[t, r] = activation(gate row r . x[t]) * (up row r . x[t])` for the rows of one chunk and every t."""
-    gate, up = TABLE, TABLE + WIDTH
     first = chunk * job[ROWS]
-    n = min(job[ROWS], job[gate + N] - first)
+    n = min(job[ROWS], job[TABLE + N] - first)
     # Rows are rounded up to whole vectors.
     size = (job[ROWS] + LANES - 1) // LANES * LANES
-    products = np.zeros(2 * size, dtype=np.float32)
-    # The kernels write to y[r]; this makes row `first` the first element.
-    gates = floats(products.ctypes.data - 4 * first)
-    ups = floats(products.ctypes.data + 4 * (size - first))
+    products = np.zeros(2 * FEW * size, dtype=np.float32)
+    for half in range(2):
+        m = TABLE + half * WIDTH
+        # The kernels write to y[r]; this makes row `first` the first element.
+        start = products.ctypes.data + 4 * (half * FEW * size - first)
+        matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, size, first, first + n)
     for t in range(job[T]):
-        x, y = floats(job[X] + 4 * t * job[K]), floats(job[Y] + 4 * t * job[STRIDE])
-        matvec(job[gate + KIND], job[gate + WEIGHTS], job[K], x, gates, first, first + n)
-        matvec(job[up + KIND], job[up + WEIGHTS], job[K], x, ups, first, first + n)
+        y = floats(job[Y] + 4 * t * job[STRIDE])
         for r in range(0, n, LANES):
-            store(products, r, gated(job[ACTIVATION], load(products, r), load(products, size + r)))
+            at = t * size + r
+            store(products, at, gated(job[ACTIVATION], load(products, at), load(products, at + FEW * size)))
         for r in range(n):
-            y[first + r] = products[r]
+            y[first + r] = products[t * size + r]
     keep_alive(products)
 
 
@@ -104,8 +104,12 @@ def _panel_products(
         if job[m + KIND] == F32:
             a, at, row = floats(job[m + WEIGHTS]), first * n_columns + column, n_columns
         else:
+            # What comes next is far apart in memory: the next columns of these rows, or the first ones of the next.
+            last = column + depth == n_columns
+            next_row, next_column = (first + n_rows, 0) if last else (first, column + depth)
             for r in range(n_rows):
                 expand(job[m + KIND], job[m + WEIGHTS], n_columns, first + r, column, depth, weights, r * DEPTH)
+                ask_for(job[m + KIND], job[m + WEIGHTS], n_columns, next_row + r, next_column, DEPTH)
         for p in range(n_panels):
             panel = ((t // LANES + p) * n_columns + column) * LANES
             multiply_add(a, at, row, 1, n_rows, x, panel, sums, (p * height + place) * LANES, depth)

@@ -3,7 +3,7 @@
 A job is a task (machine code), a number of chunks, and words that tell the task where its arrays lie. Each thread has
 its own stretch of the chunks, which it does in order, for memory is fastest when it is read in order; who is done with
 its own takes from the others. The thread that brings a job works on it, too, and the job is done when each chunk is.
-What a chunk is depends on the job alone, never on who takes it, so results have the same bits for any number of threads.
+What a chunk is depends on the job alone, never on who takes it: results have the same bits for any number of threads.
 
 Helpers look for chunks without pause for at most a millisecond after the last; then they sleep until somebody brings a
 job again. A sleeping thread is woken, not waited for: whoever brought the job may have finished it by then.
@@ -32,7 +32,7 @@ PATIENCE = 1e-3
 
 
 @jit
-def _end(control: Any, thread: int) -> int:
+def _end(control: Any, thread: int) -> Any:
     """The chunk behind a thread's stretch."""
     return (thread + 1) * control[CHUNKS] // control[THREADS]
 
@@ -77,7 +77,7 @@ def run(control: Any, task: int, chunks: int) -> None:
 
 @jit
 def run_alone(control: Any, task: int, chunks: int) -> None:
-    """The same chunks, one after the other, in this thread: the slow twin of `run`, and the faster one for small jobs."""
+    """The same chunks, one after the other, in this thread: the slow twin of `run`, faster for small jobs."""
     for chunk in range(chunks):
         call(task, control, JOB, chunk)
 

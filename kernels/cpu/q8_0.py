@@ -46,6 +46,25 @@ def matvec(blocks: Any, n_columns: int, x: Any, y: Any, first: int, last: int) -
 
 
 @jit
+def matvec_4(blocks: Any, n_columns: int, x: Any, y: Any, y_row: int, first: int, last: int) -> None:
+    """`y[v * y_row + r] = row r . x[v]` for four vectors that follow each other in x: weights are widened once."""
+    n_blocks = n_columns // 32
+    for r in range(first, last):
+        at = r * n_blocks * BLOCK_BYTES
+        a, b, c, d = zeros(), zeros(), zeros(), zeros()
+        for i in range(0, n_columns, 32):
+            prefetch(blocks, at + AHEAD)
+            low, high, scale = load_int8(blocks, at + 2), load_int8(blocks, at + 18), load_half_splat(blocks, at)
+            j, k, m = i + n_columns, i + 2 * n_columns, i + 3 * n_columns
+            a = fma(scale, fma(high, load(x, i + 16), mul(low, load(x, i))), a)
+            b = fma(scale, fma(high, load(x, j + 16), mul(low, load(x, j))), b)
+            c = fma(scale, fma(high, load(x, k + 16), mul(low, load(x, k))), c)
+            d = fma(scale, fma(high, load(x, m + 16), mul(low, load(x, m))), d)
+            at += BLOCK_BYTES
+        y[r], y[y_row + r], y[2 * y_row + r], y[3 * y_row + r] = total(a), total(b), total(c), total(d)
+
+
+@jit
 def dequantize(blocks: Any, first: int, last: int, out: Any, to: int) -> None:
     """`out[to + 32 * (b - first) ...] = d * q` for blocks first to last - 1; out is float32."""
     for b in range(first, last):

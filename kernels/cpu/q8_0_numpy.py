@@ -17,6 +17,15 @@ def matvec(
     y[first:last] = (products * rows["d"].astype(np.float32)).sum(axis=1)
 
 
+def matvec_4(
+    blocks: NDArray[np.uint8], n_columns: int, x: NDArray[np.float32], y: NDArray[np.float32], y_row: int,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """`y[v * y_row + r] = row r . x[v]` for four vectors."""
+    for v in range(4):
+        matvec(blocks, n_columns, x[v * n_columns : (v + 1) * n_columns], y[v * y_row :], first, last)
+
+
 def dequantize(blocks: NDArray[np.uint8], first: int, last: int, out: NDArray[np.float32], to: int) -> None:
     """`d * q` for blocks first to last - 1."""
     some = blocks.view(layout.Q8_0)[first:last]

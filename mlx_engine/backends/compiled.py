@@ -5,6 +5,7 @@ The only difference between the two is the number of threads, and no bit of a re
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ class CompiledBackend(SimdBackend):
         self.name, self.threads = name, threads
         self.kernels, self.pool = kernels, kernels.pool.Pool(threads)
         self._turn = threading.RLock()
+        self._mapped: list[np.ndarray] = []
         self._groups: dict[tuple[int, ...], Group] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -49,6 +51,7 @@ class CompiledBackend(SimdBackend):
             self.norm_gate_up(self.project_add(x, layer, x), norm, layer, layer, "silu")
         self._groups.clear()
         self._tables.clear()
+        self._mapped.clear()
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -62,8 +65,19 @@ class CompiledBackend(SimdBackend):
             return np.array(weight.dequantize(), dtype=np.float32)
         shape = (weight.shape[0], weight.shape[1])
         if weight.type == Q8_0:
+            self._mapped.append(weight.data)
             return Matrix(shape, self.kernels.formats.Q8_0, weight.data)
         return Matrix(shape, self.kernels.formats.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
+
+    def read_ahead(self) -> None:
+        """Touch every page of the weights, on a thread that nobody waits for: the first pass would do it one by one."""
+        mapped, self._mapped = self._mapped, []
+
+        def touch() -> None:
+            for data in mapped:
+                data[:: mmap.PAGESIZE].max()
+
+        threading.Thread(target=touch, name="mlx_engine-read-ahead", daemon=True).start()
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows of the table, these alone expanded."""
