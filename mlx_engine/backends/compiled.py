@@ -167,20 +167,9 @@ class CompiledBackend(SimdBackend):
         k_out = np.empty((len(k), k.shape[1] // head_dim, head_dim), dtype=np.float32)
         self._awake()
         self.kernels.heads.norm_rope_pair(
-            self.pool.control,
-            self.kernels.norm_rope,
-            q,
-            k,
-            q_gain,
-            k_gain,
-            q_eps,
-            k_eps,
-            cos,
-            sin,
-            offset,
-            q_out,
-            k_out,
-        )
+            self.pool.control, self.kernels.norm_rope, _in_rows(q), _in_rows(k), q_gain, k_gain, q_eps, k_eps, cos, sin,
+            offset, q_out, k_out,
+        )  # fmt: skip
         return q_out, k_out, v.reshape(len(v), -1, head_dim)
 
     def _table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:

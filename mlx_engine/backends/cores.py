@@ -21,8 +21,10 @@ def _quotas(root: Path) -> Iterator[float]:
         return
     groups = root / "sys/fs/cgroup"
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        inside = path.strip("/")
+        _, *rest = line.split(":", 2)
+        if len(rest) != 2:
+            continue
+        controllers, inside = rest[0], rest[1].strip("/")
         if not controllers:  # version 2: one tree, and every folder up to its root may set a limit
             parts = Path(inside).parts
             for n in range(len(parts), -1, -1):
@@ -35,10 +37,9 @@ def _quotas(root: Path) -> Iterator[float]:
 def _version_2(folder: Path) -> Iterator[float]:
     try:
         quota, period = (folder / "cpu.max").read_text().split()[:2]
-    except (OSError, ValueError):
-        return
-    if quota != "max":
         yield int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # also "max", which is no number and no limit
+        return
 
 
 def _version_1(folder: Path) -> Iterator[float]:
@@ -46,5 +47,5 @@ def _version_1(folder: Path) -> Iterator[float]:
         quota, period = (int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
     except (OSError, ValueError):
         return
-    if quota > 0:
+    if quota > 0 and period > 0:
         yield quota / period
