@@ -16,6 +16,7 @@ from benchmarks.peers.rounds import Entry, play, told
 from benchmarks.peers.section import ERRORS, START
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
+from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench import machine
 from mlx_engine.bench.run import describe, origin
 from mlx_engine.bench.work import Sizes, work
@@ -60,7 +61,7 @@ def parse() -> argparse.Namespace:
     if not set(given) <= set(ENGINES) or not all(given.values()):
         parser.error(f"--python: expected ENGINE=PATH with one of {', '.join(ENGINES)}, found {options.python}")
     options.python = interpreters(given)
-    options.contests = plan(options.backend, machine.usable_cores(), quick=options.quick)
+    options.contests = plan(options.backend, usable_cores(), quick=options.quick)
     if options.rounds is not None:
         options.contests = [dataclasses.replace(contest, rounds=options.rounds) for contest in options.contests]
     titles = [*(contest.title for contest in options.contests), START, ERRORS]

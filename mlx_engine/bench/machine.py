@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import mlx_engine
+from mlx_engine.backends.cores import usable_cores
 
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
 
@@ -38,11 +39,6 @@ def processor() -> str:
         name = _output("sysctl", "-n", "machdep.cpu.brand_string") or name
     widest = next((label for flag, label in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags.split()), None)
     return f"{name}, {widest}" if widest else name
-
-
-def usable_cores() -> int:
-    """Cores that the process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:

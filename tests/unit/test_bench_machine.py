@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench import machine
 
 
@@ -43,18 +44,6 @@ def test_one_changed_byte_is_another_model(tmp_path):
 
 
 # ---- the machine ----
-
-
-def test_usable_cores_are_those_that_the_process_may_run_on(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 7}, raising=False)
-    assert machine.usable_cores() == 3
-
-
-@pytest.mark.parametrize(("count", "cores"), [(12, 12), (None, 1)])
-def test_where_no_affinity_is_known_all_cores_are_usable(monkeypatch, count, cores):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: count)
-    assert machine.usable_cores() == cores
 
 
 def test_memory_is_pages_times_their_size(monkeypatch):
@@ -94,7 +83,7 @@ def test_where_the_system_must_be_asked_for_its_caches_unknown_ones_are_left_out
 def test_the_machine_is_told_in_five_parts():
     told = machine.machine()
     assert told.keys() == {"processor", "cores", "memory_bytes", "cache_bytes", "system"}
-    assert told["cores"] == machine.usable_cores() >= 1
+    assert told["cores"] == usable_cores() >= 1
     assert platform.system() in told["system"]
     assert platform.machine() in told["system"]
 

@@ -1,0 +1,24 @@
+"""The NumPy twins of the compiled norm and rotation, in whatever precision their arrays have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+
+
+def rms_norm(x: Floats, at: int, n: int, gain: Floats, eps: float, out: Floats, to: int) -> None:
+    """`out[to ...] = gain * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
+    row = x[at : at + n]
+    out[to : to + n] = gain * (row / np.sqrt(np.mean(np.square(row)) + eps))
+
+
+def rotate(x: Floats, at: int, half: int, cos: Floats, sin: Floats, row: int, out: Floats, to: int) -> None:
+    """Pairs (j, j + half) turned by the angles whose cosines and sines begin at `row` of the tables; out may be x."""
+    a, b = x[at : at + 2 * half].reshape(2, half).copy()
+    c, s = cos[row : row + half], sin[row : row + half]
+    out[to : to + half] = a * c - b * s
+    out[to + half : to + 2 * half] = b * c + a * s

@@ -1,0 +1,48 @@
+"""Heads normed and rotated over a pool, against the NumPy twin and against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from kernels.cpu import heads, heads_numpy, pool
+
+U = 2.0**-24
+POOL = pool.Pool(2)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1), n_tokens=st.sampled_from([1, 2, 5, 31, 32, 33, 70]),
+    n_heads=st.integers(1, 5), width=st.sampled_from([2, 8, 16, 32, 48, 64, 80, 96, 128]),
+    offset=st.integers(0, 9), normed=st.booleans(), beside=st.sampled_from([0, 16, 24]),
+)  # fmt: skip
+def test_heads_are_those_of_the_twin(
+    seed: int, n_tokens: int, n_heads: int, width: int, offset: int, normed: bool, beside: int
+):
+    """Keys lie in the columns behind the queries, as one product brings them."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n_tokens, beside + (n_heads + 1) * width)).astype(np.float32)
+    q, k = rows[:, beside : beside + n_heads * width], rows[:, beside + n_heads * width :]
+    angles = rng.uniform(-9, 9, (offset + n_tokens, 1, width // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    gains = rng.standard_normal((2, width if normed else 0)).astype(np.float32)
+    found = [np.full((n_tokens, n, width), np.nan, dtype=np.float32) for n in (n_heads, 1)]
+    heads.norm_rope_pair(
+        POOL.control, heads.norm_rope.address, q, k, gains[0], gains[1], 1e-6, 1e-5, cos, sin, offset, *found
+    )
+    for x, gain, eps, out in zip((q, k), gains, (1e-6, 1e-5), found, strict=True):
+        want = np.empty(out.shape)
+        heads_numpy.norm_rope(x.astype(np.float64), gain.astype(np.float64), eps, cos, sin, offset, want)
+        twin = np.empty_like(out)
+        heads_numpy.norm_rope(x, gain, eps, cos, sin, offset, twin)
+        # A rotation mixes the halves of a head, so the bound is that of its longer half; a norm has width + 5
+        # roundings, a rotation three.
+        size = np.abs(want).reshape(*want.shape[:2], 2, -1).sum(axis=2)
+        bound = 2 * (width + 8) * U * np.tile(size, 2)
+        assert (np.abs(out - want) <= bound).all()
+        assert (np.abs(twin - want) <= bound).all()

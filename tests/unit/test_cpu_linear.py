@@ -1,0 +1,160 @@
+"""Compiled linear layers, alone and in blocks, against the NumPy twin and against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("numba")
+
+from kernels.cpu import activations_numpy, linear, linear_numpy
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+
+U = 2.0**-24
+EPS = 1e-6
+BE = create_backend("parallel", threads=3)
+FEW, SPAN, ROWS, DEPTH = linear.FEW, linear.SPAN, linear.MANY_ROWS, linear.DEPTH
+
+seeds = st.integers(0, 2**32 - 1)
+tokens = st.one_of(st.integers(1, 70), st.sampled_from([1, FEW, FEW + 1, 15, 16, 17, 32, 33, 64, 65]))
+# Rows of weights by their format: what one row holds is a multiple of a block.
+columns = st.one_of(
+    st.tuples(st.just("F32"), st.one_of(st.integers(1, 90), st.sampled_from([DEPTH - 1, DEPTH, DEPTH + 1, 600]))),
+    st.tuples(st.just("Q8_0"), st.integers(1, 20).map(lambda blocks: 32 * blocks)),
+)
+heights = st.one_of(st.integers(1, 20), st.sampled_from([ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 7]))
+
+
+class Layer:
+    """A linear layer as the backend has it, and its dense matrix and bias in float64."""
+
+    def __init__(self, rng: np.random.Generator, kind: str, n: int, k: int, *, bias: bool = False) -> None:
+        weight = Weight.pack("w", rng.standard_normal((n, k)), BY_NAME[kind])
+        self.matrix = weight.dequantize().astype(np.float64)
+        self.bias = rng.standard_normal(n).astype(np.float32) if bias else None
+        self.linear = Linear("w", BE.prepare(weight), self.bias)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def exact(
+    x: np.ndarray, gain: np.ndarray | None, layers: Sequence[Layer], residual: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The result in float64, and how far from it float32 may be.
+
+    A sum has at most K roundings and its products one each, in a norm as well; bias and residual add one.
+    """
+    wide = x.astype(np.float64)
+    matrices, biases = [layer.matrix for layer in layers], [layer.bias for layer in layers]
+    want = linear_numpy.project(wide, gain, EPS, matrices, biases, residual, None)
+    size = linear_numpy.project(
+        np.abs(wide), None if gain is None else np.abs(gain), EPS, [np.abs(m) for m in matrices],
+        [b if b is None else np.abs(b) for b in biases], None if residual is None else np.abs(residual), None,
+    )  # fmt: skip
+    return want, (2 * x.shape[1] + 8) * U * size
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(seed=seeds, t=tokens, n=heights, kind_k=columns, bias=st.booleans())
+def test_products(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool):
+    rng = np.random.default_rng(seed)
+    layer, x = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1])
+    want, bound = exact(x, None, [layer])
+    dense = layer.matrix.astype(np.float32)
+    twin = linear_numpy.project(x, None, EPS, [dense], [layer.bias], None, None)
+    for found in (BE.linear(x, layer.linear), twin):
+        assert found.shape == want.shape
+        assert (np.abs(found - want) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("t", [SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 17])
+def test_more_tokens_than_sums_are_kept_for(kind: str, t: int):
+    rng = np.random.default_rng(t)
+    layer, x, residual = Layer(rng, kind, ROWS + 3, 64, bias=True), normal(rng, t, 64), normal(rng, t, ROWS + 3)
+    want, bound = exact(x, None, [layer], residual)
+    assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
+    gate, up = Layer(rng, kind, ROWS + 3, 64), Layer(rng, kind, ROWS + 3, 64)
+    check_gated(x, np.ones(64, dtype=np.float32), gate, up, "silu")
+
+
+@pytest.mark.parametrize("t", [1, FEW, FEW + 1, 20])
+@pytest.mark.parametrize("n", [700, 4001])
+def test_many_chunks_of_stored_rows(t: int, n: int):
+    """More than one thread is given: 4,001 rows of 64 weights are 272 KB."""
+    rng = np.random.default_rng(n)
+    layer, x = Layer(rng, "Q8_0", n, 64), normal(rng, t, 64)
+    want, bound = exact(x, None, [layer])
+    assert (np.abs(BE.linear(x, layer.linear) - want) <= bound).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=seeds, t=tokens, n=heights, kind_k=columns, bias=st.booleans())
+def test_residuals_are_added_once(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool):
+    rng = np.random.default_rng(seed)
+    layer, x, residual = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, t, n)
+    want, bound = exact(x, None, [layer], residual)
+    assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=seeds, t=tokens, n=st.tuples(heights, heights, heights), kind_k=columns, data=st.data())
+def test_several_matrices_of_one_normed_input(
+    seed: int, t: int, n: tuple[int, int, int], kind_k: tuple[str, int], data: st.DataObject
+):
+    """Each in a format of its own where the width allows it, and with or without a bias."""
+    rng = np.random.default_rng(seed)
+    kind, k = kind_k
+    kinds = [data.draw(st.sampled_from(["F32", "Q8_0"])) if kind == "Q8_0" else kind for _ in n]
+    layers = [Layer(rng, kinds[i], n[i], k, bias=data.draw(st.booleans())) for i in range(3)]
+    x, gain = normal(rng, t, k), normal(rng, k)
+    want, bound = exact(x, gain, layers)
+    found = BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear for layer in layers])
+    assert [part.shape for part in found] == [(t, rows) for rows in n]
+    assert (np.abs(np.concatenate(found, axis=1) - want) <= bound).all()
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=seeds, t=tokens, n=heights, kind_k=columns, activation=st.sampled_from(["silu", "gelu"]),
+    scale=st.sampled_from([1.0, 30.0]),
+)  # fmt: skip
+def test_gates(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: str, scale: float):
+    rng = np.random.default_rng(seed)
+    gate, up = (Layer(rng, kind_k[0], n, kind_k[1]) for _ in range(2))
+    x, gain = normal(rng, t, kind_k[1]), normal(rng, kind_k[1]) * np.float32(scale)
+    check_gated(x, gain, gate, up, activation)
+
+
+def check_gated(x: np.ndarray, gain: np.ndarray, gate: Layer, up: Layer, activation: str) -> None:
+    twin = getattr(activations_numpy, activation)
+    want = linear_numpy.project(x.astype(np.float64), gain, EPS, [gate.matrix, up.matrix], [None] * 2, None, twin)
+    (gates, off_gates), (ups, off_ups) = exact(x, gain, [gate]), exact(x, gain, [up])
+    # Neither activation is steeper than 1.13; what it makes of its own roundings is bounded as in test_cpu_norms.
+    argument = np.abs(gates) if activation == "silu" else 1.6 * np.abs(gates) * (1 + 0.044715 * gates**2)
+    own = (8 + 8 * argument) * U * np.abs(want) + 2.0**-121 * (1 + np.abs(ups))
+    bound = 1.2 * off_gates * (np.abs(ups) + off_ups) + np.abs(twin(gates)) * off_ups + own
+    found = BE.norm_gate_up(x, RMSNorm("n", gain, EPS), gate.linear, up.linear, activation)
+    assert found.shape == want.shape
+    assert (np.abs(found - want) <= bound).all()
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("t", [1, 3, FEW + 1, 40])
+def test_the_head_sees_the_last_token_or_every_one(kind: str, t: int):
+    rng = np.random.default_rng(t)
+    head, x, gain = Layer(rng, kind, 201, 96), normal(rng, t, 96), normal(rng, 96)
+    want, bound = exact(x, gain, [head])
+    found = BE.norm_head(x, RMSNorm("n", gain, EPS), head.linear, every=True)
+    last = BE.norm_head(x, RMSNorm("n", gain, EPS), head.linear, every=False)
+    assert (np.abs(found - want) <= bound).all()
+    assert (np.abs(last - want[-1:]) <= bound[-1:]).all()

@@ -1,0 +1,209 @@
+"""Threads that wait in compiled code: every chunk once, sleep when there is nothing to do, an end in every case."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from numba import carray
+
+from kernels.cpu import pool
+from kernels.cpu.jit import jit, task
+from kernels.cpu.memory import fetch_add, floats, read, relax
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+
+# Looks of a chunk that waits for others: some 20 milliseconds.
+PATIENCE = 1 << 20
+
+
+@task
+def count(job: Any, chunk: int) -> None:
+    """One more for the chunk; job[1] looks are wasted before, so that chunks end in another order than they begin."""
+    counts = floats(job[0])
+    for _ in range(job[1] * (chunk % 3)):
+        relax()
+    counts[chunk] += 1
+
+
+@jit
+def wrong_counts(control: Any, address: int, counts: Any, chunks: int, jobs: int) -> int:
+    """Run a job again and again; how many chunks were not done exactly once when it was over."""
+    wrong = 0
+    for _ in range(jobs):
+        counts[:] = 0
+        pool.run(control, address, chunks)
+        for i in range(len(counts)):
+            wrong += counts[i] != (1 if i < chunks else 0)
+    return wrong
+
+
+@task
+def meet(job: Any, chunk: int) -> None:
+    """Wait until job[1] chunks are here at a time, which as many threads alone can bring about; then say so."""
+    words = carray(job, 64)
+    fetch_add(words, 0, 1)
+    looks = 0
+    while read(words, 0) < words[1] and looks < words[2]:
+        relax()
+        looks += 1
+    if looks < words[2]:
+        fetch_add(words, 3, 1)
+
+
+def meets(made: pool.Pool, threads: int) -> bool:
+    """Whether as many chunks were once at work at the same time; a busy machine may need several attempts."""
+    for _ in range(100):
+        made.shared.wake()
+        made.control[pool.JOB :][:4] = 0, threads, PATIENCE, 0
+        pool.run(made.control, meet.address, threads)
+        if made.control[pool.JOB + 3] == threads:
+            return True
+    return False
+
+
+def within(seconds: float, is_so: Callable[[], bool]) -> bool:
+    """Whether it becomes so before that time has passed."""
+    end = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.002)
+    return is_so()
+
+
+def helpers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mlx_engine-helper"]
+
+
+@pytest.fixture
+def four() -> Iterator[pool.Pool]:
+    made = pool.Pool(4)
+    yield made
+    made.close()
+
+
+# ---- chunks ----
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 5, 17, 64])
+@pytest.mark.parametrize("waste", [0, 20])
+def test_every_chunk_is_done_once_and_before_the_job_is_over(four: pool.Pool, chunks: int, waste: int):
+    """Thousands of small jobs, on more threads than there are cores."""
+    counts = np.zeros(64, dtype=np.float32)
+    four.control[pool.JOB], four.control[pool.JOB + 1] = counts.ctypes.data, waste
+    for _ in range(8):
+        four.shared.wake()
+        assert wrong_counts(four.control, count.address, counts, chunks, 100) == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 6, 7, 50])
+def test_any_number_of_chunks_on_any_number_of_threads(threads: int, chunks: int):
+    made, counts = pool.Pool(threads), np.zeros(64, dtype=np.float32)
+    made.control[pool.JOB], made.control[pool.JOB + 1] = counts.ctypes.data, 0
+    assert wrong_counts(made.control, count.address, counts, chunks, 3) == 0
+    made.close()
+
+
+def test_alone_the_same_chunks_are_done(four: pool.Pool):
+    counts = np.zeros(64, dtype=np.float32)
+    four.control[pool.JOB], four.control[pool.JOB + 1] = counts.ctypes.data, 0
+    pool.run_alone(four.control, count.address, 20)
+    assert counts.tolist() == [1] * 20 + [0] * 44
+
+
+def test_a_pool_needs_a_thread():
+    with pytest.raises(ValueError, match="at least one thread, found 0"):
+        pool.Pool(0)
+
+
+# ---- sleep ----
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_work_at_the_same_time_also_after_a_sleep(threads: int):
+    made = pool.Pool(threads)
+    for _ in range(3):
+        assert meets(made, threads)
+        assert within(5, lambda: made.shared.asleep == threads - 1)
+    made.close()
+
+
+def test_an_idle_pool_uses_no_time(four: pool.Pool):
+    assert meets(four, 2)
+    assert within(5, lambda: four.shared.asleep == 3)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+def test_a_sleeping_pool_does_its_job_alone(four: pool.Pool):
+    """Who brings a job does not wait for helpers."""
+    assert within(5, lambda: four.shared.asleep == 3)
+    counts = np.zeros(8, dtype=np.float32)
+    four.control[pool.JOB], four.control[pool.JOB + 1] = counts.ctypes.data, 0
+    pool.run(four.control, count.address, 8)
+    assert counts.tolist() == [1] * 8
+    assert four.shared.asleep == 3
+
+
+def test_a_backend_wakes_its_helpers(monkeypatch: pytest.MonkeyPatch):
+    be = create_backend("parallel", threads=3)
+    weight = Weight.pack("w", np.ones((4000, 64)), BY_NAME["Q8_0"])
+    layer, x = Linear("w", be.prepare(weight)), np.ones((1, 64), dtype=np.float32)
+    assert within(5, lambda: be.pool.shared.asleep == 2)
+    woken, wake = [], be.pool.shared.wake
+    monkeypatch.setattr(be.pool.shared, "wake", lambda: woken.append(wake()))
+    be.linear(x, layer)
+    assert len(woken) == 1
+
+
+# ---- the end ----
+
+
+def test_closing_ends_the_threads(four: pool.Pool):
+    mine = four._helpers
+    assert all(thread.is_alive() for thread in mine)
+    assert within(5, lambda: four.shared.asleep == 3)
+    four.close()
+    assert not any(thread.is_alive() for thread in mine)
+    four.close()  # again, and nothing happens
+
+
+def test_closing_while_they_look_for_work_ends_the_threads():
+    for _ in range(20):
+        made = pool.Pool(3)
+        made.close()
+        assert not any(thread.is_alive() for thread in made._helpers)
+
+
+def test_pools_that_are_dropped_leave_no_threads():
+    gc.collect()
+    before = len(helpers())
+    for _ in range(20):
+        made = pool.Pool(3)
+        assert len(helpers()) == before + 2
+        del made
+        assert len(helpers()) == before
+
+
+def test_backends_that_are_dropped_leave_no_threads():
+    gc.collect()
+    before, x = threading.active_count(), np.ones((1, 32), dtype=np.float32)
+    weight = Weight.pack("w", np.ones((9, 32)), BY_NAME["F32"])
+    for jit_ in (True, False):
+        for _ in range(3):
+            made = create_backend("parallel", threads=3, jit=jit_)
+            made.linear(x, Linear("w", made.prepare(weight)))
+            del made
+            gc.collect()
+    assert within(5, lambda: threading.active_count() == before)
