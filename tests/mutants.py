@@ -100,7 +100,6 @@ MUTANTS = [
            "fetch_add(control, DONE, 1)\n            call(control[TASK], control, JOB, _end(control, owner) - left)"),
     Mutant("two threads take one chunk", POOL, "left = fetch_add(control, LEFT + LINE * owner, -1)",
            "left = read(control, LEFT + LINE * owner)\n            write(control, LEFT + LINE * owner, left - 1)"),
-    Mutant("stretches overlap", POOL, "        first = last\n", ""),
     Mutant("helpers are never woken", COMPILED, "self.pool.shared.wake()", "pass"),
     Mutant("threads share a pool without turns", COMPILED, "with self._turn, super().session():",
            "with super().session():"),
