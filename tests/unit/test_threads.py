@@ -81,6 +81,22 @@ def test_what_a_chunk_raises_is_raised(monkeypatch: pytest.MonkeyPatch):
         be.linear(np.ones((2, 31), dtype=np.float32), Linear("w", np.ones((20, 32), dtype=np.float32)))
 
 
+def test_one_thread_at_a_time_holds_the_session_of_a_compiled_backend():
+    pytest.importorskip("numba")
+    be, entered = create_backend("parallel", threads=2), threading.Event()
+
+    def enter() -> None:
+        with be.session():
+            entered.set()
+
+    other = threading.Thread(target=enter)
+    with be.session(), be.session():  # the same thread may enter again
+        other.start()
+        assert not entered.wait(0.1)
+    assert entered.wait(10)
+    other.join()
+
+
 @pytest.mark.parametrize("jit", [True, False])
 def test_two_threads_on_one_engine_get_what_each_would_get_alone(jit: bool):
     engine = mlx_engine.load(MICRO / "model-q8_0.gguf", "parallel", threads=3, jit=jit)
