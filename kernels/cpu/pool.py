@@ -11,6 +11,7 @@ job again. A sleeping thread is woken, not waited for: whoever brought the job m
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -115,25 +116,35 @@ class Pool:
 
 
 class _Shared:
-    """What the threads know: the pool's memory, but not the pool, which may end before them."""
+    """What the threads know: the pool's memory, but not the pool, which may end before them.
+
+    Ctrl-C may come between any two steps of whoever wakes. So a thread counts as asleep until it says itself that it
+    is not, and is woken again by the next call if the last one was cut short; once too often does no harm.
+    """
 
     def __init__(self, threads: int) -> None:
         self.control = _control(threads)
-        self.asleep = 0
-        self._lock, self._gate = threading.Lock(), threading.Semaphore(0)
+        self._asleep: set[int] = set()
+        self._gates = [threading.Lock() for _ in range(threads)]
+        for gate in self._gates:
+            gate.acquire()
 
-    def sleep(self) -> None:
+    @property
+    def asleep(self) -> int:
+        """How many threads sleep."""
+        return len(self._asleep)
+
+    def sleep(self, me: int) -> None:
         """Until the next call of `wake`."""
-        with self._lock:
-            self.asleep += 1
-        self._gate.acquire()
+        self._asleep.add(me)
+        self._gates[me].acquire()
+        self._asleep.discard(me)
 
     def wake(self) -> None:
         """Wake all threads that sleep."""
-        with self._lock:
-            n, self.asleep = self.asleep, 0
-        if n:
-            self._gate.release(n)
+        for thread in tuple(self._asleep):
+            with contextlib.suppress(RuntimeError):  # its gate is open already
+                self._gates[thread].release()
 
 
 def _control(threads: int) -> np.ndarray:
@@ -149,7 +160,7 @@ def _control(threads: int) -> np.ndarray:
 def _help(shared: _Shared, me: int, patience: int) -> None:
     while not shared.control[STOP]:
         help_out(shared.control, me, patience)
-        shared.sleep()
+        shared.sleep(me)
 
 
 def _close(shared: _Shared, helpers: list[threading.Thread]) -> None:

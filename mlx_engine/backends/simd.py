@@ -71,7 +71,8 @@ class SimdBackend(Backend):
     def rope(self, x: Array, rope: Rope, offset: int) -> Array:
         """Both halves of every head at once."""
         cos, sin = rope_table(rope, offset, len(x))
-        a, b = np.split(x, 2, axis=-1)
+        half = x.shape[-1] // 2
+        a, b = x[..., :half], x[..., half:]
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
     def attention(self, q: Array, seen: Visible, scale: float) -> Array:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -154,6 +157,34 @@ def test_a_sleeping_pool_does_its_job_alone(four: pool.Pool):
     pool.run(four.control, count.address, 8)
     assert counts.tolist() == [1] * 8
     assert four.shared.asleep == 3
+
+
+@pytest.mark.parametrize("steps", range(1, 60, 4))
+def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(steps: int):
+    made, left = pool.Pool(4), steps
+
+    def interrupt(frame: FrameType, what: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code is not pool._Shared.wake.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= what == "opcode"
+        if left == 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    assert within(5, lambda: made.shared.asleep == 3)
+    sys.settrace(interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            made.shared.wake()
+    finally:
+        sys.settrace(None)
+    assert left == 0
+    assert meets(made, 4)
+    assert within(5, lambda: made.shared.asleep == 3)
+    made.close()
+    assert not any(thread.is_alive() for thread in made._helpers)
 
 
 def test_a_backend_wakes_its_helpers(monkeypatch: pytest.MonkeyPatch):

@@ -148,7 +148,7 @@ def test_a_process_ends_at_once_and_quietly_however_it_ends():
     try:
         assert running["interrupt"].stdout.readline() == "ready\n"
         running["interrupt"].send_signal(signal.SIGINT)
-        said = {how: process.communicate(timeout=30)[1] for how, process in running.items()}
+        said = {how: process.communicate(timeout=60)[1] for how, process in running.items()}
     finally:
         for process in running.values():
             process.kill()
@@ -157,5 +157,5 @@ def test_a_process_ends_at_once_and_quietly_however_it_ends():
     for how, last in (("exception", "RuntimeError: on purpose\n"), ("interrupt", "KeyboardInterrupt\n")):
         assert said[how].startswith("Traceback (most recent call last):\n")
         assert said[how].endswith("\n" + last)
-        assert said[how].count("Traceback") == 1
         assert "gnored" not in said[how]
+        assert "Exception in thread" not in said[how]
