@@ -3,7 +3,7 @@
     python -m benchmarks.chunks              appends to benchmarks/results/chunks.jsonl, every sample kept
 
 One vector is multiplied with a Q8_0 matrix of 1,024 columns, by one thread alone and by all of them, in turns. Each
-call takes another matrix, so that weights come from memory as they do in a model. `kernels/cpu/linear.py` has the
+call takes another matrix, so that weights come from memory as they do in a model. `kernels/cpu/layout.py` has the
 constant that was read off the table.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.text import Row
 from kernels import blocks
-from kernels.cpu import linear as kernels
+from kernels.cpu import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.backends.matrices import Group
+from mlx_engine.backends.matrices import Block, address
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.run import origin
 from mlx_engine.quant.types import Q8_0
@@ -44,7 +44,7 @@ def main() -> None:
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
     weights = np.zeros(TOTAL // blocks.Q8_0.itemsize, dtype=blocks.Q8_0)
     weights["d"], weights["qs"] = 0.01, 1
-    common = {**origin(), "threads": backend.threads, "chunk_bytes": kernels.CHUNK_BYTES}
+    common = {**origin(), "threads": backend.threads, "chunk_bytes": layout.CHUNK_BYTES}
     with RESULTS.open("a") as out, backend.session():
         for size in SIZES:
             row = {**common, **measure(backend, weights.view(np.uint8), max(1, size // ROW_BYTES))}
@@ -55,37 +55,37 @@ def main() -> None:
 def measure(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Row:
     """Microseconds per product of a matrix of `n_rows`, medians of rounds that take turns."""
     nbytes = n_rows * ROW_BYTES
-    groups = {}
-    for way, worthwhile in (("alone", 0), ("handed_out", 1)):
-        made = [group(backend, weights[at : at + nbytes], n_rows) for at in range(0, TOTAL - nbytes, nbytes)][:2000]
+    blocks_ = {}
+    for way, hand_out in (("alone", 0), ("handed_out", 1)):
+        made = [block(backend, weights[at : at + nbytes], n_rows) for at in range(0, TOTAL - nbytes, nbytes)][:2000]
         for one in made:
-            one.rows[2] = worthwhile
-        groups[way] = made
-    samples: dict[str, list[float]] = {way: [] for way in groups}
+            one.words[layout.HAND_OUT] = hand_out
+        blocks_[way] = made
+    samples: dict[str, list[float]] = {way: [] for way in blocks_}
     for _ in range(ROUNDS):
-        for way, made in groups.items():
+        for way, made in blocks_.items():
             samples[way].append(timed(backend, made) / len(made) * 1e6)
     medians = {f"{way}_us": statistics.median(times) for way, times in samples.items()}
     return {"bytes": nbytes, **medians, "samples_us": samples}
 
 
-def group(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Group:
+def block(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Block:
     """One matrix as a job has it, cut into chunks of half its rows at most, so that there is something to hand out."""
     layer = Linear("w", backend.prepare(Weight("w", (n_rows, N_COLUMNS), Q8_0, weights)))
-    made = Group([layer], kernels, gated=False)
-    made.rows[0] = min(made.rows[0], max(1, n_rows // 2))
+    made = Block([layer], None, 0, backend.library)
+    made.words[layout.CHUNK_FEW] = min(made.words[layout.CHUNK_FEW], max(1, n_rows // 2))
     return made
 
 
-def timed(backend: CompiledBackend, groups: list[Group]) -> float:
+def timed(backend: CompiledBackend, blocks_: list[Block]) -> float:
     """Seconds for one product with each."""
-    x, nothing = np.ones((1, N_COLUMNS), dtype=np.float32), np.empty(0, dtype=np.float32)
-    y, none = np.empty((1, groups[0].n_columns), dtype=np.float32), np.empty((0, 0), dtype=np.float32)
-    tasks = (backend.kernels.few, backend.kernels.many, backend.kernels.pack)
+    x = np.ones((1, N_COLUMNS), dtype=np.float32)
+    y = np.empty((1, blocks_[0].n_outputs), dtype=np.float32)
+    where = address(x), 0, 0, address(y)
     backend.pool.shared.wake()
     start = time.perf_counter()
-    for one in groups:
-        kernels.project(backend.pool.control, *tasks, x, nothing, 0.0, one.table, one.rows, none, 0, y)
+    for one in blocks_:
+        backend.library.project(backend.pool.address, one.address, 1, *where)
     return time.perf_counter() - start
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.cpu.jit import jit
+from kernels.cpu.layout import SILU
 from kernels.cpu.vectors import add, div, exp, fma, mul, splat, sub, zeros
-
-SILU, GELU = 1, 2
 
 
 @jit

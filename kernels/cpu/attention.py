@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu import pool
 from kernels.cpu.float32 import dot
 from kernels.cpu.gemm import multiply_add, pack
-from kernels.cpu.jit import jit, task
-from kernels.cpu.memory import floats, keep_alive, number, word
+from kernels.cpu.jit import entry, jit, task
+from kernels.cpu.jobs import run
+from kernels.cpu.layout import BLOCK, JOB, KEYS, LANES, SPAN
+from kernels.cpu.memory import floats, number, word, words
 from kernels.cpu.vectors import (
-    LANES,
     add,
     between,
+    div,
     exp,
     fma,
     get,
@@ -37,12 +38,6 @@ from kernels.cpu.vectors import (
 
 # Words of a job. Q is (T, H, E), OUT as well; SLOTS is the store's, START and STOP what is visible of it.
 Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, SCALE, PARTS = range(13)
-
-# Keys of a chunk for one query, and of a block for many: 64 keys and values of 128 floats fill a first-level cache
-# twice, and a second-level cache an eighth.
-KEYS, BLOCK = 256, 96
-# Tokens of a chunk for many queries.
-SPAN = 64
 
 _LEAST = np.float32(-np.inf)
 
@@ -107,7 +102,7 @@ def _exponentials(scores: Any, first: int, n: int) -> Any:
 
 
 @task
-def attend_one(job: Any, chunk: int) -> None:
+def attend_one(job: Any, chunk: int, scratch: int) -> None:
     """One query token: the queries of one key/value head over one part of the keys.
 
     OUT holds, per query head and part, the largest score, the sum of the exponentials, then E weighted sums.
@@ -119,7 +114,7 @@ def attend_one(job: Any, chunk: int) -> None:
     keys = floats(job[STORE] + 4 * ((head * job[SLOTS] + first) * width))
     values = floats(job[STORE] + 4 * (((job[KV] + head) * job[SLOTS] + first) * width))
     q, out = floats(job[Q]), floats(job[OUT])
-    scores = np.empty(group * (KEYS + LANES), dtype=np.float32)
+    scores = floats(scratch)  # (group, KEYS + LANES)
     scale = np.float32(number(job[SCALE]))
     for g in range(group):
         row = g * (KEYS + LANES)
@@ -134,19 +129,19 @@ def attend_one(job: Any, chunk: int) -> None:
 @jit
 def _join(parts: Any, at: int, n_parts: int, width: int, out: Any, to: int) -> None:
     """The attention of a query whose keys were looked at in parts."""
-    largest, sum_ = _LEAST, np.float32(0)
+    largest, sums = _LEAST, zeros()
     for p in range(n_parts):
         largest = max(largest, parts[at + p * (width + 2)])
-    for e in range(width):
-        out[to + e] = 0
+    for e in range(0, width, LANES):
+        store(out, to + e, zeros())
     for p in range(n_parts):
         row = at + p * (width + 2)
-        factor = np.exp(parts[row] - largest)
-        sum_ += factor * parts[row + 1]
-        for e in range(width):
-            put(out, to + e, get(out, to + e) + factor * get(parts, row + 2 + e))
-    for e in range(width):
-        out[to + e] /= sum_
+        factor = exp(splat(parts[row] - largest))
+        sums = fma(factor, splat(parts[row + 1]), sums)
+        for e in range(0, width, LANES):
+            store(out, to + e, fma(factor, load(parts, row + 2 + e), load(out, to + e)))
+    for e in range(0, width, LANES):
+        store(out, to + e, div(load(out, to + e), sums))
 
 
 @jit
@@ -188,7 +183,7 @@ def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, va
 
 
 @task
-def attend_many(job: Any, chunk: int) -> None:
+def attend_many(job: Any, chunk: int, scratch: int) -> None:
     """Many query tokens: those of one key/value head and one span of tokens, the last span first: it sees most."""
     width, group = job[E], job[H] // job[KV]
     n_spans = (job[T] + SPAN - 1) // SPAN
@@ -203,16 +198,17 @@ def attend_many(job: Any, chunk: int) -> None:
     slot = job[STOP] - job[T] + t
     first = job[START] if job[WINDOW] == 0 else max(job[START], slot + 1 - job[WINDOW])
     row = job[H] * width
-    queries = np.empty(group * n_panels * LANES * width, dtype=np.float32)
-    size = LANES * (width + 2)
-    state = np.zeros(group * n_panels * size, dtype=np.float32)
+    # Scratch memory: scores (BLOCK, 16), then per panel the packed queries (E, 16), then per panel the state.
+    size, packed = LANES * (width + 2), BLOCK * LANES
+    scores, queries = floats(scratch), floats(scratch + 4 * packed)
+    state = floats(scratch + 4 * (packed + group * n_panels * LANES * width))
+    state[: group * n_panels * size] = 0
     for g in range(group):
         for p in range(n_panels):
             source, lanes = (t + p * LANES) * row + (head * group + g) * width, min(LANES, n_tokens - p * LANES)
             panel = g * n_panels + p
             pack(q, source, row, lanes, width, np.float32(number(job[SCALE])), queries, panel * LANES * width)
             store(state, panel * size, splat(_LEAST))
-    scores = np.empty(BLOCK * LANES, dtype=np.float32)
     for key in range(first, slot + n_tokens, BLOCK):
         for panel in range(group * n_panels):
             query = slot + panel % n_panels * LANES
@@ -233,44 +229,45 @@ def attend_many(job: Any, chunk: int) -> None:
                 put(out, target + e, get(state, panel * size + (e + 2) * LANES + lane) / sum_)
 
 
-@jit
+@entry
 def attend(
-    control: Any, one: int, many: int, q: Any, kv: Any, start: int, stop: int, window: int, scale: float, out: Any
-) -> None:
+    address: int, one: int, many: int, q: int, n_tokens: int, n_heads: int, n_kv_heads: int, width: int, store: int,
+    slots: int, start: int, stop: int, window: int, scale: float, parts: int, out: int,
+) -> None:  # fmt: skip
     """(T, H, E) attention of queries over slots [start, stop) of a store, of which the last T are the queries' own.
 
     Args:
-        control: the pool's.
+        address: of the pool's control block.
         one: address of `attend_one`.
         many: address of `attend_many`.
-        q: (T, H, E), contiguous; E is a multiple of 16.
-        kv: (2, K, slots, E).
+        q: address of (T, H, E).
+        n_tokens: T.
+        n_heads: H.
+        n_kv_heads: K.
+        width: E, a multiple of 16; `scratch_bytes` says what it may be at most.
+        store: address of (2, K, slots, E).
+        slots: of the store.
         start: the first slot that is visible.
         stop: the slot behind the last one.
         window: how many of the last ones a token sees; 0 is all.
         scale: of the scores.
-        out: (T, H, E).
+        parts: address of room for H (E + 2) floats for each `KEYS` of the visible keys; for one token alone.
+        out: address of (T, H, E).
     """
-    n_tokens, n_heads, width = q.shape
-    n_kv_heads = kv.shape[1]
+    control = words(address)
     if n_tokens == 1 and window > 0:
         start = max(start, stop - window)
-    parts = (stop - start + KEYS - 1) // KEYS
-    job = control[pool.JOB :]
-    job[Q], job[STORE], job[T], job[H], job[KV], job[E] = (
-        q.ctypes.data, kv.ctypes.data, n_tokens, n_heads, n_kv_heads, width,
-    )  # fmt: skip
+    n_parts = (stop - start + KEYS - 1) // KEYS
+    job = control[JOB:]
+    job[Q], job[STORE], job[T], job[H], job[KV], job[E] = q, store, n_tokens, n_heads, n_kv_heads, width
     job[SLOTS], job[START], job[STOP], job[WINDOW], job[SCALE], job[PARTS] = (
-        kv.shape[2], start, stop, window, word(scale), parts,
+        slots, start, stop, window, word(scale), n_parts,
     )  # fmt: skip
     if n_tokens > 1:
-        job[OUT] = out.ctypes.data
-        pool.run(control, many, n_kv_heads * ((n_tokens + SPAN - 1) // SPAN))
+        job[OUT] = out
+        run(control, many, n_kv_heads * ((n_tokens + SPAN - 1) // SPAN))
         return
-    found = np.empty(n_heads * parts * (width + 2), dtype=np.float32)
-    job[OUT] = found.ctypes.data
-    pool.run(control, one, n_kv_heads * parts)
-    flat = out.reshape(-1)
+    job[OUT] = parts
+    run(control, one, n_kv_heads * n_parts)
     for h in range(n_heads):
-        _join(found, h * parts * (width + 2), parts, width, flat, h * width)
-    keep_alive(found)
+        _join(floats(parts), h * n_parts * (width + 2), n_parts, width, floats(out), h * width)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.cpu.jit import jit
-from kernels.cpu.vectors import LANES, add, fma, get, load, total, zeros
+from kernels.cpu.layout import LANES
+from kernels.cpu.vectors import add, fma, get, load, total, zeros
 
 
 @jit

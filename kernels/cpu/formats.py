@@ -6,10 +6,10 @@ from typing import Any
 
 from kernels.cpu import float32, q8_0
 from kernels.cpu.jit import jit
+from kernels.cpu.layout import Q8_0
 from kernels.cpu.memory import floats, raw
 from kernels.cpu.vectors import prefetch
 
-F32, Q8_0 = 0, 1
 # Bytes that memory is asked for at a time.
 LINE = 64
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu.jit import jit
-from kernels.cpu.vectors import LANES, add, fma, get, load, load_splat, put, store, zeros
+from kernels.cpu.layout import LANES
+from kernels.cpu.vectors import add, fma, get, load, load_splat, put, store, zeros
 
 ROWS = 6
 # Elements that are packed at a time.

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu import pool
-from kernels.cpu.jit import jit, task
-from kernels.cpu.memory import floats, number, word
+from kernels.cpu.jit import entry, jit, task
+from kernels.cpu.jobs import run
+from kernels.cpu.layout import HEAD_DIM, HEADS_TASK, JOB, K_EPS, K_GAIN, K_HEADS, Q_EPS, Q_GAIN, Q_HEADS
+from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import norm_rotate
 
 # Words of a job: the input has ROW elements per token; OUT takes HEADS x WIDTH of them. A gain of 0 is no norm.
@@ -18,7 +19,7 @@ SPAN = 32
 
 
 @task
-def norm_rope(job: Any, chunk: int) -> None:
+def norm_rope(job: Any, chunk: int, scratch: int) -> None:
     """Heads of a span of tokens normed, if there is a gain, and rotated."""
     width = job[WIDTH]
     x, out, cos, sin = floats(job[X]), floats(job[OUT]), floats(job[COS]), floats(job[SIN])
@@ -31,24 +32,35 @@ def norm_rope(job: Any, chunk: int) -> None:
 
 
 @jit
-def _run(control: Any, address: int, x: Any, gain: Any, eps: float, cos: Any, sin: Any, offset: int, out: Any) -> None:
-    job = control[pool.JOB :]
-    n_tokens, n_heads, width = out.shape
-    job[X], job[ROW], job[OUT] = x.ctypes.data, x.strides[0] // 4, out.ctypes.data
-    job[HEADS], job[WIDTH], job[TOKENS], job[OFFSET] = n_heads, width, n_tokens, offset
-    job[GAIN], job[EPS] = gain.ctypes.data if gain.size else 0, word(eps)
-    job[COS], job[SIN] = cos.ctypes.data, sin.ctypes.data
-    pool.run(control, address, (n_tokens + SPAN - 1) // SPAN)
+def _run(control: Any, task: int, x: int, row: int, n_heads: int, width: int, gain: int, eps: int, out: int) -> None:
+    job = control[JOB:]
+    job[X], job[ROW], job[OUT], job[HEADS], job[WIDTH], job[GAIN], job[EPS] = x, row, out, n_heads, width, gain, eps
+    run(control, task, (job[TOKENS] + SPAN - 1) // SPAN)
 
 
-@jit
+@entry
 def norm_rope_pair(
-    control: Any, address: int, q: Any, k: Any, q_gain: Any, k_gain: Any, q_eps: float, k_eps: float, cos: Any,
-    sin: Any, offset: int, q_out: Any, k_out: Any,
+    address: int, block: int, n_tokens: int, offset: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
+    q_out: int, k_out: int,
 ) -> None:  # fmt: skip
     """(T, H, E) and (T, K, E) heads from rows of queries and keys; row t is at position `offset + t` of the tables.
 
-    The rows may be columns of a larger array; an empty gain is no norm.
+    Args:
+        address: of the pool's control block.
+        block: address of the words that `layout.py` names.
+        n_tokens: T.
+        offset: position of the first token.
+        q: address of the queries.
+        q_row: elements from one row of queries to the next.
+        k: address of the keys.
+        k_row: elements from one row of keys to the next.
+        cos: address of the cosines, (positions, E / 2).
+        sin: address of the sines.
+        q_out: address of (T, H, E).
+        k_out: address of (T, K, E).
     """
-    _run(control, address, q, q_gain, q_eps, cos, sin, offset, q_out)
-    _run(control, address, k, k_gain, k_eps, cos, sin, offset, k_out)
+    control, b = words(address), words(block)
+    job = control[JOB:]
+    job[TOKENS], job[OFFSET], job[COS], job[SIN] = n_tokens, offset, cos, sin
+    _run(control, b[HEADS_TASK], q, q_row, b[Q_HEADS], b[HEAD_DIM], b[Q_GAIN], b[Q_EPS], q_out)
+    _run(control, b[HEADS_TASK], k, k_row, b[K_HEADS], b[HEAD_DIM], b[K_GAIN], b[K_EPS], k_out)

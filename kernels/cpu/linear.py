@@ -10,31 +10,51 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu import pool
 from kernels.cpu.activations import gated
-from kernels.cpu.formats import F32, ask_for, expand, matvecs
+from kernels.cpu.formats import ask_for, expand, matvecs
 from kernels.cpu.gemm import multiply_add, pack
-from kernels.cpu.jit import jit, task
-from kernels.cpu.memory import floats, keep_alive, number, word
+from kernels.cpu.jit import entry, jit, task
+from kernels.cpu.jobs import run, run_alone, scratch_of
+from kernels.cpu.layout import (
+    ACTIVATION,
+    BIAS,
+    CHUNK,
+    CHUNK_FEW,
+    CHUNK_MANY,
+    COLUMN,
+    EPS,
+    F32,
+    FEW,
+    GAIN,
+    HAND_OUT,
+    JOB,
+    KIND,
+    LANES,
+    MANY_ROWS,
+    MATRICES,
+    OWN,
+    ROWS,
+    TABLE,
+    TASK_FEW,
+    TASK_MANY,
+    TASK_PACK,
+    THREADS,
+    WEIGHTS,
+    WIDTH,
+    K,
+    N,
+)  # fmt: skip
+from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import rms_norm
-from kernels.cpu.vectors import LANES, get, load, put, store
+from kernels.cpu.vectors import get, load, put, store
 
-# Words of a job. X is the address of the input: plain rows for `multiply_few`, packed panels for `multiply_many`.
-X, T, K, Y, STRIDE, RESIDUAL, ACTIVATION, ROWS, MATRICES = range(9)
-TABLE = 16
-# Words of a matrix in the table: KIND and WEIGHTS say how and where it is stored, N how many rows it has, BIAS where
-# its bias lies or 0, COLUMN where its products begin in a row of the output, CHUNK which chunk is its first.
-KIND, WEIGHTS, N, BIAS, COLUMN, CHUNK, WIDTH = range(7)
-MOST_MATRICES = 8
+# Words of a job: the block's, and X, the address of the input (plain rows for few vectors, packed panels for many), T,
+# how many vectors there are, Y and RESIDUAL, where the output and what is added to it lie, and HEIGHT, rows of a chunk.
+X, T, Y, RESIDUAL, HEIGHT = range(OWN, OWN + 5)
 
-# Up to so many vectors each is multiplied with the stored rows.
-FEW = 8
-# Bytes of stored rows in a chunk of `multiply_few`, and what one thread does alone: measured by benchmarks/chunks.py.
-# Smaller chunks cost more to hand out than they even out.
-CHUNK_BYTES = 64 * 1024
-# Rows of a chunk of `multiply_many`, columns that are expanded at a time, and vectors that they are used for: 48 KB of
-# weights and 96 KB of sums stay in a core's second-level cache.
-MANY_ROWS, DEPTH, SPAN = 48, 256, 512
+# Columns that are expanded at a time, and vectors that they are used for: 48 KB of weights and 96 KB of sums stay in a
+# core's second-level cache.
+DEPTH, SPAN = 256, 512
 
 
 @jit
@@ -48,15 +68,15 @@ def _matrix_of(job: Any, chunk: int) -> int:
 
 
 @task
-def multiply_few(job: Any, chunk: int) -> None:
+def multiply_few(job: Any, chunk: int, scratch: int) -> None:
     """`y[t, column + r] = row r . x[t]`, plus bias and residual, for the rows of one chunk and every t."""
     m = _matrix_of(job, chunk)
-    first = (chunk - job[m + CHUNK]) * job[ROWS]
-    last = min(first + job[ROWS], job[m + N])
+    first = (chunk - job[m + CHUNK]) * job[HEIGHT]
+    last = min(first + job[HEIGHT], job[m + ROWS])
     start = job[Y] + 4 * job[m + COLUMN]
-    matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, job[STRIDE], first, last)
+    matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, job[N], first, last)
     for t in range(job[T]):
-        place = 4 * (t * job[STRIDE] + job[m + COLUMN])
+        place = 4 * (t * job[N] + job[m + COLUMN])
         y = floats(job[Y] + place)
         if job[m + BIAS] != 0:
             bias = floats(job[m + BIAS])
@@ -69,26 +89,26 @@ def multiply_few(job: Any, chunk: int) -> None:
 
 
 @task
-def multiply_few_gated(job: Any, chunk: int) -> None:
+def multiply_few_gated(job: Any, chunk: int, scratch: int) -> None:
     """`y[t, r] = activation(gate row r . x[t]) * (up row r . x[t])` for the rows of one chunk and every t."""
-    first = chunk * job[ROWS]
-    n = min(job[ROWS], job[TABLE + N] - first)
+    first = chunk * job[HEIGHT]
+    n = min(job[HEIGHT], job[TABLE + ROWS] - first)
     # Rows are rounded up to whole vectors.
-    size = (job[ROWS] + LANES - 1) // LANES * LANES
-    products = np.zeros(2 * FEW * size, dtype=np.float32)
+    size = (job[HEIGHT] + LANES - 1) // LANES * LANES
+    products = floats(scratch)  # (2, FEW, size)
+    products[: 2 * FEW * size] = 0
     for half in range(2):
         m = TABLE + half * WIDTH
         # The kernels write to y[r]; this makes row `first` the first element.
-        start = products.ctypes.data + 4 * (half * FEW * size - first)
+        start = scratch + 4 * (half * FEW * size - first)
         matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, size, first, first + n)
     for t in range(job[T]):
-        y = floats(job[Y] + 4 * t * job[STRIDE])
+        y = floats(job[Y] + 4 * t * job[N])
         for r in range(0, n, LANES):
             at = t * size + r
             store(products, at, gated(job[ACTIVATION], load(products, at), load(products, at + FEW * size)))
         for r in range(n):
             y[first + r] = products[t * size + r]
-    keep_alive(products)
 
 
 @jit
@@ -116,13 +136,12 @@ def _panel_products(
 
 
 @task
-def multiply_many(job: Any, chunk: int) -> None:
+def multiply_many(job: Any, chunk: int, scratch: int) -> None:
     """What `multiply_few` does, for packed vectors."""
     m = _matrix_of(job, chunk)
-    first = (chunk - job[m + CHUNK]) * job[ROWS]
-    n_rows = min(job[ROWS], job[m + N] - first)
-    weights = np.empty(MANY_ROWS * DEPTH, dtype=np.float32)
-    sums = np.empty(MANY_ROWS * SPAN, dtype=np.float32)
+    first = (chunk - job[m + CHUNK]) * job[HEIGHT]
+    n_rows = min(job[HEIGHT], job[m + ROWS] - first)
+    weights, sums = floats(scratch), floats(scratch + 4 * MANY_ROWS * DEPTH)  # (MANY_ROWS, DEPTH), (MANY_ROWS, SPAN)
     y, residual, bias = floats(job[Y]), floats(job[RESIDUAL]), floats(job[m + BIAS])
     for t in range(0, job[T], SPAN):
         n_tokens = min(SPAN, job[T] - t)
@@ -131,7 +150,7 @@ def multiply_many(job: Any, chunk: int) -> None:
         _panel_products(job, m, first, n_rows, t, n_panels, weights, sums, 0, n_rows)
         for i in range(n_tokens):
             source = (i // LANES) * n_rows * LANES + i % LANES
-            target = (t + i) * job[STRIDE] + job[m + COLUMN] + first
+            target = (t + i) * job[N] + job[m + COLUMN] + first
             for r in range(n_rows):
                 put(y, target + r, get(sums, source + LANES * r))
             if job[m + BIAS] != 0:
@@ -143,13 +162,12 @@ def multiply_many(job: Any, chunk: int) -> None:
 
 
 @task
-def multiply_many_gated(job: Any, chunk: int) -> None:
+def multiply_many_gated(job: Any, chunk: int, scratch: int) -> None:
     """What `multiply_few_gated` does, for packed vectors: half of the rows are the gate's, half those above it."""
     gate, up = TABLE, TABLE + WIDTH
-    first = chunk * job[ROWS]
-    n_rows = min(job[ROWS], job[gate + N] - first)
-    weights = np.empty(MANY_ROWS * DEPTH, dtype=np.float32)
-    sums = np.empty(MANY_ROWS * SPAN, dtype=np.float32)
+    first = chunk * job[HEIGHT]
+    n_rows = min(job[HEIGHT], job[gate + ROWS] - first)
+    weights, sums = floats(scratch), floats(scratch + 4 * MANY_ROWS * DEPTH)  # (MANY_ROWS, DEPTH), (MANY_ROWS, SPAN)
     y = floats(job[Y])
     for t in range(0, job[T], SPAN):
         n_tokens = min(SPAN, job[T] - t)
@@ -163,85 +181,77 @@ def multiply_many_gated(job: Any, chunk: int) -> None:
                 store(sums, at, gated(job[ACTIVATION], load(sums, at), load(sums, at + n_rows * LANES)))
         for i in range(n_tokens):
             source = (i // LANES) * 2 * n_rows * LANES + i % LANES
-            target = (t + i) * job[STRIDE] + first
+            target = (t + i) * job[N] + first
             for r in range(n_rows):
                 put(y, target + r, get(sums, source + LANES * r))
 
 
 # Words of a job of `pack_panels`: plain rows in, panels out; with a gain they are normed on the way.
-FROM, ROW, LENGTH, GAIN, EPS, TO, TOKENS = range(7)
+FROM, LENGTH, PANELS, TOKENS = X, K, Y, T
 
 
 @task
-def pack_panels(job: Any, panel: int) -> None:
+def pack_panels(job: Any, panel: int, scratch: int) -> None:
     """16 vectors packed for `multiply_many`, normed first if there is a gain."""
     n, t = job[LENGTH], panel * LANES
     n_rows = min(LANES, job[TOKENS] - t)
-    x, out = floats(job[FROM] + 4 * t * job[ROW]), floats(job[TO])
+    x, out = floats(job[FROM] + 4 * t * n), floats(job[PANELS])
     one = np.float32(1)
     if job[GAIN] == 0:
-        pack(x, 0, job[ROW], n_rows, n, one, out, panel * LANES * n)
+        pack(x, 0, n, n_rows, n, one, out, panel * LANES * n)
         return
-    normed, gain = np.empty(LANES * n, dtype=np.float32), floats(job[GAIN])
+    normed, gain = floats(scratch), floats(job[GAIN])  # (16, n)
     eps = np.float32(number(job[EPS]))
     for r in range(n_rows):
-        rms_norm(x, r * job[ROW], n, gain, eps, normed, r * n)
+        rms_norm(x, r * n, n, gain, eps, normed, r * n)
     pack(normed, 0, n, n_rows, n, one, out, panel * LANES * n)
 
 
 @jit
-def project(
-    control: Any, few: int, many: int, packing: int, x: Any, gain: Any, eps: Any, table: Any, rows: Any,
-    residual: Any, activation: int, y: Any,
-) -> None:  # fmt: skip
+def _number_chunks(job: Any, rows: int) -> int:
+    """Say of each matrix which chunk is its first; how many there are. A gate's rows are those of what it gates."""
+    chunks = 0
+    for m in range(job[MATRICES]):
+        at = TABLE + m * WIDTH
+        job[at + CHUNK] = chunks
+        if job[ACTIVATION] == 0 or m == 0:
+            chunks += (job[at + ROWS] + rows - 1) // rows
+    return chunks
+
+
+@entry
+def project(address: int, block: int, n_tokens: int, x: int, residual: int, panels: int, y: int) -> None:
     """One block: norm (if there is a gain), products with every matrix of the table, and what follows them.
 
     Args:
-        control: the pool's.
-        few: address of `multiply_few`, or of its gated form where there is an activation.
-        many: address of `multiply_many`, or of its gated form.
-        packing: address of `pack_panels`.
-        x: (T, K) the input.
-        gain: (K,) of the norm, or empty for none.
-        eps: of the norm.
-        table: (M, WIDTH) the matrices; COLUMN is set, CHUNK is filled in here.
-        rows: rows per chunk, for few vectors and for many; and whether products with few vectors are worth handing out.
-        residual: (T, N) added to the products, or empty.
-        activation: SILU or GELU where two matrices are a gate and what it gates, else 0.
-        y: (T, N) the output.
+        address: of the pool's control block.
+        block: address of the words that `layout.py` names.
+        n_tokens: T.
+        x: address of the input, (T, K).
+        residual: address of what is added to the products, (T, N), or 0.
+        panels: address of room for (T rounded up to 16, K) floats; for more than `FEW` tokens alone.
+        y: address of the output, (T, N).
     """
-    n_tokens, n_columns = x.shape
-    job = control[pool.JOB :]
+    control, b = words(address), words(block)
+    job, n_columns = control[JOB:], b[K]
+    for i in range(TABLE + b[MATRICES] * WIDTH):
+        job[i] = b[i]
+    job[T] = n_tokens
+    if n_tokens > FEW:
+        job[FROM], job[PANELS] = x, panels
+        run(control, b[TASK_PACK], (n_tokens + LANES - 1) // LANES)
+        job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, b[CHUNK_MANY]
+        run(control, b[TASK_MANY], _number_chunks(job, b[CHUNK_MANY]))
+        return
     source = x
-    if n_tokens <= FEW:
-        if gain.size:
-            source = np.empty_like(x)
-            for t in range(n_tokens):
-                rms_norm(x.reshape(-1), t * n_columns, n_columns, gain, eps, source.reshape(-1), t * n_columns)
-        task_, rows_, address = few, rows[0], source.ctypes.data
-        panels = np.empty(0, dtype=np.float32)
+    if b[GAIN] != 0:
+        source = scratch_of(control, control[THREADS])
+        for t in range(n_tokens):
+            at = t * n_columns
+            rms_norm(floats(x), at, n_columns, floats(b[GAIN]), np.float32(number(b[EPS])), floats(source), at)
+    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = source, y, residual, b[CHUNK_FEW]
+    chunks = _number_chunks(job, b[CHUNK_FEW])
+    if b[HAND_OUT] == 0:
+        run_alone(control, b[TASK_FEW], chunks)
     else:
-        n_panels = (n_tokens + LANES - 1) // LANES
-        panels = np.empty(n_panels * LANES * n_columns, dtype=np.float32)
-        task_, rows_, address = many, rows[1], panels.ctypes.data
-        job[FROM], job[ROW], job[LENGTH], job[TO], job[TOKENS] = x.ctypes.data, n_columns, n_columns, address, n_tokens
-        job[GAIN], job[EPS] = gain.ctypes.data if gain.size else 0, word(eps)
-        pool.run(control, packing, n_panels)
-    job[X], job[T], job[K], job[Y], job[STRIDE] = address, n_tokens, n_columns, y.ctypes.data, y.shape[1]
-    job[RESIDUAL] = residual.ctypes.data if residual.size else 0
-    job[ACTIVATION], job[ROWS], job[MATRICES] = activation, rows_, len(table)
-    chunks = 0
-    for m in range(len(table)):
-        at = TABLE + m * WIDTH
-        for i in range(WIDTH - 1):
-            job[at + i] = table[m, i]
-        job[at + CHUNK] = chunks
-        if activation == 0 or m == 0:
-            chunks += (table[m, N] + rows_ - 1) // rows_
-    if n_tokens <= FEW and rows[2] == 0:
-        pool.run_alone(control, task_, chunks)
-    else:
-        pool.run(control, task_, chunks)
-    # The arrays must live until here: the job knows them by address alone.
-    keep_alive(source)
-    keep_alive(panels)
+        run(control, b[TASK_FEW], chunks)

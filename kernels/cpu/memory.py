@@ -29,7 +29,7 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
-_to_floats, _to_bytes = _pointer_to(types.float32), _pointer_to(types.uint8)
+_to_floats, _to_bytes, _to_words = map(_pointer_to, (types.float32, types.uint8, types.int64))
 
 
 @jit
@@ -42,6 +42,12 @@ def floats(address: int) -> Any:
 def raw(address: int) -> Any:
     """The bytes at an address."""
     return carray(_to_bytes(address), _LENGTH)
+
+
+@jit
+def words(address: int) -> Any:
+    """The int64s at an address."""
+    return carray(_to_words(address), _LENGTH)
 
 
 @intrinsic
@@ -62,16 +68,6 @@ def number(typing: Any, value: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
 
     return types.float64(types.int64), generate
-
-
-@intrinsic
-def keep_alive(typing: Any, array: Any) -> Any:
-    """Nothing; but an array lives until its last use, and an address that was taken from it is none."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.get_dummy_value()
-
-    return types.void(array), generate
 
 
 def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> Any:
@@ -110,17 +106,17 @@ def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
-def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any) -> Any:
+def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: Any) -> Any:
     """Run the task at address `task` on one chunk of the job whose words begin at `words[first]`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        task, words, first, chunk = args
+        task, words, first, chunk, scratch = args
         job = builder.gep(context.make_array(signature.args[1])(context, builder, words).data, [first])
-        kind = ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD])
-        builder.call(builder.inttoptr(task, kind.as_pointer()), [job, chunk])
+        kind = ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD, _WORD])
+        builder.call(builder.inttoptr(task, kind.as_pointer()), [job, chunk, scratch])
         return context.get_dummy_value()
 
-    return types.void(types.int64, words, types.int64, types.int64), generate
+    return types.void(types.int64, words, types.int64, types.int64, types.int64), generate
 
 
 @intrinsic

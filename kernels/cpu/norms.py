@@ -8,7 +8,8 @@ import numpy as np
 
 from kernels.cpu.float32 import dot
 from kernels.cpu.jit import jit
-from kernels.cpu.vectors import LANES, div, fma, get, load, mul, put, splat, store, sub, zeros
+from kernels.cpu.layout import LANES
+from kernels.cpu.vectors import div, fma, get, load, mul, put, splat, store, sub, zeros
 
 
 @jit

@@ -1,9 +1,4 @@
-"""Threads that wait in compiled code, so that waking them costs less than the work they are given.
-
-A job is a task (machine code), a number of chunks, and words that tell the task where its arrays lie. Each thread has
-its own stretch of the chunks, which it does in order, for memory is fastest when it is read in order; who is done with
-its own takes from the others. The thread that brings a job works on it, too, and the job is done when each chunk is.
-What a chunk is depends on the job alone, never on who takes it: results have the same bits for any number of threads.
+"""Threads that wait in compiled code, so that waking them costs less than the work they are given. See `jobs.py`.
 
 Helpers look for chunks without pause for at most a millisecond after the last; then they sleep until somebody brings a
 job again. A sleeping thread is woken, not waited for: whoever brought the job may have finished it by then.
@@ -15,96 +10,27 @@ import contextlib
 import threading
 import time
 import weakref
-from typing import Any
 
 import numpy as np
 
-from kernels.cpu.jit import jit
-from kernels.cpu.memory import call, fetch_add, read, relax, write
-
-# Words of the control block; those that threads write lie on cache lines of their own. From LEFT on there is one such
-# line per thread, which begins with how many chunks of its stretch are left.
-DONE, STOP = 0, 16
-TASK, CHUNKS, THREADS, JOB, LEFT = 32, 33, 34, 40, 256
-LINE = 16
+from kernels.cpu.layout import LEFT, LINE, SCRATCH, SCRATCH_BYTES, STOP, THREADS
+from kernels.cpu.library import Library
 
 # Seconds that a thread without work looks for some before it sleeps.
 PATIENCE = 1e-3
 
 
-@jit
-def _end(control: Any, thread: int) -> Any:
-    """The chunk behind a thread's stretch."""
-    return (thread + 1) * control[CHUNKS] // control[THREADS]
-
-
-@jit
-def work(control: Any, me: int) -> Any:
-    """Do chunks of this thread's stretch, then of the others', until none is left; how many.
-
-    A thread that comes too late finds nothing left. One that comes so late that the next job is there already gets a
-    chunk of that: a job is never replaced before all its chunks are done.
-    """
-    done = 0
-    for i in range(control[THREADS]):
-        owner = (me + i) % control[THREADS]
-        while True:
-            left = fetch_add(control, LEFT + LINE * owner, -1)
-            if left <= 0:
-                break
-            call(control[TASK], control, JOB, _end(control, owner) - left)
-            done += 1
-    fetch_add(control, DONE, done)
-    return done
-
-
-@jit
-def run(control: Any, task: int, chunks: int) -> None:
-    """Do a job whose words are in `control[JOB:]`, with whoever helps; it is done on return."""
-    if chunks == 1:
-        call(task, control, JOB, 0)
-        return
-    control[TASK], control[CHUNKS] = task, chunks
-    write(control, DONE, 0)
-    first = 0
-    for thread in range(control[THREADS]):
-        last = _end(control, thread)
-        write(control, LEFT + LINE * thread, last - first)
-        first = last
-    work(control, 0)
-    while read(control, DONE) < chunks:
-        relax()
-
-
-@jit
-def run_alone(control: Any, task: int, chunks: int) -> None:
-    """The same chunks, one after the other, in this thread: the slow twin of `run`, faster for small jobs."""
-    for chunk in range(chunks):
-        call(task, control, JOB, chunk)
-
-
-@jit
-def help_out(control: Any, me: int, patience: int) -> None:
-    """Take chunks until there have been none for `patience` looks, or the pool is closed."""
-    looks = 0
-    while looks < patience and read(control, STOP) == 0:
-        if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:
-            looks = 0
-        else:
-            relax()
-            looks += 1
-
-
 class Pool:
     """`threads` threads, of which the calling one is the first. One job at a time: callers take turns."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
             raise ValueError(f"a pool: expected at least one thread, found {threads}")
         self.threads = threads
-        self.shared = _Shared(threads)
+        self.shared = _Shared(threads, library)
         self.control = self.shared.control
-        patience = _looks_per(PATIENCE) if threads > 1 else 0
+        self.address = self.control.ctypes.data
+        patience = self.shared.looks_per(PATIENCE) if threads > 1 else 0
         self._helpers = [
             threading.Thread(target=_help, args=(self.shared, me, patience), name="mlx_engine-helper", daemon=True)
             for me in range(1, threads)
@@ -122,12 +48,23 @@ class _Shared:
     is not, and is woken again by the next call if the last one was cut short; once too often does no harm.
     """
 
-    def __init__(self, threads: int) -> None:
-        self.control = _control(threads)
+    def __init__(self, threads: int, library: Library) -> None:
+        self.help_out = library.help_out
+        self.control = _aligned(LEFT + LINE * threads)
+        # Pages that nobody touches cost nothing.
+        self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
+        self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
         self._asleep: set[int] = set()
         self._gates = [threading.Lock() for _ in range(threads)]
         for gate in self._gates:
             gate.acquire()
+
+    def looks_per(self, seconds: float) -> int:
+        """How often a thread without work can look in so many seconds."""
+        looks = 2000
+        start = time.perf_counter()
+        self.help_out(self.control.ctypes.data, 0, looks)
+        return max(1, int(looks * seconds / (time.perf_counter() - start)))
 
     @property
     def asleep(self) -> int:
@@ -147,19 +84,17 @@ class _Shared:
                 self._gates[thread].release()
 
 
-def _control(threads: int) -> np.ndarray:
-    """The control block: aligned, so that words meant for different cache lines lie on different ones."""
-    n = LEFT + LINE * threads
+def _aligned(n: int) -> np.ndarray:
+    """`n` words from the beginning of a cache line on, so that words lie on the lines that they are meant for."""
     memory = np.zeros(n + LINE, dtype=np.int64)
     shift = (-memory.ctypes.data // 8) % LINE
-    control = memory[shift : shift + n]
-    control[THREADS] = threads
-    return control
+    return memory[shift : shift + n]
 
 
 def _help(shared: _Shared, me: int, patience: int) -> None:
+    address = shared.control.ctypes.data
     while not shared.control[STOP]:
-        help_out(shared.control, me, patience)
+        shared.help_out(address, me, patience)
         shared.sleep(me)
 
 
@@ -169,12 +104,3 @@ def _close(shared: _Shared, helpers: list[threading.Thread]) -> None:
         while helper.is_alive() and helper is not threading.current_thread():
             shared.wake()
             helper.join(0.01)
-
-
-def _looks_per(seconds: float) -> int:
-    """How often a thread without work can look in so many seconds."""
-    control, looks = _control(1), 2000
-    help_out(control, 0, 1)
-    start = time.perf_counter()
-    help_out(control, 0, looks)
-    return max(1, int(looks * seconds / (time.perf_counter() - start)))

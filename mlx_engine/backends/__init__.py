@@ -120,12 +120,12 @@ def _parallel(settings: Settings) -> Backend:
 def _compiled(name: str, threads: int) -> Backend | None:
     from mlx_engine.backends.kernels import load_kernels
 
-    kernels = load_kernels()
-    if kernels is None:
+    library = load_kernels()
+    if library is None:
         return None
     from mlx_engine.backends.compiled import CompiledBackend
 
-    return CompiledBackend(kernels, name, threads)
+    return CompiledBackend(library, name, threads)
 
 
 def _needs_apple_gpu() -> str | None:

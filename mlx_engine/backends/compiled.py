@@ -12,28 +12,32 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mlx_engine.backends.kernels import Kernels
-from mlx_engine.backends.matrices import Group, Matrix
+from kernels.cpu import layout
+from kernels.cpu.library import Library
+from kernels.cpu.pool import Pool
+from mlx_engine.backends.matrices import Block, Matrix, address
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
-_NOTHING = np.empty(0, dtype=np.float32)
-_NO_ROWS = np.empty((0, 0), dtype=np.float32)
+_KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
 
 
 class CompiledBackend(SimdBackend):
     """Operations are called inside a `session`, which one thread at a time can hold: they share a pool's memory."""
 
-    def __init__(self, kernels: Kernels, name: str, threads: int) -> None:
+    def __init__(self, library: Library, name: str, threads: int) -> None:
         super().__init__()
         self.name, self.threads = name, threads
-        self.kernels, self.pool = kernels, kernels.pool.Pool(threads)
+        self.library, self.pool = library, Pool(threads, library)
+        self._tasks = {name: library.address(name) for name in ("attend_one", "attend_many", "norm_rope")}
         self._turn = threading.RLock()
         self._mapped: list[np.ndarray] = []
-        self._groups: dict[tuple[int, ...], Group] = {}
-        self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
+        self._blocks: dict[tuple[int, ...], Block] = {}
+        self._heads: dict[tuple[int, ...], tuple[np.ndarray, object]] = {}
+        self._tables: dict[int, tuple[Rope, np.ndarray, np.ndarray]] = {}
+        self._room = np.empty(0, dtype=np.float32)
 
         self._warm_up()
 
@@ -42,14 +46,15 @@ class CompiledBackend(SimdBackend):
         ones = Weight.pack("ones", np.ones((32, 32), dtype=np.float32), Q8_0)
         layer, norm = Linear("", self.prepare(ones)), RMSNorm("", np.ones(32, dtype=np.float32), 1e-6)
         rope, head_dim = Rope.plain(32, 1e4), 32
-        for n in (1, self.kernels.linear.FEW + 1):
+        for n in (1, layout.FEW + 1):
             x = self.embed(layer.weight, [0] * n)
             q, k, v = self.norm_project(x, norm, (layer, layer, layer))
             q, k, v = self.head_norm_rope(q, k, v, head_dim, (norm, norm), rope, 0)
             store = self.kv_write(self.kv_empty(1, head_dim, n), 0, k, v)
             self.attention(q, Visible(store, 0, n), 1.0)
             self.norm_gate_up(self.project_add(x, layer, x), norm, layer, layer, "silu")
-        self._groups.clear()
+        self._blocks.clear()
+        self._heads.clear()
         self._tables.clear()
         self._mapped.clear()
 
@@ -66,8 +71,8 @@ class CompiledBackend(SimdBackend):
         shape = (weight.shape[0], weight.shape[1])
         if weight.type == Q8_0:
             self._mapped.append(weight.data)
-            return Matrix(shape, self.kernels.formats.Q8_0, weight.data)
-        return Matrix(shape, self.kernels.formats.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
+            return Matrix(shape, layout.Q8_0, weight.data)
+        return Matrix(shape, layout.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def read_ahead(self) -> None:
         """Touch every page of the weights, on a thread that nobody waits for: the first pass would do it one by one."""
@@ -81,70 +86,64 @@ class CompiledBackend(SimdBackend):
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows of the table, these alone expanded."""
+        if min(ids) < 0 or max(ids) >= table.shape[0]:
+            raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
         rows = np.asarray(ids, dtype=np.int64)
-        if table.kind == self.kernels.formats.F32:
-            return table.data[rows]
-        chosen = np.ascontiguousarray(table.data.reshape(table.shape[0], -1)[rows]).reshape(-1)
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
-        self.kernels.q8_0.dequantize(chosen, 0, expanded.size // 32, expanded.reshape(-1), 0)
+        self.library.embed(table.kind, address(table.data), table.shape[1], address(rows), len(rows), address(expanded))
         return expanded
 
     def linear(self, x: Array, linear: Linear) -> Array:
         """Products with the stored rows."""
-        return self._project(x, None, (linear,))
+        return self._project(x, self._block((linear,)))
 
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """The norm and all products in one job."""
-        if not isinstance(norm, RMSNorm) or len(projections) > self.kernels.linear.MOST_MATRICES:
+        if not isinstance(norm, RMSNorm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
-        linears = tuple(projections)
-        y = self._project(x, norm, linears)
-        return [y[:, columns] for columns in self._group(linears, gated=False).columns]
+        block = self._block(tuple(projections), norm)
+        y = self._project(x, block)
+        return [y[:, columns] for columns in block.columns]
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """The sum is taken where the products are."""
-        return self._project(x, None, (projection,), residual=residual)
+        return self._project(x, self._block((projection,)), residual)
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """Every row of the gate is multiplied next to the row above it."""
-        simple = isinstance(norm, RMSNorm) and gate.bias is None and up.bias is None
-        if not simple:
+        if not isinstance(norm, RMSNorm) or gate.bias is not None or up.bias is not None:
             return super().norm_gate_up(x, norm, gate, up, activation)
-        kind = self.kernels.activations.SILU if activation == "silu" else self.kernels.activations.GELU
-        return self._project(x, norm, (gate, up), activation=kind)
+        return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """The norm and the products in one job."""
         if not isinstance(norm, RMSNorm):
             return super().norm_head(x, norm, head, every=every)
-        return self._project(x if every else self.last(x), norm, (head,))
+        return self._project(x if every else self.last(x), self._block((head,), norm))
 
-    def _project(
-        self,
-        x: np.ndarray,
-        norm: Norm | None,
-        linears: tuple[Linear, ...],
-        *,
-        residual: np.ndarray = _NO_ROWS,
-        activation: int = 0,
-    ) -> np.ndarray:
-        group, k = self._group(linears, gated=activation != 0), self.kernels
-        y = np.empty((len(x), group.n_columns), dtype=np.float32)
-        gain, eps = (norm.gain, norm.eps) if isinstance(norm, RMSNorm) else (_NOTHING, 0.0)
-        few, many = (k.few_gated, k.many_gated) if activation else (k.few, k.many)
+    def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
+        n, x = len(x), _rows(x)
+        y = np.empty((n, block.n_outputs), dtype=np.float32)
+        added = None if residual is None else _rows(residual)
+        panels = 0 if n <= layout.FEW else self._room_for(-(-n // layout.LANES) * layout.LANES * block.n_inputs)
         self._awake()
-        k.linear.project(
-            self.pool.control, few, many, k.pack, _rows(x), gain, eps, group.table, group.rows, _rows(residual),
-            activation, y,
-        )  # fmt: skip
+        self.library.project(
+            self.pool.address, block.address, n, address(x), 0 if added is None else address(added), panels, address(y)
+        )
         return y
 
-    def _group(self, linears: tuple[Linear, ...], *, gated: bool) -> Group:
-        key = (gated, *map(id, linears))
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(linears, self.kernels.linear, gated=gated)
-        return group
+    def _block(self, linears: tuple[Linear, ...], norm: RMSNorm | None = None, activation: int = 0) -> Block:
+        key = (activation, id(norm), *map(id, linears))
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = Block(linears, norm, activation, self.library)
+        return block
+
+    def _room_for(self, n: int) -> int:
+        """The address of memory for n floats, the same for every call: fresh pages would cost more than the work."""
+        if self._room.size < n:
+            self._room = np.empty(n, dtype=np.float32)
+        return address(self._room)
 
     def _awake(self) -> None:
         if self.pool.shared.asleep:
@@ -162,32 +161,52 @@ class CompiledBackend(SimdBackend):
     ) -> tuple[Array, Array, Array]:
         """Norm and rotation in one pass over the heads."""
         cos, sin = self._table(rope, offset + len(q))
-        (q_gain, q_eps), (k_gain, k_eps) = [(n.gain, n.eps) for n in norms] if norms else [(_NOTHING, 0.0)] * 2
-        q_out = np.empty((len(q), q.shape[1] // head_dim, head_dim), dtype=np.float32)
-        k_out = np.empty((len(k), k.shape[1] // head_dim, head_dim), dtype=np.float32)
+        n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
+        q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
+        k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
+        block, q, k = self._head_block(n_q, n_k, head_dim, norms), _in_rows(q), _in_rows(k)
         self._awake()
-        self.kernels.heads.norm_rope_pair(
-            self.pool.control, self.kernels.norm_rope, _in_rows(q), _in_rows(k), q_gain, k_gain, q_eps, k_eps, cos, sin,
-            offset, q_out, k_out,
+        self.library.norm_rope_pair(
+            self.pool.address, block, n, offset, address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
+            address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
-        return q_out, k_out, v.reshape(len(v), -1, head_dim)
+        return q_out, k_out, v.reshape(n, -1, head_dim)
+
+    def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None) -> int:
+        """The address of its words, which are kept, and the norms that they point to."""
+        key = (n_q, n_k, head_dim, *map(id, norms or ()))
+        found = self._heads.get(key)
+        if found is None:
+            words = np.zeros(layout.K_EPS + 1, dtype=np.int64)
+            words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
+            for at, norm in zip((layout.Q_GAIN, layout.K_GAIN), norms or (), strict=False):
+                words[at] = address(norm.gain)
+                words[at + 1 : at + 2].view(np.float64)[0] = norm.eps
+            found = self._heads[key] = words, norms
+        return address(found[0])
 
     def _table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least `length` positions; twice as many each time that they do not suffice."""
-        found = self._tables.get(rope)
-        if found is None or len(found[0]) < length:
-            found = self._tables[rope] = rope_table(rope, 0, max(512, 1 << (length - 1).bit_length()))
-        return found
+        # By identity: to hash all frequencies would take longer than the rotation.
+        found = self._tables.get(id(rope))
+        if found is None or len(found[1]) < length:
+            found = self._tables[id(rope)] = (rope, *rope_table(rope, 0, max(512, 1 << (length - 1).bit_length())))
+        return found[1:]
 
     def attention(self, q: Array, seen: Visible, scale: float) -> Array:
         """Keys and values are read where they lie."""
-        if q.shape[2] % self.kernels.LANES:
+        n, n_heads, width = q.shape
+        _, n_kv_heads, slots, _ = seen.store.shape
+        if width % layout.LANES or layout.attention_scratch(n_heads // n_kv_heads, width) > layout.SCRATCH_BYTES:
             return super().attention(q, seen, scale)
-        out = np.empty(q.shape, dtype=np.float32)
+        q, out = _rows(q), np.empty(q.shape, dtype=np.float32)
+        n_parts = -(-(seen.stop - seen.start) // layout.KEYS)
+        parts = 0 if n > 1 else self._room_for(n_heads * n_parts * (width + 2))
         self._awake()
-        self.kernels.attention.attend(
-            self.pool.control, self.kernels.attend_one, self.kernels.attend_many, np.ascontiguousarray(q), seen.store,
-            seen.start, seen.stop, seen.window or 0, scale, out,
+        self.library.attend(
+            self.pool.address, self._tasks["attend_one"], self._tasks["attend_many"], address(q), n, n_heads,
+            n_kv_heads, width, address(seen.store), slots, seen.start, seen.stop, seen.window or 0, scale, parts,
+            address(out),
         )  # fmt: skip
         return out
 

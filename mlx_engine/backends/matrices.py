@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Linear
+from kernels.cpu import layout
+from kernels.cpu.library import Library
+from mlx_engine.backends.parameters import Linear, RMSNorm
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +19,7 @@ class Matrix:
     """An (N, K) matrix as it is stored: bytes of blocks in one dimension, or float32.
 
     Attributes:
-        kind: a format of `kernels.cpu.formats`.
+        kind: a format of `kernels.cpu.layout`.
     """
 
     shape: tuple[int, int]
@@ -30,25 +32,48 @@ class Matrix:
         return int(self.data.nbytes)
 
 
-class Group:
-    """Linear layers with one input, as a job's table has them: their products lie side by side in one row."""
+class Block:
+    """Linear layers with one input, as machine code has them: their products lie side by side in one row."""
 
-    def __init__(self, linears: Sequence[Linear], kernels: ModuleType, *, gated: bool) -> None:
-        self.linears = tuple(linears)  # the table knows their arrays by address alone
+    def __init__(self, linears: Sequence[Linear], norm: RMSNorm | None, activation: int, library: Library) -> None:
+        # The words know the arrays by address alone.
+        self.linears, self.norm = tuple(linears), norm
         matrices: list[Matrix] = [linear.weight for linear in linears]
-        widths = [matrix.shape[0] for matrix in matrices]
-        edges = np.cumsum([0, *widths]).tolist()
+        gated = activation != 0
+        rows = [matrix.shape[0] for matrix in matrices]
+        edges = np.cumsum([0, *rows]).tolist()
         # Where each layer's products lie in a row of the output.
         self.columns = [slice(first, last) for first, last in itertools.pairwise(edges)]
-        self.table = np.zeros((len(matrices), kernels.WIDTH), dtype=np.int64)
-        for row, linear, column in zip(self.table, linears, edges, strict=False):
-            row[kernels.KIND], row[kernels.WEIGHTS] = linear.weight.kind, linear.weight.data.ctypes.data
-            row[kernels.N], row[kernels.COLUMN] = linear.weight.shape[0], 0 if gated else column
-            row[kernels.BIAS] = 0 if linear.bias is None else linear.bias.ctypes.data
-        self.n_columns = widths[0] if gated else sum(widths)
+        self.n_outputs, self.n_inputs = rows[0] if gated else sum(rows), matrices[0].shape[1]
+        self.words = words = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
+        self.address = address(words)
+
+        form = "_gated" if gated else ""
+        words[layout.TASK_FEW] = library.address("multiply_few" + form)
+        words[layout.TASK_MANY] = library.address("multiply_many" + form)
+        words[layout.TASK_PACK] = library.address("pack_panels")
+        if norm is not None:
+            words[layout.GAIN] = address(norm.gain)
+            words[layout.EPS : layout.EPS + 1].view(np.float64)[0] = norm.eps
+        words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
         # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
-        row_bytes = sum(m.nbytes // m.shape[0] for m in matrices[: 2 if gated else 1])
-        few = max(16, kernels.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
-        many = kernels.MANY_ROWS // 2 if gated else kernels.MANY_ROWS
-        worthwhile = sum(m.nbytes for m in matrices) > kernels.CHUNK_BYTES
-        self.rows = np.array([few, many, worthwhile], dtype=np.int64)
+        row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
+        words[layout.CHUNK_FEW] = max(16, layout.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
+        words[layout.CHUNK_MANY] = layout.MANY_ROWS // 2 if gated else layout.MANY_ROWS
+        words[layout.HAND_OUT] = sum(matrix.nbytes for matrix in matrices) > layout.CHUNK_BYTES
+        words[layout.MATRICES] = len(matrices)
+        for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
+            row[layout.KIND], row[layout.WEIGHTS], row[layout.ROWS] = matrix.kind, address(matrix.data), matrix.shape[0]
+            row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
+            row[layout.COLUMN] = 0 if gated else column
+
+    def _table(self) -> np.ndarray:
+        return self.words[layout.TABLE :].reshape(-1, layout.WIDTH)
+
+
+def address(array: np.ndarray) -> int:
+    """Where an array lies. Four times as fast as `array.ctypes.data` where the array can be written."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # read-only, empty, or not contiguous
+        return int(array.ctypes.data)

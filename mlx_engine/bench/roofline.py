@@ -32,10 +32,9 @@ def kernels(*, jit: bool) -> ModuleType:
     """The compiled kernels, or their NumPy twins where there are none or nobody wants them."""
     if jit:
         try:
-            from kernels.cpu import jit as compiler
-            from kernels.cpu import roofline
+            from kernels.cpu import library, roofline
 
-            if compiler.lacking() is None:
+            if library.lacking() is None:
                 return roofline
         except ImportError:
             pass

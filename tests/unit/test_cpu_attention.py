@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import attention, attention_numpy, pool
+from kernels.cpu import attention_numpy, layout, library, pool
+from kernels.cpu.layout import BLOCK, KEYS, SPAN
 
 U = 2.0**-24
-POOL = pool.Pool(3)
-BLOCK, KEYS, SPAN = attention.BLOCK, attention.KEYS, attention.SPAN
+LIBRARY = library.load()
+POOL = pool.Pool(3, LIBRARY)
 
 
 def case(
@@ -35,8 +36,13 @@ def attend(
     out = np.full_like(q, np.nan)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     POOL.shared.wake()
-    one, many = attention.attend_one.address, attention.attend_many.address
-    attention.attend(POOL.control, one, many, q, kv, start, stop, window, scale, out)
+    n_tokens, n_heads, width = q.shape
+    assert layout.attention_scratch(n_heads // kv.shape[1], width) <= layout.SCRATCH_BYTES
+    parts = np.full((n_heads, -(-(stop - start) // KEYS), width + 2), np.nan, dtype=np.float32)
+    LIBRARY.attend(
+        POOL.address, LIBRARY.address("attend_one"), LIBRARY.address("attend_many"), q.ctypes.data, n_tokens, n_heads,
+        kv.shape[1], width, kv.ctypes.data, kv.shape[2], start, stop, window, scale, parts.ctypes.data, out.ctypes.data,
+    )  # fmt: skip
     return out
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import heads, heads_numpy, pool
+from kernels.cpu import heads_numpy, layout, library, pool
 
 U = 2.0**-24
-POOL = pool.Pool(2)
+LIBRARY = library.load()
+POOL = pool.Pool(2, LIBRARY)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -32,9 +33,15 @@ def test_heads_are_those_of_the_twin(
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     gains = rng.standard_normal((2, width if normed else 0)).astype(np.float32)
     found = [np.full((n_tokens, n, width), np.nan, dtype=np.float32) for n in (n_heads, 1)]
-    heads.norm_rope_pair(
-        POOL.control, heads.norm_rope.address, q, k, gains[0], gains[1], 1e-6, 1e-5, cos, sin, offset, *found
-    )
+    words = np.zeros(layout.K_EPS + 1, dtype=np.int64)
+    words[: layout.HEAD_DIM + 1] = LIBRARY.address("norm_rope"), n_heads, 1, width
+    words.view(np.float64)[[layout.Q_EPS, layout.K_EPS]] = 1e-6, 1e-5
+    words[[layout.Q_GAIN, layout.K_GAIN]] = [gain.ctypes.data if normed else 0 for gain in gains]
+    row = rows.shape[1]
+    LIBRARY.norm_rope_pair(
+        POOL.address, words.ctypes.data, n_tokens, offset, q.ctypes.data, row, k.ctypes.data, row, cos.ctypes.data,
+        sin.ctypes.data, found[0].ctypes.data, found[1].ctypes.data,
+    )  # fmt: skip
     for x, gain, eps, out in zip((q, k), gains, (1e-6, 1e-5), found, strict=True):
         want = np.empty(out.shape)
         heads_numpy.norm_rope(x.astype(np.float64), gain.astype(np.float64), eps, cos, sin, offset, want)

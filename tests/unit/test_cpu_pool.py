@@ -18,8 +18,9 @@ pytest.importorskip("numba")
 
 from numba import carray
 
-from kernels.cpu import pool
-from kernels.cpu.jit import jit, task
+from kernels.cpu import jobs, layout, pool
+from kernels.cpu.jit import Task, jit
+from kernels.cpu.library import load
 from kernels.cpu.memory import fetch_add, floats, read, relax
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import Linear
@@ -30,8 +31,8 @@ from mlx_engine.quant.weight import Weight
 PATIENCE = 1 << 20
 
 
-@task
-def count(job: Any, chunk: int) -> None:
+@Task
+def count(job: Any, chunk: int, scratch: int) -> None:
     """One more for the chunk; job[1] looks are wasted before, so that chunks end in another order than they begin."""
     counts = floats(job[0])
     for _ in range(job[1] * (chunk % 3)):
@@ -40,19 +41,19 @@ def count(job: Any, chunk: int) -> None:
 
 
 @jit
-def wrong_counts(control: Any, address: int, counts: Any, chunks: int, jobs: int) -> int:
+def wrong_counts(control: Any, address: int, counts: Any, chunks: int, n: int) -> int:
     """Run a job again and again; how many chunks were not done exactly once when it was over."""
     wrong = 0
-    for _ in range(jobs):
+    for _ in range(n):
         counts[:] = 0
-        pool.run(control, address, chunks)
+        jobs.run(control, address, chunks)
         for i in range(len(counts)):
             wrong += counts[i] != (1 if i < chunks else 0)
     return wrong
 
 
-@task
-def meet(job: Any, chunk: int) -> None:
+@Task
+def meet(job: Any, chunk: int, scratch: int) -> None:
     """Wait until job[1] chunks are here at a time, which as many threads alone can bring about; then say so."""
     words = carray(job, 64)
     fetch_add(words, 0, 1)
@@ -68,9 +69,9 @@ def meets(made: pool.Pool, threads: int) -> bool:
     """Whether as many chunks were once at work at the same time; a busy machine may need several attempts."""
     for _ in range(100):
         made.shared.wake()
-        made.control[pool.JOB :][:4] = 0, threads, PATIENCE, 0
-        pool.run(made.control, meet.address, threads)
-        if made.control[pool.JOB + 3] == threads:
+        made.control[layout.JOB :][:4] = 0, threads, PATIENCE, 0
+        jobs.run(made.control, meet.address, threads)
+        if made.control[layout.JOB + 3] == threads:
             return True
     return False
 
@@ -89,7 +90,7 @@ def helpers() -> list[threading.Thread]:
 
 @pytest.fixture
 def four() -> Iterator[pool.Pool]:
-    made = pool.Pool(4)
+    made = pool.Pool(4, load())
     yield made
     made.close()
 
@@ -102,7 +103,7 @@ def four() -> Iterator[pool.Pool]:
 def test_every_chunk_is_done_once_and_before_the_job_is_over(four: pool.Pool, chunks: int, waste: int):
     """Thousands of small jobs, on more threads than there are cores."""
     counts = np.zeros(64, dtype=np.float32)
-    four.control[pool.JOB], four.control[pool.JOB + 1] = counts.ctypes.data, waste
+    four.control[layout.JOB], four.control[layout.JOB + 1] = counts.ctypes.data, waste
     for _ in range(8):
         four.shared.wake()
         assert wrong_counts(four.control, count.address, counts, chunks, 100) == 0
@@ -111,22 +112,22 @@ def test_every_chunk_is_done_once_and_before_the_job_is_over(four: pool.Pool, ch
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5, 6, 7, 50])
 def test_any_number_of_chunks_on_any_number_of_threads(threads: int, chunks: int):
-    made, counts = pool.Pool(threads), np.zeros(64, dtype=np.float32)
-    made.control[pool.JOB], made.control[pool.JOB + 1] = counts.ctypes.data, 0
+    made, counts = pool.Pool(threads, load()), np.zeros(64, dtype=np.float32)
+    made.control[layout.JOB], made.control[layout.JOB + 1] = counts.ctypes.data, 0
     assert wrong_counts(made.control, count.address, counts, chunks, 3) == 0
     made.close()
 
 
 def test_alone_the_same_chunks_are_done(four: pool.Pool):
     counts = np.zeros(64, dtype=np.float32)
-    four.control[pool.JOB], four.control[pool.JOB + 1] = counts.ctypes.data, 0
-    pool.run_alone(four.control, count.address, 20)
+    four.control[layout.JOB], four.control[layout.JOB + 1] = counts.ctypes.data, 0
+    jobs.run_alone(four.control, count.address, 20)
     assert counts.tolist() == [1] * 20 + [0] * 44
 
 
 def test_a_pool_needs_a_thread():
     with pytest.raises(ValueError, match="at least one thread, found 0"):
-        pool.Pool(0)
+        pool.Pool(0, load())
 
 
 # ---- sleep ----
@@ -134,7 +135,7 @@ def test_a_pool_needs_a_thread():
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_work_at_the_same_time_also_after_a_sleep(threads: int):
-    made = pool.Pool(threads)
+    made = pool.Pool(threads, load())
     for _ in range(3):
         assert meets(made, threads)
         assert within(5, lambda: made.shared.asleep == threads - 1)
@@ -153,15 +154,15 @@ def test_a_sleeping_pool_does_its_job_alone(four: pool.Pool):
     """Who brings a job does not wait for helpers."""
     assert within(5, lambda: four.shared.asleep == 3)
     counts = np.zeros(8, dtype=np.float32)
-    four.control[pool.JOB], four.control[pool.JOB + 1] = counts.ctypes.data, 0
-    pool.run(four.control, count.address, 8)
+    four.control[layout.JOB], four.control[layout.JOB + 1] = counts.ctypes.data, 0
+    jobs.run(four.control, count.address, 8)
     assert counts.tolist() == [1] * 8
     assert four.shared.asleep == 3
 
 
 @pytest.mark.parametrize("steps", range(1, 60, 4))
 def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(steps: int):
-    made, left = pool.Pool(4), steps
+    made, left = pool.Pool(4, load()), steps
 
     def interrupt(frame: FrameType, what: str, argument: object) -> Any:
         nonlocal left
@@ -212,7 +213,7 @@ def test_closing_ends_the_threads(four: pool.Pool):
 
 def test_closing_while_they_look_for_work_ends_the_threads():
     for _ in range(20):
-        made = pool.Pool(3)
+        made = pool.Pool(3, load())
         made.close()
         assert not any(thread.is_alive() for thread in made._helpers)
 
@@ -221,7 +222,7 @@ def test_pools_that_are_dropped_leave_no_threads():
     gc.collect()
     before = len(helpers())
     for _ in range(20):
-        made = pool.Pool(3)
+        made = pool.Pool(3, load())
         assert len(helpers()) == before + 2
         del made
         assert len(helpers()) == before

@@ -62,9 +62,9 @@ def test_the_compiler_made_vectors_of_it(name, argument, instruction):
 
 
 def test_without_a_compiler_the_twins_measure(monkeypatch):
-    from kernels.cpu import jit
+    from kernels.cpu import library
 
-    monkeypatch.setattr(jit, "lacking", lambda: "no instructions at all")
+    monkeypatch.setattr(library, "lacking", lambda: "no instructions at all")
     assert limits.kernels(jit=True) is roofline_numpy
 
 

@@ -35,9 +35,9 @@ def passes(engine: Engine) -> np.ndarray:
 
 @files
 def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeypatch: pytest.MonkeyPatch):
-    linear = pytest.importorskip("kernels.cpu.linear")
+    layout = pytest.importorskip("kernels.cpu.layout")
     # The model is so small that one thread would do most of it; chunks of a few rows are for several.
-    monkeypatch.setattr(linear, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(layout, "CHUNK_BYTES", 1024)
     alone = passes(mlx_engine.load(MICRO / file, "simd"))
     for threads in (1, 2, 3, 5):
         found = passes(mlx_engine.load(MICRO / file, "parallel", threads=threads))

@@ -1,0 +1,71 @@
+"""What Python writes and machine code reads: the words of blocks and jobs, and the sizes that both must agree on.
+
+Nothing here needs a compiler: this is all that a process knows of the kernels when it runs the machine code of an
+earlier one.
+"""
+
+from __future__ import annotations
+
+# Floats of a vector, and vectors of a packed panel.
+LANES = 16
+
+# Formats of a matrix.
+F32, Q8_0 = 0, 1
+
+# What stands between a gate and what it gates; 0 is no gate.
+SILU, GELU = 1, 2
+
+# ---- a pool's control block ----
+
+# Words of the control block; those that threads write lie on cache lines of their own. SCRATCH is the address of the
+# threads' scratch memory; from JOB on lies the job. From LEFT on there is one cache line per thread, which begins with
+# how many chunks of its stretch are left.
+DONE, STOP = 0, 16
+TASK, CHUNKS, THREADS, SCRATCH, JOB, LEFT = 32, 33, 34, 35, 40, 256
+LINE = 16
+# Bytes of scratch memory that each thread has; behind the last thread's lie as many for who brings the job.
+SCRATCH_BYTES = 4 << 20
+
+# ---- a block of linear layers with one input ----
+
+# Words of a block: the tasks for few vectors, for many, and to pack many; a norm, or a GAIN of 0; (N, K) of all
+# matrices together; what stands between a gate and what it gates, or 0; rows of a chunk; whether a product with few
+# vectors is worth more than one thread. From TABLE on come the matrices: KIND and WEIGHTS say how and where one is
+# stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of the
+# output, and CHUNK which chunk of a job is its first.
+(
+    TASK_FEW, TASK_MANY, TASK_PACK, GAIN, EPS, N, K, ACTIVATION, CHUNK_FEW, CHUNK_MANY, HAND_OUT, MATRICES,
+) = range(12)  # fmt: skip
+# Words that each job sets itself.
+OWN, TABLE = 12, 20
+KIND, WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, WIDTH = range(7)
+MOST_MATRICES = 8
+
+# Up to so many vectors each is multiplied with the stored rows.
+FEW = 8
+# Bytes of stored rows in a chunk for few vectors, and what one thread does alone: measured by benchmarks/chunks.py.
+# Smaller chunks cost more to hand out than they even out.
+CHUNK_BYTES = 64 * 1024
+# Rows of a chunk for many vectors.
+MANY_ROWS = 48
+
+# ---- a block of query and key heads ----
+
+# Words: the task, how many heads there are, how wide one is, and the norms of both; a gain of 0 is none.
+HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
+
+# ---- attention ----
+
+# Keys of a chunk for one query, and of a block for many: 96 keys and values of 128 floats fill a second-level cache a
+# fifth.
+KEYS, BLOCK = 256, 96
+# Tokens of a chunk for many queries.
+SPAN = 64
+
+
+def attention_scratch(group: int, width: int) -> int:
+    """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
+    panels = SPAN // LANES * group
+    many = BLOCK * LANES + panels * LANES * (2 * width + 2)
+    one = group * (KEYS + LANES)
+    return 4 * max(many, one)

@@ -1,0 +1,169 @@
+"""The compiled kernels as a process runs them: machine code of an earlier process, loaded from disk.
+
+Only the first process that needs the kernels compiles them, with Numba; all others get by with LLVM's loader, which
+takes a quarter of the time and memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llvmlite import binding
+
+# What Python calls, and the types of the arguments: i is an integer or an address, f a float64.
+ENTRIES = {
+    "help_out": "iii",
+    "project": "iiiiiii",
+    "norm_rope_pair": "iiiiiiiiiiii",
+    "attend": "iiiiiiiiiiiiifii",
+    "embed": "iiiiii",
+}
+_TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
+
+# Half-precision scales are widened by an instruction that x86 has since 2012; without it LLVM would call a library
+# function that the process need not have.
+_NEEDED_ON_X86 = ("f16c", "fma", "avx2")
+
+
+def lacking() -> str | None:
+    """What this processor lacks for the kernels, or None."""
+    chosen = os.environ.get("NUMBA_CPU_NAME")
+    if not binding.get_process_triple().startswith(("x86_64", "i686")) or chosen:
+        return None
+    features = binding.get_host_cpu_features()
+    missing = [name for name in _NEEDED_ON_X86 if not features.get(name)]
+    return f"the processor ({binding.get_host_cpu_name()}) lacks {', '.join(missing)}" if missing else None
+
+
+# ---- where compiled code is kept ----
+
+
+def cache_folder() -> Path:
+    """The first of these that is ours to write: NUMBA_CACHE_DIR, the user's cache folder, a temporary one."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    candidates = [Path(given)] if given else []
+    if not home.startswith("~"):  # nobody knows where home is
+        candidates.append(Path(home) / "mlx_engine" / "kernels")
+    # The same folder each time, so that what is compiled there is found again.
+    candidates.append(Path(tempfile.gettempdir()) / f"mlx_engine-kernels-{_user()}")
+    ours = next((folder for folder in candidates if _is_ours(folder)), None)
+    if ours is None:
+        ours = Path(tempfile.mkdtemp(prefix="mlx_engine-kernels-"))
+        atexit.register(shutil.rmtree, ours, ignore_errors=True)
+    return ours
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it can be written, and nobody else has made it: compiled code is run as it lies there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _digest() -> str:
+    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+@cache
+def folder() -> Path:
+    """Where code of this very source is kept; one folder per process."""
+    return cache_folder() / _digest()
+
+
+def code_file() -> Path:
+    """The kernels' machine code, whether or not it is there: for this processor and this version of LLVM."""
+    processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
+    version = ".".join(map(str, binding.llvm_version_info))
+    target = hashlib.sha256(f"{binding.get_process_triple()} {version} {features}".encode()).hexdigest()[:16]
+    return folder() / f"{processor}-{target}.code"
+
+
+# ---- loading ----
+
+# Bytes in front of the code that say whether it is whole.
+_CHECK = hashlib.sha256().digest_size
+
+
+class Library:
+    """The entries as functions, the tasks as addresses.
+
+    Attributes: one per name in `ENTRIES`, a function without a result. It does not hold the interpreter's lock.
+    """
+
+    help_out: Callable[..., None]
+    project: Callable[..., None]
+    norm_rope_pair: Callable[..., None]
+    attend: Callable[..., None]
+    embed: Callable[..., None]
+
+    def __init__(self, code: bytes) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
+        # The engine owns the code's memory.
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        for name, letters in ENTRIES.items():
+            kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
+            setattr(self, name, kind(self.address(name)))
+
+    def address(self, name: str) -> int:
+        """Where the machine code of a task or an entry lies."""
+        address = int(self._engine.get_function_address(name))
+        if not address:
+            raise KeyError(f"the kernels' machine code: expected a function {name!r}, found none")
+        return address
+
+
+@cache
+def load() -> Library:
+    """The kernels, once per process; where `code_file()` is not there, they are compiled first."""
+    file = code_file()
+    code = _read(file)
+    if code is None:
+        from kernels.cpu import machine_code
+
+        code = machine_code.build()
+        _write(file, code)
+    return Library(code)
+
+
+def _read(file: Path) -> bytes | None:
+    """The code, or None where there is none or it is damaged: LLVM would end the process."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    code = content[_CHECK:]
+    return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
+
+
+def _write(file: Path, code: bytes) -> None:
+    """All of it or nothing, whoever else does the same at this moment; a full disk is no reason not to go on."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
+            part.write(hashlib.sha256(code).digest() + code)
+        Path(part.name).replace(file)

@@ -1,0 +1,216 @@
+"""Compiled code: where it is kept, when it is made anew, and what runs where there can be none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+from kernels.cpu import jit, library
+from mlx_engine.backends import kernels
+
+ROOT = Path(__file__).parents[2]
+MICRO = ROOT / "tests" / "data" / "qwen3-micro" / "model-q8_0.gguf"
+ONCE = "compiling the CPU kernels, once"
+GENERATE = """
+import sys, mlx_engine
+engine = mlx_engine.load(sys.argv[1], "parallel", threads=2)
+print(*engine.generate([1, 2, 3, 4, 5, 6, 7], max_tokens=5, ignore_eos=True).token_ids)
+"""
+
+
+def python(code: str, *arguments: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, with some variables of the environment set, or taken away."""
+    environment = {k: v for k, v in os.environ.items() if k not in changes}
+    environment |= {k: v for k, v in changes.items() if v is not None}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+# ---- the folder ----
+
+
+def test_compiled_code_is_kept_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
+    assert library.cache_folder() == tmp_path / "given"
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert library.cache_folder() == tmp_path / "xdg" / "mlx_engine" / "kernels"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(library.tempfile, "tempdir", str(tmp_path / "temporary"))
+    assert library.cache_folder().parent == tmp_path / "temporary"
+
+
+def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever can write there could have this process run code of theirs."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
+    if not hasattr(os, "getuid"):
+        pytest.skip("this system does not say whose a folder is")
+    monkeypatch.setattr(library.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    folder = library.cache_folder()
+    assert folder != tmp_path / "given"
+    assert folder.name.startswith("mlx_engine-kernels-")
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "jit.py"))
+    (tmp_path / "jit.py").write_text("a = 1\n")
+    (tmp_path / "vectors.py").write_text("LANES = 16\n")
+    before = library._digest()
+    assert library._digest() == before
+    (tmp_path / "vectors.py").write_text("LANES = 32\n")
+    changed = library._digest()
+    (tmp_path / "new.py").write_text("b = 2\n")
+    assert len({before, changed, library._digest()}) == 3
+
+
+def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
+    code = "from kernels.cpu import library; print(library.code_file().parent)"
+    folder = Path(python(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip())
+    assert folder == tmp_path / library._digest()
+
+
+# The machine code is there, so nobody has to wait for a compiler.
+KERNEL = """
+import sys, types
+import kernels.cpu
+from kernels.cpu import library
+code = open(sys.argv[1], "rb").read()[32:]
+kernels.cpu.machine_code = types.SimpleNamespace(build=lambda: code)
+print(library.code_file().exists(), library.load().address("project") > 0, library.code_file().exists())
+"""
+NOWHERE = "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Path:
+    library.load()
+    return library.code_file()
+
+
+@pytest.mark.parametrize("home", ["/proc/nobody", None], ids=["unwritable", "unknown"])
+def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(compiled: Path, tmp_path: Path, home: str | None):
+    code = (NOWHERE if home is None else "") + KERNEL
+    changes = {"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": None, "HOME": home, "TMPDIR": str(tmp_path)}
+    runs = [python(code, compiled, **changes) for _ in range(2)]
+    assert [run.stdout.split() for run in runs] == [["False", "True", "True"], ["True"] * 3], runs[0].stderr
+    (kept,) = tmp_path.rglob("*.code")
+    assert kept.read_bytes() == compiled.read_bytes()
+
+
+def test_damaged_code_is_made_anew(compiled: Path, tmp_path: Path):
+    changes = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert python(KERNEL, compiled, **changes).stdout.split() == ["False", "True", "True"]
+    (kept,) = tmp_path.rglob("*.code")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert python(KERNEL, compiled, **changes).stdout.split() == ["True", "True", "True"]
+    assert kept.read_bytes() == compiled.read_bytes()
+
+
+def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    files = {library.code_file()}
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    files.add(library.code_file())
+    monkeypatch.delenv("NUMBA_CPU_NAME")
+    monkeypatch.setattr(library.binding, "llvm_version_info", (1, 2, 3))
+    files.add(library.code_file())
+    assert len(files) == 3
+
+
+# ---- what is in it ----
+
+
+def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
+    assert {name for name, (_, kind) in jit.EXPORTS.items() if kind != jit.TASK} == set(library.ENTRIES)
+    assert all(library.load().address(name) for name in jit.EXPORTS)
+    with pytest.raises(KeyError, match="expected a function 'nobody', found none"):
+        library.load().address("nobody")
+
+
+def test_compiled_code_runs_without_the_compiler():
+    result = python("import sys; sys.modules['numba'] = None\n" + GENERATE, MICRO)
+    assert (len(result.stdout.split()), result.stderr) == (5, "")
+
+
+# ---- the announcement ----
+
+
+def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    file = tmp_path / "kernels.o"
+
+    def load() -> object:
+        file.touch()
+        return object()
+
+    monkeypatch.setattr(library, "code_file", lambda: file)
+    monkeypatch.setattr(library, "load", load)
+    for _ in range(2):  # two processes, one after the other
+        assert kernels.load_kernels.__wrapped__() is not None
+    assert [ONCE in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("missing", ["numba", "llvmlite"])
+@pytest.mark.parametrize("name", ["simd", "parallel"])
+def test_without_a_compiler_numpy_runs_and_says_so(tmp_path: Path, name: str, missing: str):
+    code = (
+        f"import sys; sys.modules['{missing}'] = None\n"
+        "import mlx_engine; mlx_engine.create_backend(sys.argv[2])\n"
+        "engine = mlx_engine.load(sys.argv[1], sys.argv[2])\n"
+        "print(type(engine.backend).__name__, len(engine.generate([1, 2, 3], max_tokens=3, ignore_eos=True).token_ids))"
+    )
+    result = python(code, MICRO, name, NUMBA_CACHE_DIR=str(tmp_path))
+    assert result.stdout.split() == [f"{name.capitalize()}Backend", "3"], result.stderr
+    assert result.stderr.count("no compiled kernels, NumPy runs instead") == 1
+
+
+def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
+    monkeypatch.setattr(library.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(library.binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
+    assert library.lacking().endswith("lacks f16c, avx2")
+    assert kernels.load_kernels.__wrapped__() is None
+    assert "lacks f16c, avx2" in caplog.text
+    monkeypatch.setattr(library.binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    assert library.lacking() is None
+
+
+# ---- on an AVX2 processor, from the first compilation on ----
+
+# The first of them makes a backend, and so compiles everything.
+TESTS = (
+    "test_cpu_linear.py::test_products",
+    "test_cpu_linear.py::test_gates",
+    "test_cpu_attention.py::test_attention_of_any_shape",
+    "test_cpu_norms.py::test_exp_is_within_one_unit_in_the_last_place_wherever_float32_has_one",
+    "test_cpu_q8_0.py::test_products_are_those_of_float64_and_of_the_twin",
+)
+
+
+def is_wider_than_avx2() -> bool:
+    """Whether this is an x86 processor on which AVX2 is not what all other tests run on already."""
+    return platform.machine() in ("x86_64", "AMD64") and bool(library.binding.get_host_cpu_features().get("avx512f"))
+
+
+@pytest.mark.skipif(not is_wider_than_avx2(), reason="no x86 processor with AVX-512, or all other tests say the same")
+def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
+    """Without anything compiled before: that is said once, and never again."""
+    changes = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CACHE_DIR": str(tmp_path)}
+    tests = [str(Path(__file__).parent / test) for test in TESTS]
+    options = ["-s", "-p", "no:cacheprovider", "-p", "no:logging"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    environment = {**os.environ, **changes}
+    first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stdout
+    assert "5 passed" in first.stdout
+    second = python(GENERATE, MICRO, **changes)
+    assert len(second.stdout.split()) == 5
+    assert [first.stderr.count(ONCE), second.stderr] == [1, ""]
