@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,9 @@ class Engine:
     """
 
     def __init__(self, model: Model, checkpoint: Checkpoint, path: Path, phases: dict[str, float]) -> None:
-        self.model, self.path, self._checkpoint, self.phases = model, path, checkpoint, phases
+        self.model, self.path, self.phases = model, path, phases
+        self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
+        self._tokenizer_lock = threading.Lock()
 
     @property
     def config(self) -> Any:
@@ -52,18 +54,25 @@ class Engine:
         """What computes."""
         return self.model.backend
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """Built the first time that text has to become ids, or ids text.
 
         Raises:
             TokenizerError: the checkpoint holds no tokenizer that can be built.
         """
+        with self._tokenizer_lock:
+            if self._checkpoint is not None:
+                self._tokenizer = self._build_tokenizer(self._checkpoint)
+                self._checkpoint = None  # whose metadata has each merge as a string: 12 MB that nobody reads again
+        return self._tokenizer
+
+    def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
         from mlx_engine import tokenizer
 
-        if self._checkpoint.naming == "hf":
+        if checkpoint.naming == "hf":
             return tokenizer.load_tokenizer(self.path)
-        return tokenizer.from_gguf(self._checkpoint.metadata, where=self._checkpoint.where)
+        return tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
 
     def logits(self, ids: Sequence[int]) -> mx.array:
         """Logits float32 (len(ids), vocab) at every position, computed without a cache.

@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant("residual of the attention dropped", QWEN3, "be.project_add(h, w.ffn_down, x)", "be.linear(h, w.ffn_down)"),
     Mutant("untied head ignored", QWEN3, '"output" if "output.weight" in parameters else "token_embd"', '"token_embd"'),
     Mutant("head of the first row", SIMD, "return x[-1:]", "return x[:1]"),
-    Mutant("rope interleaved", SIMD, "a, b = np.split(x, 2, axis=-1)", "a, b = x[..., ::2], x[..., 1::2]"),
+    Mutant("rope interleaved", SIMD, "a, b = x[..., :half], x[..., half:]", "a, b = x[..., ::2], x[..., 1::2]"),
     Mutant("mask off by one", SIMD, "hidden = key > position", "hidden = key > position + 1"),
     Mutant("heads dealt in turn", SCALAR, "h // group", "h % len(keys[0])"),
     Mutant("eps inside out", SIMD, "np.sqrt(mean + np.float32(eps))", "(np.sqrt(mean) + np.float32(eps))"),

@@ -18,7 +18,6 @@ import mmap
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -184,7 +183,7 @@ class Cursor:
             # From 5 bytes a string on, no text takes more than 8 times its bytes and length; below, it is
             # counted.
             enough = n_bytes >= (8 + 5) * len(texts)
-            self.spend(8 * n_bytes if enough else sum(map(getsizeof, texts)) + 9 * len(texts), field)
+            self.spend(8 * n_bytes if enough else sum(map(str.__sizeof__, texts)) + 9 * len(texts), field)
             self.at += n_bytes
             out += texts
         return out

@@ -15,11 +15,10 @@ import numpy as np
 
 from kernels import blocks
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight
-
-PREFIX = "shape:"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlx_engine.checkpoint.shapes import PREFIX, shape_path
 from mlx_engine.errors import SourceError
 
 ASSETS = Path(__file__).parent.parent / "assets"
 BUILTIN = ASSETS / "storyteller-q8_0.gguf"
+
+PREFIX = "shape:"
 
 # org/repo, optionally :file; the characters that hub names may have.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
@@ -24,6 +25,8 @@ def resolve(source: str | Path) -> Path:
     if source == "builtin":
         return BUILTIN
     if isinstance(source, str) and source.startswith(PREFIX):
+        from mlx_engine.checkpoint.shapes import shape_path
+
         return shape_path(source.removeprefix(PREFIX))
     if not str(source):
         raise SourceError("expected a file, a folder, 'builtin' or a hub id org/repo[:file], found an empty name")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import repeat
-from operator import add, contains
-from typing import NamedTuple
+from typing import Any
 
 import tokenizers
 from tokenizers import models
 
+from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType
@@ -18,48 +19,70 @@ from mlx_engine.tokenizer.vocabulary import Vocabulary
 _KEY = "tokenizer.ggml.merges"
 
 
-class Merges(NamedTuple):
-    """Pairs of neighbours, the most urgent first, and all that they become."""
+class Merges(Sequence[tuple[str, str]]):
+    """Pairs of neighbours from a GGUF file, the most urgent first; one that is listed twice counts where it first is.
 
-    pairs: list[tuple[str, str]]
-    made: set[str]
-
-
-def read_merges(read: Metadata, ids: dict[str, int]) -> Merges:
-    """The merges of a GGUF file, each `left right`: tokens have no space, which byte-level BPE writes as `Ġ`.
+    Each is `left right` there: tokens have no space, which byte-level BPE writes as `Ġ`. It is split when it is asked
+    for, since the library copies the pairs, and a list of them takes 25 MB more.
 
     Raises:
-        TokenizerError: there are none, or one is not two texts that make a token of `ids`.
+        TokenizerError: the file has no merges, or one is not two texts.
     """
-    merges = read.strings(_KEY)
-    parts = " ".join(merges).split(" ") if merges else []
-    if len(parts) != 2 * len(merges) or not all(map(contains, merges, repeat(" "))):
-        index = next(i for i, merge in enumerate(merges) if merge.count(" ") != 1)
-        raise read.error(f"{_KEY}[{index:,}]", "two tokens with a space between", f"{merges[index]!r:.60}")
-    left, right = parts[::2], parts[1::2]
-    made = [*map(add, left, right)]
-    if not all(map(ids.__contains__, made)):
-        index = next(i for i, token in enumerate(made) if token not in ids)
-        expected = "two tokens of the vocabulary that make a third"
-        raise read.error(f"{_KEY}[{index:,}]", expected, f"{merges[index]!r:.60}, which makes none")
-    pairs, results = [*zip(left, right, strict=True)], {*made}
-    if len(results) < len(pairs):
-        pairs = [*dict.fromkeys(pairs)]  # a pair that is listed twice counts where it first stands
-    return Merges(pairs, results)
+
+    def __init__(self, read: Metadata) -> None:
+        merges = read.strings(_KEY)
+        if {*map(str.count, merges, repeat(" "))} - {1}:
+            index = next(i for i, merge in enumerate(merges) if merge.count(" ") != 1)
+            raise read.error(f"{_KEY}[{index:,}]", "two tokens with a space between", f"{merges[index]!r:.60}")
+        self._read, self._listed, self._known = read, merges, {*merges}
+        if len(self._known) < len(merges):
+            self._listed = [*dict.fromkeys(merges)]
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def __getitem__(self, index: Any) -> Any:
+        return [*self][index]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return map(tuple, map(str.split, self._listed, repeat(" ")))  # type: ignore[arg-type]
+
+    def make(self, token: str) -> bool:
+        """Whether some pair becomes this token. Few are asked about, and their cuts are fewer than all pairs."""
+        return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
+
+    def check(self, ids: dict[str, int]) -> None:
+        """Say which pair makes no token: the library refuses such a pair as well, but does not tell where it stands.
+
+        Raises:
+            TokenizerError: there is such a pair.
+        """
+        for index, merge in enumerate(self._read.strings(_KEY)):
+            if merge.replace(" ", "") not in ids:
+                expected = "two tokens of the vocabulary that make a third"
+                raise self._read.error(f"{_KEY}[{index:,}]", expected, f"{merge!r:.60}, which makes none") from None
 
 
-def byte_level_bpe(vocabulary: Vocabulary, merges: Merges, split: Split) -> tokenizers.Tokenizer:
+def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, split: Split) -> tokenizers.Tokenizer:
     """A tokenizer that merges bytes into the tokens of `vocabulary`; special tokens are not yet told apart.
 
     Unlike some models' own tokenizers it does not normalise: a GGUF file has no room to say so, and text comes back
     from `decode` as it went into `encode`. No merge makes a control token, so that the plain text of one stays text.
+
+    Raises:
+        TokenizerError: a merge is not two tokens that make a third.
     """
     kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     unmade = {vocabulary.tokens[i] for i in kept}
-    pairs = merges.pairs
-    if not unmade.isdisjoint(merges.made):
+    pairs: Sequence[tuple[str, str]] = merges
+    if any(map(merges.make, unmade)):
+        merges.check(ids)  # the library does not see what is left out here
         pairs = [pair for pair in pairs if unmade.isdisjoint({*pair, "".join(pair)})]
-    with refusals(vocabulary.where, f"expected {_KEY} to join tokens of the vocabulary, found others"):
-        core = tokenizers.Tokenizer(models.BPE(vocabulary.ids, pairs, ignore_merges=split.whole_words))
-        core.pre_tokenizer = split.pre_tokenizer()
+    try:
+        with refusals(vocabulary.where, f"expected {_KEY} to join tokens of the vocabulary, found others"):
+            core = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=split.whole_words))
+            core.pre_tokenizer = split.pre_tokenizer()
+    except TokenizerError:
+        merges.check(ids)
+        raise
     return core

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.tokenizer.bpe import byte_level_bpe, read_merges
+from mlx_engine.tokenizer.bpe import Merges, byte_level_bpe
 from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.special import END_KEYS, END_NAMES, TokenType, named_end_ids
 from mlx_engine.tokenizer.split import SPLITS
@@ -58,17 +58,18 @@ def _byte_level(read: Metadata) -> Tokenizer:
     split = SPLITS[pre]
     tokens = read.strings(_TOKENS)
     ids = _ids(read, tokens)
-    merges = read_merges(read, ids)
-    types = _types(read, tokens, text=merges.made)
-    vocabulary = _vocabulary(read, tokens, ids, types, kind="byte-level BPE", pre=pre, add_bos=split.add_bos)
-    core = byte_level_bpe(vocabulary, merges, split)
+    merges = Merges(read)
+    ends = [ids[name] for name in END_NAMES if name in ids]
+    types = _types(read, len(tokens), ends, text=[i for i in ends if merges.make(tokens[i])])
+    vocabulary = _vocabulary(read, tokens, types, kind="byte-level BPE", pre=pre, add_bos=split.add_bos)
+    core = byte_level_bpe(vocabulary, ids, merges, split)
     mark_special(core, vocabulary)
     return Tokenizer(vocabulary, core)
 
 
 def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
-    types = _types(read, tokens)
+    types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
         tokens[i] = tokens[i].replace(SPACE_MARK, " ")  # looked for in text as it is; newer files write them so
     for i in np.flatnonzero(types == TokenType.BYTE).tolist():
@@ -78,9 +79,10 @@ def _spm(read: Metadata) -> Tokenizer:
     if scores is None:
         raise read.error("tokenizer.ggml.scores", f"{len(tokens):,} numbers, one per token", "nothing")
     pre = read.text("tokenizer.ggml.pre")
-    vocabulary = _vocabulary(read, tokens, _ids(read, tokens), types, kind="SPM", pre=pre, add_bos=True)
+    ids = _ids(read, tokens)
+    vocabulary = _vocabulary(read, tokens, types, kind="SPM", pre=pre, add_bos=True)
     unknown_id = read.token_id("tokenizer.ggml.unknown_token_id", len(tokens))
-    core = spm(vocabulary, scores, _usual(unknown_id, 0, TokenType.UNKNOWN, types))
+    core = spm(vocabulary, ids, scores, _usual(unknown_id, 0, TokenType.UNKNOWN, types))
     mark_special(core, vocabulary)
     return Tokenizer(vocabulary, core)
 
@@ -88,7 +90,6 @@ def _spm(read: Metadata) -> Tokenizer:
 def _vocabulary(
     read: Metadata,
     tokens: list[str],
-    ids: dict[str, int],
     types: NDArray[np.int8],
     *,
     kind: Kind,
@@ -112,7 +113,6 @@ def _vocabulary(
         where=read.where,
         kind=kind,
         tokens=tokens,
-        ids=ids,
         types=types,
         pre=pre,
         bos_id=bos_id,
@@ -130,9 +130,10 @@ def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.
 
 
 def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
+    """The id of each token; empty tokens have none, since no text means them."""
     if not tokens:
         raise read.error(_TOKENS, "at least one token", "none")
-    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) < len(tokens):
         for token_id, token in enumerate(tokens):
             if token and ids[token] != token_id:
@@ -141,11 +142,11 @@ def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
     return ids
 
 
-def _types(read: Metadata, tokens: list[str], text: Container[str] = ()) -> NDArray[np.int8]:
-    """The types that the file gives; tokens known to end a generation are control tokens, unless they are `text`."""
-    given = read.numbers("tokenizer.ggml.token_type", count=len(tokens), kinds="iu")
-    types = np.full(len(tokens), TokenType.NORMAL, np.int8) if given is None else type_array(given)
-    for token_id in [i for i, token in enumerate(tokens) if token in END_NAMES]:
-        if types[token_id] != TokenType.NORMAL or tokens[token_id] not in text:
+def _types(read: Metadata, count: int, ends: Iterable[int], text: Container[int] = ()) -> NDArray[np.int8]:
+    """The types that the file gives; `ends`, known to end a generation, are control tokens unless they are `text`."""
+    given = read.numbers("tokenizer.ggml.token_type", count=count, kinds="iu")
+    types = np.full(count, TokenType.NORMAL, np.int8) if given is None else type_array(given)
+    for token_id in ends:
+        if types[token_id] != TokenType.NORMAL or token_id not in text:
             types[token_id] = TokenType.CONTROL
     return types

@@ -60,7 +60,6 @@ def from_json(path: str | Path) -> Tokenizer:
         where=where,
         kind=kind,
         tokens=tokens,
-        ids=ids,
         types=_types(core, kind, tokens),
         bos_id=bos_id,
         eos_id=eos_id,

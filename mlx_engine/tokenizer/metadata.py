@@ -59,11 +59,11 @@ class Metadata:
         value = self.values.get(key)
         if not isinstance(value, (list, tuple)):
             raise self.error(key, "a list of strings", "nothing" if value is None else type(value).__name__)
-        if {*map(type, value)} - {str}:
-            index = next(i for i, item in enumerate(value) if type(item) is not str)
-            raise self.error(key, "a list of strings", f"{type(value[index]).__name__} at index {index:,}")
         try:
             "".join(value).encode()
+        except TypeError:
+            index = next(i for i, item in enumerate(value) if not isinstance(item, str))
+            raise self.error(key, "a list of strings", f"{type(value[index]).__name__} at index {index:,}") from None
         except UnicodeEncodeError:
             raise self.error(key, "a list of valid Unicode strings", "half of a surrogate pair") from None
         return list(value)

@@ -23,7 +23,9 @@ from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
 
 
-def spm(vocabulary: Vocabulary, scores: NDArray[Any], unknown_id: int | None) -> tokenizers.Tokenizer:
+def spm(
+    vocabulary: Vocabulary, ids: dict[str, int], scores: NDArray[Any], unknown_id: int | None
+) -> tokenizers.Tokenizer:
     """A tokenizer that merges characters into the tokens of `vocabulary`; special tokens are not yet told apart.
 
     Only normal tokens are merged. llama.cpp also merges up to control tokens, so that the plain text `</s>` may
@@ -42,7 +44,7 @@ def spm(vocabulary: Vocabulary, scores: NDArray[Any], unknown_id: int | None) ->
     with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):
         core = tokenizers.Tokenizer(
             models.BPE(
-                vocabulary.ids,
+                ids,
                 _merges(vocabulary, scores),
                 unk_token=None if unknown_id is None else tokens[unknown_id],
                 fuse_unk=True,

@@ -28,8 +28,8 @@ class Tokenizer:
         self._lock = threading.Lock()  # whether special tokens are recognised is a setting of `core`, not an argument
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
-        self._lacks_bytes = (
-            vocabulary.kind == "byte-level BPE" and not BYTE_OF_CHARACTER.keys() <= vocabulary.ids.keys()
+        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and any(
+            core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
         )
 
     @property

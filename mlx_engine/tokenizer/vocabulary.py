@@ -49,12 +49,11 @@ BYTE_OF_CHARACTER = _byte_characters()
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens by id, ids by token (empty ones left out, since no text means them), types, and the ids with a role."""
+    """Tokens by id, their types, and the ids with a role."""
 
     where: str
     kind: Kind
     tokens: list[str]
-    ids: dict[str, int]
     types: NDArray[np.int8]
     pre: str | None = None
     bos_id: int | None = None

@@ -151,6 +151,7 @@ def test_the_contract_as_it_is_written(engine):
     assert "".join(engine.stream("Once upon a time", max_tokens=8)) == result.text
     ids = engine.tokenizer.encode("text", special=False)
     assert engine.tokenizer.decode(ids) == "text"
+    assert engine.tokenizer is engine.tokenizer
     assert result.prompt_ids == engine.tokenizer.encode("Once upon a time")
     assert engine.config.vocab_size == 512
     assert engine.backend.name == "simd"

@@ -8,6 +8,8 @@ import pytest
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer import from_gguf
+from mlx_engine.tokenizer.bpe import Merges
+from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.split import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
 
@@ -58,6 +60,18 @@ def texts(tokenizer, ids):
 def test_merges_apply_in_their_order():
     tokenizer = build(byte_level())
     assert texts(tokenizer, tokenizer.encode("hello world")) == ["hello", "Ġw", "o", "r", "l", "d"]
+
+
+def test_a_merge_that_is_listed_twice_counts_where_it_first_stands():
+    tokenizer = build(byte_level(merges=["l o", "e l", "l o"]))
+    assert texts(tokenizer, tokenizer.encode("elo")) == ["e", "lo"]
+
+
+def test_merges_are_a_sequence_of_pairs():
+    merges = Merges(Metadata({"tokenizer.ggml.merges": ["a b", "ab c", "a b"]}, "toy"))
+    assert [*merges] == [("a", "b"), ("ab", "c")]
+    assert (len(merges), merges[1], merges[-1:]) == (2, ("ab", "c"), [("ab", "c")])
+    assert [token for token in ("ab", "abc", "a", "bc", "") if merges.make(token)] == ["ab", "abc"]
 
 
 @pytest.mark.parametrize(("pre", "pieces"), [("qwen2", ["1", "2", "3"]), ("llama-bpe", ["123"]), ("gpt-2", ["123"])])
@@ -263,6 +277,10 @@ UNREADABLE = {
     "merge of a stranger": byte_level() | {"tokenizer.ggml.merges": ["h e", "hey a"]},
     "merge of strangers into a token": byte_level() | {"tokenizer.ggml.merges": [*MERGES, "hel lo"]},
     "merge into a stranger": byte_level() | {"tokenizer.ggml.merges": ["q q"]},
+    "merge into a stranger, beside one into a control token": byte_level(
+        merges=["< s", "<s >"], special={}, token_type=[NORMAL] * 257 + [CONTROL]
+    )
+    | {"tokenizer.ggml.merges": ["< s", "<s >", "<s> q"]},
     "merge is a number": byte_level() | {"tokenizer.ggml.merges": [3]},
     "too few types": byte_level(token_type=[1]),
     "types are text": byte_level(token_type=["1"]),
@@ -294,6 +312,12 @@ def test_damaged_metadata_is_refused_in_one_line(case):
     assert message.startswith("toy: expected ")
     assert ", found " in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("case", [case for case in UNREADABLE if case.startswith("merge into a stranger")])
+def test_a_merge_that_makes_no_token_is_named(case):
+    with pytest.raises(TokenizerError, match=r"merges\[\d\] to be two tokens .*, found '.* q', which makes none; conv"):
+        build(UNREADABLE[case])
 
 
 def test_an_unknown_pre_tokenizer_is_named_with_those_that_are_known():
