@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.float32 import dot
 from kernels.cpu.gemm import multiply_add, pack
 from kernels.cpu.jit import entry, jit, task
 from kernels.cpu.jobs import run
@@ -43,47 +42,25 @@ _LEAST = np.float32(-np.inf)
 
 
 @jit
-def _score(q: Any, query: int, keys: Any, width: int, n: int, scale: Any, scores: Any, first: int) -> None:
-    """`scores[first + i] = scale * q . key i`; four keys at a time, so that the query is loaded once for them."""
-    i = 0
-    while i + 4 <= n:
-        at = i * width
-        a, b, c, d = zeros(), zeros(), zeros(), zeros()
-        for e in range(0, width, LANES):
-            v = load(q, query + e)
-            a, b = fma(v, load(keys, at + e), a), fma(v, load(keys, at + width + e), b)
-            c, d = fma(v, load(keys, at + 2 * width + e), c), fma(v, load(keys, at + 3 * width + e), d)
-        put(scores, first + i, total(a) * scale)
-        put(scores, first + i + 1, total(b) * scale)
-        put(scores, first + i + 2, total(c) * scale)
-        put(scores, first + i + 3, total(d) * scale)
-        i += 4
-    while i < n:
-        put(scores, first + i, dot(q, query, keys, i * width, width) * scale)
-        i += 1
+def _scores_of(q: Any, a: int, b: int, keys: Any, key: int, width: int) -> Any:
+    """The products of a key with two queries: it is loaded once."""
+    sum_a, sum_b = zeros(), zeros()
+    for e in range(0, width, LANES):
+        k = load(keys, key + e)
+        sum_a, sum_b = fma(k, load(q, a + e), sum_a), fma(k, load(q, b + e), sum_b)
+    return total(sum_a), total(sum_b)
 
 
 @jit
-def _accumulate(weights: Any, first: int, n: int, values: Any, at: int, width: int, out: Any, to: int) -> None:
-    """`out[to ...] = sum over i < n of weights[first + i] * values[at + i width ...]`, `width` elements."""
-    e = 0
-    while e + 4 * LANES <= width:
-        a, b, c, d = zeros(), zeros(), zeros(), zeros()
-        for i in range(n):
-            w, p = load_splat(weights, first + i), at + i * width + e
-            a, b = fma(w, load(values, p), a), fma(w, load(values, p + LANES), b)
-            c, d = fma(w, load(values, p + 2 * LANES), c), fma(w, load(values, p + 3 * LANES), d)
-        store(out, to + e, a)
-        store(out, to + e + LANES, b)
-        store(out, to + e + 2 * LANES, c)
-        store(out, to + e + 3 * LANES, d)
-        e += 4 * LANES
-    while e < width:
-        a = zeros()
-        for i in range(n):
-            a = fma(load_splat(weights, first + i), load(values, at + i * width + e), a)
-        store(out, to + e, a)
-        e += LANES
+def _accumulate(
+    weights: Any, a: int, b: int, values: Any, at: int, width: int, sums: Any, to_a: int, to_b: int
+) -> None:
+    """`sums[to_a ...] += weights[a] * values[at ...]`, and the same for b: a value is loaded once."""
+    weight_a, weight_b = load_splat(weights, a), load_splat(weights, b)
+    for e in range(0, width, LANES):
+        v = load(values, at + e)
+        store(sums, to_a + e, fma(weight_a, v, load(sums, to_a + e)))
+        store(sums, to_b + e, fma(weight_b, v, load(sums, to_b + e)))
 
 
 @jit
@@ -105,7 +82,9 @@ def _exponentials(scores: Any, first: int, n: int) -> Any:
 def attend_one(job: Any, chunk: int, scratch: int) -> None:
     """One query token: the queries of one key/value head over one part of the keys.
 
-    OUT holds, per query head and part, the largest score, the sum of the exponentials, then E weighted sums.
+    OUT holds, per query head and part, the largest score, the sum of the exponentials, then E weighted sums. Keys and
+    values are read once and in order, which is when memory is fastest, for all queries, two at a time; where their
+    number is odd, the last one is its own neighbour, and what that gets is dropped.
     """
     width, group = job[E], job[H] // job[KV]
     head, part = chunk // job[PARTS], chunk % job[PARTS]
@@ -113,17 +92,28 @@ def attend_one(job: Any, chunk: int, scratch: int) -> None:
     n = min(KEYS, job[STOP] - first)
     keys = floats(job[STORE] + 4 * ((head * job[SLOTS] + first) * width))
     values = floats(job[STORE] + 4 * (((job[KV] + head) * job[SLOTS] + first) * width))
-    q, out = floats(job[Q]), floats(job[OUT])
-    scores = floats(scratch)  # (group, KEYS + LANES)
+    q, out = floats(job[Q] + 4 * head * group * width), floats(job[OUT])
+    # Scratch memory: scores (group, KEYS + LANES), then sums (group, E), of an even number of queries.
+    even, row = (group + 1) // 2 * 2, KEYS + LANES
+    scores, sums = floats(scratch), floats(scratch + 4 * even * row)
     scale = np.float32(number(job[SCALE]))
+    for i in range(n):
+        for g in range(0, group, 2):
+            a, b = _scores_of(q, g * width, min(g + 1, group - 1) * width, keys, i * width, width)
+            put(scores, g * row + i, a * scale)
+            put(scores, (g + 1) * row + i, b * scale)
     for g in range(group):
-        row = g * (KEYS + LANES)
-        _score(q, (head * group + g) * width, keys, width, n, scale, scores, row)
-    for g in range(group):
-        row = g * (KEYS + LANES)
         to = ((head * group + g) * job[PARTS] + part) * (width + 2)
-        out[to], out[to + 1] = _exponentials(scores, row, n)
-        _accumulate(scores, row, n, values, 0, width, out, to + 2)
+        out[to], out[to + 1] = _exponentials(scores, g * row, n)
+    sums[: even * width] = 0
+    for i in range(n):
+        for g in range(0, group, 2):
+            a, b = g * row + i, (g + 1) * row + i
+            _accumulate(scores, a, b, values, i * width, width, sums, g * width, (g + 1) * width)
+    for g in range(group):
+        to = ((head * group + g) * job[PARTS] + part) * (width + 2) + 2
+        for e in range(0, width, LANES):
+            store(out, to + e, load(sums, g * width + e))
 
 
 @jit

@@ -67,5 +67,5 @@ def attention_scratch(group: int, width: int) -> int:
     """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
     panels = SPAN // LANES * group
     many = BLOCK * LANES + panels * LANES * (2 * width + 2)
-    one = group * (KEYS + LANES)
+    one = (group + 1) * (KEYS + LANES + width)
     return 4 * max(many, one)

@@ -43,8 +43,8 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "float32.matvec": (float32.matvec.py_func, (FLOATS, N, FLOATS, FLOATS, N, N)),
     "tile_6": (gemm.tile_6.py_func, (FLOATS, N, N, N, FLOATS, N, FLOATS, N, N)),
     "multiply_add": (gemm.multiply_add.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
-    "_score": (attention._score.py_func, (FLOATS, N, FLOATS, N, N, F, FLOATS, N)),
-    "_accumulate": (attention._accumulate.py_func, (FLOATS, N, N, FLOATS, N, N, FLOATS, N)),
+    "_scores_of": (attention._scores_of.py_func, (FLOATS, N, N, FLOATS, N, N)),
+    "_accumulate": (attention._accumulate.py_func, (FLOATS, N, N, FLOATS, N, N, FLOATS, N, N)),
     "_visible": (attention._visible.py_func, (FLOATS, N, N, N, N)),
     "_attend_panel": (attention._attend_panel.py_func, (FLOATS, N, FLOATS, N, FLOATS, N, N)),
     "rms_norm": (norms.rms_norm.py_func, (FLOATS, N, N, FLOATS, F, FLOATS, N)),
@@ -102,7 +102,9 @@ def test_on_avx2_it_is_vector_code(name: str):
     assert "%zmm" not in text
 
 
-@pytest.mark.parametrize("name", ["q8_0.matvec", "q8_0.matvec_4", "tile_6", "multiply_add", "_score", "_attend_panel"])
+@pytest.mark.parametrize(
+    "name", ["q8_0.matvec", "q8_0.matvec_4", "tile_6", "multiply_add", "_scores_of", "_attend_panel"]
+)
 def test_on_avx512_it_is_code_of_the_widest_vectors(name: str):
     assert re.search(r"vfn?madd\w+ps\s.*%zmm", assembly(name, AVX512))
 
