@@ -14,7 +14,7 @@ import numpy as np
 from kernels.cpu.gemm import multiply_add, pack
 from kernels.cpu.jit import entry, jit, task
 from kernels.cpu.jobs import run
-from kernels.cpu.layout import BLOCK, JOB, KEYS, LANES, SPAN
+from kernels.cpu.layout import BLOCK, JOB, KEYS, LANES, QUERIES
 from kernels.cpu.memory import floats, number, word, words
 from kernels.cpu.vectors import (
     add,
@@ -30,13 +30,14 @@ from kernels.cpu.vectors import (
     put,
     splat,
     store,
+    store_columns,
     sub,
     total,
     zeros,
 )  # fmt: skip
 
 # Words of a job. Q is (T, H, E), OUT as well; SLOTS is the store's, START and STOP what is visible of it.
-Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, SCALE, PARTS = range(13)
+Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, SCALE, PARTS, SPAN = range(14)
 
 _LEAST = np.float32(-np.inf)
 
@@ -172,14 +173,29 @@ def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, va
     multiply_add(values, value, 1, width, width, scores, 0, state, at + 2 * LANES, n_keys)
 
 
+@jit
+def _finish(state: Any, at: int, width: int, out: Any, to: int) -> None:
+    """`out[to + lane * width + e]` is what each of 16 queries has seen: its weighted sums by the sum of the weights."""
+    sums = load(state, at + LANES)
+    for e in range(0, width, 4):
+        first = at + (e + 2) * LANES
+        store_columns(
+            out, to + e, width,
+            div(load(state, first), sums),
+            div(load(state, first + LANES), sums),
+            div(load(state, first + 2 * LANES), sums),
+            div(load(state, first + 3 * LANES), sums),
+        )  # fmt: skip
+
+
 @task
 def attend_many(job: Any, chunk: int, scratch: int) -> None:
     """Many query tokens: those of one key/value head and one span of tokens, the last span first: it sees most."""
     width, group = job[E], job[H] // job[KV]
-    n_spans = (job[T] + SPAN - 1) // SPAN
+    n_spans = (job[T] + job[SPAN] - 1) // job[SPAN]
     head, span = chunk % job[KV], n_spans - 1 - chunk // job[KV]
-    t = span * SPAN
-    n_tokens = min(SPAN, job[T] - t)
+    t = span * job[SPAN]
+    n_tokens = min(job[SPAN], job[T] - t)
     n_panels = (n_tokens + LANES - 1) // LANES
     keys = floats(job[STORE] + 4 * head * job[SLOTS] * width)
     values = floats(job[STORE] + 4 * (job[KV] + head) * job[SLOTS] * width)
@@ -212,11 +228,13 @@ def attend_many(job: Any, chunk: int, scratch: int) -> None:
             _attend_panel(scores, n_keys, state, panel * size, values, key * width, width)
     for panel in range(group * n_panels):
         head_, first_token = head * group + panel // n_panels, t + panel % n_panels * LANES
+        # The queries have done their duty; their place is as large.
+        place = panel * LANES * width
+        _finish(state, panel * size, width, queries, place)
         for lane in range(min(LANES, t + n_tokens - first_token)):
             target = (first_token + lane) * row + head_ * width
-            sum_ = state[panel * size + LANES + lane]
             for e in range(width):
-                put(out, target + e, get(state, panel * size + (e + 2) * LANES + lane) / sum_)
+                put(out, target + e, get(queries, place + lane * width + e))
 
 
 @entry
@@ -254,8 +272,9 @@ def attend(
         slots, start, stop, window, word(scale), n_parts,
     )  # fmt: skip
     if n_tokens > 1:
-        job[OUT] = out
-        run(control, many, n_kv_heads * ((n_tokens + SPAN - 1) // SPAN))
+        span = max(1, QUERIES * n_kv_heads // (n_heads * LANES)) * LANES
+        job[OUT], job[SPAN] = out, span
+        run(control, many, n_kv_heads * ((n_tokens + span - 1) // span))
         return
     job[OUT] = parts
     run(control, one, n_kv_heads * n_parts)

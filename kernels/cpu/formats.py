@@ -8,7 +8,7 @@ from kernels.cpu import float32, q8_0
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import Q8_0
 from kernels.cpu.memory import floats, raw
-from kernels.cpu.vectors import prefetch
+from kernels.cpu.vectors import get, prefetch, put
 
 # Bytes that memory is asked for at a time.
 LINE = 64
@@ -46,7 +46,7 @@ def expand(kind: int, weights: int, n_columns: int, row: int, column: int, n: in
     else:
         source = floats(weights)
         for i in range(n):
-            out[at + i] = source[row * n_columns + column + i]
+            put(out, at + i, get(source, row * n_columns + column + i))
 
 
 @jit

@@ -15,31 +15,50 @@ import numpy as np
 
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import add, fma, get, load, load_splat, put, store, zeros
+from kernels.cpu.vectors import add, fma, get, load, load_splat, mul, put, splat, store, store_columns, zeros
 
 ROWS = 6
-# Elements that are packed at a time.
-STRETCH = 64
+# Steps of the inner loop without a jump or an address: whoever shares a core's decoder leaves no room for them.
+UNROLLED = 4
 
 
 @jit
-def tile_6(a: Any, at: int, row: int, step: int, b: Any, b_at: int, c: Any, c_at: int, n: int) -> None:
-    """`c[c_at + 16 r + lane] += sum over i < n of a[at + r row + i step] b[b_at + 16 i + lane]` for 6 rows r."""
-    c0, c1, c2, c3, c4, c5 = zeros(), zeros(), zeros(), zeros(), zeros(), zeros()
-    for i in range(n):
-        v, p = load(b, b_at + LANES * i), at + i * step
-        c0 = fma(load_splat(a, p), v, c0)
-        c1 = fma(load_splat(a, p + row), v, c1)
-        c2 = fma(load_splat(a, p + 2 * row), v, c2)
-        c3 = fma(load_splat(a, p + 3 * row), v, c3)
-        c4 = fma(load_splat(a, p + 4 * row), v, c4)
-        c5 = fma(load_splat(a, p + 5 * row), v, c5)
-    store(c, c_at, add(load(c, c_at), c0))
-    store(c, c_at + 16, add(load(c, c_at + 16), c1))
-    store(c, c_at + 32, add(load(c, c_at + 32), c2))
-    store(c, c_at + 48, add(load(c, c_at + 48), c3))
-    store(c, c_at + 64, add(load(c, c_at + 64), c4))
-    store(c, c_at + 80, add(load(c, c_at + 80), c5))
+def _step_6(a: Any, at: int, row: int, b: Any, b_at: int, sums: Any) -> Any:
+    """One vector of b times an element of each of 6 rows, added to the rows' sums."""
+    c0, c1, c2, c3, c4, c5 = sums
+    v = load(b, b_at)
+    return (
+        fma(load_splat(a, at), v, c0),
+        fma(load_splat(a, at + row), v, c1),
+        fma(load_splat(a, at + 2 * row), v, c2),
+        fma(load_splat(a, at + 3 * row), v, c3),
+        fma(load_splat(a, at + 4 * row), v, c4),
+        fma(load_splat(a, at + 5 * row), v, c5),
+    )
+
+
+@jit
+def tiles_6(a: Any, at: int, row: int, step: int, n_rows: int, b: Any, b_at: int, c: Any, c_at: int, n: int) -> None:
+    """`c[c_at + 16 r + lane] += sum over i < n of a[at + r row + i step] b[b_at + 16 i + lane]`, 6 rows r at a time.
+
+    What is left of `n_rows` is left to others.
+    """
+    whole = n - n % UNROLLED
+    for r in range(0, n_rows - ROWS + 1, ROWS):
+        first = at + r * row
+        sums = zeros(), zeros(), zeros(), zeros(), zeros(), zeros()
+        for i in range(0, whole, UNROLLED):
+            for j in range(UNROLLED):
+                sums = _step_6(a, first + (i + j) * step, row, b, b_at + LANES * (i + j), sums)
+        for i in range(whole, n):
+            sums = _step_6(a, first + i * step, row, b, b_at + LANES * i, sums)
+        to = c_at + LANES * r
+        store(c, to, add(load(c, to), sums[0]))
+        store(c, to + 16, add(load(c, to + 16), sums[1]))
+        store(c, to + 32, add(load(c, to + 32), sums[2]))
+        store(c, to + 48, add(load(c, to + 48), sums[3]))
+        store(c, to + 64, add(load(c, to + 64), sums[4]))
+        store(c, to + 80, add(load(c, to + 80), sums[5]))
 
 
 @jit
@@ -68,10 +87,8 @@ def multiply_add(
     a: Any, at: int, row: int, step: int, n_rows: int, b: Any, b_at: int, c: Any, c_at: int, n: int
 ) -> None:
     """`c += a b` for `n_rows` rows of a, `row` elements apart, and one panel of 16 packed columns of `n` elements."""
-    r = 0
-    while r + ROWS <= n_rows:
-        tile_6(a, at + r * row, row, step, b, b_at, c, c_at + LANES * r, n)
-        r += ROWS
+    tiles_6(a, at, row, step, n_rows, b, b_at, c, c_at, n)
+    r = n_rows - n_rows % ROWS
     while r + 2 <= n_rows:
         tile_2(a, at + r * row, row, step, b, b_at, c, c_at + LANES * r, n)
         r += 2
@@ -80,17 +97,25 @@ def multiply_add(
 
 
 @jit
-def pack(x: Any, at: int, row: int, n_rows: int, n: int, factor: Any, out: Any, to: int) -> None:
-    """`out[to + 16 i + lane] = factor * x[at + lane * row + i]`; lanes from `n_rows` on are 0.
+def _row(x: Any, at: int, exists: bool, factor: Any) -> Any:
+    """16 elements of a row, or zeros where there is no such row."""
+    return mul(factor, load(x, at)) if exists else zeros()
 
-    A stretch of elements at a time, so that what is written stays in the first-level cache until all lanes have been.
-    """
-    zero = np.float32(0)
-    for first in range(0, n, STRETCH):
-        last = min(first + STRETCH, n)
-        for lane in range(n_rows):
-            for i in range(first, last):
-                put(out, to + LANES * i + lane, factor * get(x, at + lane * row + i))
-        for lane in range(n_rows, LANES):
-            for i in range(first, last):
-                put(out, to + LANES * i + lane, zero)
+
+@jit
+def pack(x: Any, at: int, row: int, n_rows: int, n: int, factor: Any, out: Any, to: int) -> None:
+    """`out[to + 16 i + lane] = factor * x[at + lane * row + i]`; lanes from `n_rows` on are 0."""
+    whole, spread = n - n % LANES, splat(factor)
+    for i in range(0, whole, LANES):
+        for lane in range(0, LANES, 4):
+            first = at + lane * row + i
+            store_columns(
+                out, to + LANES * i + lane, LANES,
+                _row(x, first, lane < n_rows, spread),
+                _row(x, first + row, lane + 1 < n_rows, spread),
+                _row(x, first + 2 * row, lane + 2 < n_rows, spread),
+                _row(x, first + 3 * row, lane + 3 < n_rows, spread),
+            )  # fmt: skip
+    for i in range(whole, n):
+        for lane in range(LANES):
+            put(out, to + LANES * i + lane, factor * get(x, at + lane * row + i) if lane < n_rows else np.float32(0))

@@ -46,8 +46,9 @@ FEW = 8
 # Bytes of stored rows in a chunk for few vectors, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
-# Rows of a chunk for many vectors.
-MANY_ROWS = 48
+# Rows and vectors of a chunk for many vectors. What is expanded of 96 rows, and the sums, stay in a core's second-level
+# cache; more rows read the vectors less often, more vectors expand the rows less often.
+MANY_ROWS, MANY_TOKENS = 96, 256
 
 # ---- a block of query and key heads ----
 
@@ -59,13 +60,14 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
 # Keys of a chunk for one query, and of a block for many: 96 keys and values of 128 floats fill a second-level cache a
 # fifth.
 KEYS, BLOCK = 256, 96
-# Tokens of a chunk for many queries.
-SPAN = 64
+# Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill half of a
+# second-level cache.
+QUERIES = 256
 
 
 def attention_scratch(group: int, width: int) -> int:
     """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
-    panels = SPAN // LANES * group
+    panels = max(QUERIES // LANES, group)
     many = BLOCK * LANES + panels * LANES * (2 * width + 2)
     one = (group + 1) * (KEYS + LANES + width)
     return 4 * max(many, one)

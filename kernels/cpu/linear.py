@@ -23,7 +23,6 @@ from kernels.cpu.layout import (
     CHUNK_MANY,
     COLUMN,
     EPS,
-    F32,
     FEW,
     GAIN,
     HAND_OUT,
@@ -31,6 +30,7 @@ from kernels.cpu.layout import (
     KIND,
     LANES,
     MANY_ROWS,
+    MANY_TOKENS,
     MATRICES,
     OWN,
     ROWS,
@@ -46,15 +46,15 @@ from kernels.cpu.layout import (
 )  # fmt: skip
 from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import rms_norm
-from kernels.cpu.vectors import get, load, put, store
+from kernels.cpu.vectors import get, load, put, store, store_columns
 
 # Words of a job: the block's, and X, the address of the input (plain rows for few vectors, packed panels for many), T,
 # how many vectors there are, Y and RESIDUAL, where the output and what is added to it lie, and HEIGHT, rows of a chunk.
-X, T, Y, RESIDUAL, HEIGHT = range(OWN, OWN + 5)
+# A job with many vectors has PIECES chunks for each SPAN of them; one with few has one span.
+X, T, Y, RESIDUAL, HEIGHT, PIECES, SPAN = range(OWN, OWN + 7)
 
-# Columns that are expanded at a time, and vectors that they are used for: 48 KB of weights and 96 KB of sums stay in a
-# core's second-level cache.
-DEPTH, SPAN = 256, 512
+# Columns that are expanded at a time.
+DEPTH = 256
 
 
 @jit
@@ -113,77 +113,87 @@ def multiply_few_gated(job: Any, chunk: int, scratch: int) -> None:
 
 @jit
 def _panel_products(
-    job: Any, m: int, first: int, n_rows: int, t: int, n_panels: int, weights: Any, sums: Any, place: int, height: int
+    job: Any, m: int, n_matrices: int, first: int, n_rows: int, t: int, n_panels: int, weights: Any, sums: Any
 ) -> None:
-    """Products of rows of one matrix with the panels from token t on, into rows from `place` of every panel of sums."""
-    n_columns = job[K]
+    """`sums[p]` += products of the panel of tokens t + 16 p with rows of matrix m, then of those that follow it.
+
+    `sums` is (n_panels, n_matrices * n_rows, 16), `weights` has room for as many rows of DEPTH columns.
+    """
+    n_columns, height = job[K], n_matrices * n_rows
     x = floats(job[X])
     for column in range(0, n_columns, DEPTH):
         depth = min(DEPTH, n_columns - column)
-        a, at, row = weights, 0, DEPTH
-        if job[m + KIND] == F32:
-            a, at, row = floats(job[m + WEIGHTS]), first * n_columns + column, n_columns
-        else:
-            # What comes next is far apart in memory: the next columns of these rows, or the first ones of the next.
-            last = column + depth == n_columns
-            next_row, next_column = (first + n_rows, 0) if last else (first, column + depth)
+        # What comes next is far apart in memory: the next columns of these rows, or the first ones of the next.
+        last = column + depth == n_columns
+        next_row, next_column = (first + n_rows, 0) if last else (first, column + depth)
+        for i in range(n_matrices):
+            kind, address = job[m + i * WIDTH + KIND], job[m + i * WIDTH + WEIGHTS]
             for r in range(n_rows):
-                expand(job[m + KIND], job[m + WEIGHTS], n_columns, first + r, column, depth, weights, r * DEPTH)
-                ask_for(job[m + KIND], job[m + WEIGHTS], n_columns, next_row + r, next_column, DEPTH)
+                expand(kind, address, n_columns, first + r, column, depth, weights, (i * n_rows + r) * DEPTH)
+                ask_for(kind, address, n_columns, next_row + r, next_column, DEPTH)
         for p in range(n_panels):
             panel = ((t // LANES + p) * n_columns + column) * LANES
-            multiply_add(a, at, row, 1, n_rows, x, panel, sums, (p * height + place) * LANES, depth)
+            multiply_add(weights, 0, DEPTH, 1, height, x, panel, sums, p * height * LANES, depth)
+
+
+@jit
+def _transpose(sums: Any, at: int, n_rows: int, out: Any) -> None:
+    """`out[i * MANY_ROWS + r] = sums[at + 16 r + i]` for 16 tokens i; whatever follows the rows fills the last four."""
+    for r in range(0, n_rows, 4):
+        row = at + LANES * r
+        store_columns(
+            out, r, MANY_ROWS,
+            load(sums, row), load(sums, row + LANES), load(sums, row + 2 * LANES), load(sums, row + 3 * LANES),
+        )  # fmt: skip
 
 
 @task
 def multiply_many(job: Any, chunk: int, scratch: int) -> None:
     """What `multiply_few` does, for packed vectors."""
-    m = _matrix_of(job, chunk)
-    first = (chunk - job[m + CHUNK]) * job[HEIGHT]
-    n_rows = min(job[HEIGHT], job[m + ROWS] - first)
-    weights, sums = floats(scratch), floats(scratch + 4 * MANY_ROWS * DEPTH)  # (MANY_ROWS, DEPTH), (MANY_ROWS, SPAN)
+    piece, t = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
+    m = _matrix_of(job, piece)
+    first = (piece - job[m + CHUNK]) * job[HEIGHT]
+    n_rows, n_tokens = min(job[HEIGHT], job[m + ROWS] - first), min(job[SPAN], job[T] - t)
+    n_panels = (n_tokens + LANES - 1) // LANES
+    weights, sums = floats(scratch), floats(scratch + 4 * MANY_ROWS * DEPTH)
+    sums[: (n_panels * n_rows + 3) * LANES] = 0
+    _panel_products(job, m, 1, first, n_rows, t, n_panels, weights, sums)
     y, residual, bias = floats(job[Y]), floats(job[RESIDUAL]), floats(job[m + BIAS])
-    for t in range(0, job[T], SPAN):
-        n_tokens = min(SPAN, job[T] - t)
-        n_panels = (n_tokens + LANES - 1) // LANES
-        sums[: n_panels * n_rows * LANES] = 0
-        _panel_products(job, m, first, n_rows, t, n_panels, weights, sums, 0, n_rows)
-        for i in range(n_tokens):
-            source = (i // LANES) * n_rows * LANES + i % LANES
-            target = (t + i) * job[N] + job[m + COLUMN] + first
+    for i in range(n_tokens):
+        if i % LANES == 0:
+            _transpose(sums, i * n_rows, n_rows, weights)
+        source, target = i % LANES * MANY_ROWS, (t + i) * job[N] + job[m + COLUMN] + first
+        if job[m + BIAS] != 0:
             for r in range(n_rows):
-                put(y, target + r, get(sums, source + LANES * r))
-            if job[m + BIAS] != 0:
-                for r in range(n_rows):
-                    put(y, target + r, get(y, target + r) + get(bias, first + r))
-            if job[RESIDUAL] != 0:
-                for r in range(n_rows):
-                    put(y, target + r, get(y, target + r) + get(residual, target + r))
+                put(weights, source + r, get(weights, source + r) + get(bias, first + r))
+        if job[RESIDUAL] != 0:
+            for r in range(n_rows):
+                put(y, target + r, get(weights, source + r) + get(residual, target + r))
+        else:
+            for r in range(n_rows):
+                put(y, target + r, get(weights, source + r))
 
 
 @task
 def multiply_many_gated(job: Any, chunk: int, scratch: int) -> None:
     """What `multiply_few_gated` does, for packed vectors: half of the rows are the gate's, half those above it."""
-    gate, up = TABLE, TABLE + WIDTH
-    first = chunk * job[HEIGHT]
-    n_rows = min(job[HEIGHT], job[gate + ROWS] - first)
-    weights, sums = floats(scratch), floats(scratch + 4 * MANY_ROWS * DEPTH)  # (MANY_ROWS, DEPTH), (MANY_ROWS, SPAN)
+    first, t = chunk % job[PIECES] * job[HEIGHT], chunk // job[PIECES] * job[SPAN]
+    n_rows, n_tokens = min(job[HEIGHT], job[TABLE + ROWS] - first), min(job[SPAN], job[T] - t)
+    n_panels = (n_tokens + LANES - 1) // LANES
+    weights, sums = floats(scratch), floats(scratch + 4 * MANY_ROWS * DEPTH)
+    sums[: (n_panels * 2 * n_rows + 3) * LANES] = 0
+    _panel_products(job, TABLE, 2, first, n_rows, t, n_panels, weights, sums)
+    for p in range(n_panels):
+        for r in range(n_rows):
+            at = (p * 2 * n_rows + r) * LANES
+            store(sums, at, gated(job[ACTIVATION], load(sums, at), load(sums, at + n_rows * LANES)))
     y = floats(job[Y])
-    for t in range(0, job[T], SPAN):
-        n_tokens = min(SPAN, job[T] - t)
-        n_panels = (n_tokens + LANES - 1) // LANES
-        sums[: n_panels * 2 * n_rows * LANES] = 0
-        _panel_products(job, gate, first, n_rows, t, n_panels, weights, sums, 0, 2 * n_rows)
-        _panel_products(job, up, first, n_rows, t, n_panels, weights, sums, n_rows, 2 * n_rows)
-        for p in range(n_panels):
-            for r in range(n_rows):
-                at = (p * 2 * n_rows + r) * LANES
-                store(sums, at, gated(job[ACTIVATION], load(sums, at), load(sums, at + n_rows * LANES)))
-        for i in range(n_tokens):
-            source = (i // LANES) * 2 * n_rows * LANES + i % LANES
-            target = (t + i) * job[N] + first
-            for r in range(n_rows):
-                put(y, target + r, get(sums, source + LANES * r))
+    for i in range(n_tokens):
+        if i % LANES == 0:
+            _transpose(sums, i * 2 * n_rows, n_rows, weights)
+        source, target = i % LANES * MANY_ROWS, (t + i) * job[N] + first
+        for r in range(n_rows):
+            put(y, target + r, get(weights, source + r))
 
 
 # Words of a job of `pack_panels`: plain rows in, panels out; with a gain they are normed on the way.
@@ -239,9 +249,14 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, pane
     job[T] = n_tokens
     if n_tokens > FEW:
         job[FROM], job[PANELS] = x, panels
-        run(control, b[TASK_PACK], (n_tokens + LANES - 1) // LANES)
-        job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, b[CHUNK_MANY]
-        run(control, b[TASK_MANY], _number_chunks(job, b[CHUNK_MANY]))
+        n_panels = (n_tokens + LANES - 1) // LANES
+        run(control, b[TASK_PACK], n_panels)
+        # As many spans as needed, and of one size: whole panels. Few tokens are one span, and would be few chunks.
+        n_spans = (n_tokens + MANY_TOKENS - 1) // MANY_TOKENS
+        height = b[CHUNK_MANY] if n_spans > 1 else b[CHUNK_MANY] // 2
+        job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, height
+        job[PIECES], job[SPAN] = _number_chunks(job, height), (n_panels + n_spans - 1) // n_spans * LANES
+        run(control, b[TASK_MANY], job[PIECES] * ((n_tokens + job[SPAN] - 1) // job[SPAN]))
         return
     source = x
     if b[GAIN] != 0:

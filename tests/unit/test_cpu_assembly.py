@@ -41,8 +41,9 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "q8_0.matvec_4": (q8_0.matvec_4.py_func, (BYTES, N, FLOATS, FLOATS, N, N, N)),
     "q8_0.dequantize": (q8_0.dequantize.py_func, (BYTES, N, N, FLOATS, N)),
     "float32.matvec": (float32.matvec.py_func, (FLOATS, N, FLOATS, FLOATS, N, N)),
-    "tile_6": (gemm.tile_6.py_func, (FLOATS, N, N, N, FLOATS, N, FLOATS, N, N)),
+    "tiles_6": (gemm.tiles_6.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
     "multiply_add": (gemm.multiply_add.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
+    "pack": (gemm.pack.py_func, (FLOATS, N, N, N, N, F, FLOATS, N)),
     "_scores_of": (attention._scores_of.py_func, (FLOATS, N, N, FLOATS, N, N)),
     "_accumulate": (attention._accumulate.py_func, (FLOATS, N, N, FLOATS, N, N, FLOATS, N, N)),
     "_visible": (attention._visible.py_func, (FLOATS, N, N, N, N)),
@@ -53,7 +54,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "exponentials": (exponentials, (FLOATS, FLOATS)),
 }
 # What multiplies, and so must use fused multiplications of whole vectors; the rest must at least use vectors.
-MULTIPLY = [name for name in KERNELS if name not in ("q8_0.dequantize", "_visible")]
+MULTIPLY = [name for name in KERNELS if name not in ("q8_0.dequantize", "_visible", "pack")]
 
 
 @cache
@@ -103,7 +104,7 @@ def test_on_avx2_it_is_vector_code(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["q8_0.matvec", "q8_0.matvec_4", "tile_6", "multiply_add", "_scores_of", "_attend_panel"]
+    "name", ["q8_0.matvec", "q8_0.matvec_4", "tiles_6", "multiply_add", "_scores_of", "_attend_panel"]
 )
 def test_on_avx512_it_is_code_of_the_widest_vectors(name: str):
     assert re.search(r"vfn?madd\w+ps\s.*%zmm", assembly(name, AVX512))

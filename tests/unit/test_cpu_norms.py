@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from kernels.cpu import activations_numpy, norms, norms_numpy
-from kernels.cpu.activations import GELU, SILU, gated
+from kernels.cpu.activations import gated
 from kernels.cpu.jit import jit
+from kernels.cpu.layout import GELU, SILU
 from kernels.cpu.vectors import LANES, exp, load, store
 
 U = 2.0**-24
