@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import jit, library
+from kernels.cpu import jit, library, machine_code
 from mlx_engine.backends import kernels
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +130,7 @@ def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
+    assert machine_code.MODULES  # imported, and so exported
     assert {name for name, (_, kind) in jit.EXPORTS.items() if kind != jit.TASK} == set(library.ENTRIES)
     assert all(library.load().address(name) for name in jit.EXPORTS)
     with pytest.raises(KeyError, match="expected a function 'nobody', found none"):
