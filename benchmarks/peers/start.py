@@ -7,6 +7,7 @@ Each engine does the same work, once per process: load the file, read a prompt o
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,9 @@ def starts(started: Mapping[str, Sequence[str]], rounds: int) -> list[Start]:
 def sample(start: Start, command: Sequence[str], *, counts: bool) -> None:
     """One process more."""
     watching = [sys.executable, "-m", "benchmarks.peers.stopwatch", *command]
-    done = subprocess.run(watching, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Python keeps what it has compiled; where it was told not to, a second start would be as slow as the first.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(watching, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         start.absent = done.stderr.strip().splitlines()[-1]
         return

@@ -9,6 +9,7 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class CompiledBackend(SimdBackend):
 
         def touch() -> None:
             for data in mapped:
-                data[:: mmap.PAGESIZE].max()
+                data[:: mmap.PAGESIZE].max(initial=0)
 
         threading.Thread(target=touch, name="mlx_engine-read-ahead", daemon=True).start()
 
@@ -99,7 +100,7 @@ class CompiledBackend(SimdBackend):
 
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """The norm and all products in one job."""
-        if not isinstance(norm, RMSNorm) or len(projections) > layout.MOST_MATRICES:
+        if not self._fits(norm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
         block = self._block(tuple(projections), norm)
         y = self._project(x, block)
@@ -111,15 +112,19 @@ class CompiledBackend(SimdBackend):
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """Every row of the gate is multiplied next to the row above it."""
-        if not isinstance(norm, RMSNorm) or gate.bias is not None or up.bias is not None:
+        if not self._fits(norm) or gate.bias is not None or up.bias is not None:
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """The norm and the products in one job."""
-        if not isinstance(norm, RMSNorm):
+        if not self._fits(norm):
             return super().norm_head(x, norm, head, every=every)
         return self._project(x if every else self.last(x), self._block((head,), norm))
+
+    def _fits(self, norm: Norm) -> TypeGuard[RMSNorm]:
+        """Whether the kernels have this norm, and scratch memory for as many normed vectors as are packed together."""
+        return isinstance(norm, RMSNorm) and 4 * layout.LANES * norm.gain.size <= layout.SCRATCH_BYTES
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
         n, x = len(x), _rows(x)

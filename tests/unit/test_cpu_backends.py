@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from kernels.cpu import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope, Visible
@@ -144,3 +145,44 @@ def test_heads_that_are_no_multiple_of_a_vector_have_numpys_attention(compiled: 
     q = rng.standard_normal((t, 4, head_dim)).astype(np.float32)
     kv = rng.standard_normal((2, 2, t + 3, head_dim)).astype(np.float32)
     close(compiled.attention(q, Visible(kv, 0, t + 3), 0.3), plain.attention(q, Visible(kv, 0, t + 3), 0.3))
+
+
+# ---- what does not fit the kernels' memory, or is not there ----
+
+
+@pytest.mark.parametrize(("n_heads", "head_dim"), [(160, 256), (1, 9000 * 16)])
+def test_heads_that_do_not_fit_scratch_memory_have_numpys_attention(compiled: Backend, n_heads: int, head_dim: int):
+    assert layout.attention_scratch(n_heads, head_dim) > layout.SCRATCH_BYTES
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((3, n_heads, head_dim)).astype(np.float32)
+    kv = rng.standard_normal((2, 1, 5, head_dim)).astype(np.float32)
+    close(compiled.attention(q, Visible(kv, 0, 5), 0.01), SimdBackend().attention(q, Visible(kv, 0, 5), 0.01))
+
+
+@pytest.mark.parametrize("t", [1, 9])
+@pytest.mark.parametrize("k", [1 << 16, (1 << 16) + 16])
+def test_norms_of_any_width(compiled: Backend, k: int, t: int):
+    """The wider one has no room for 16 normed vectors, and is composed."""
+    rng = np.random.default_rng(8)
+    layer, norm = linear(compiled, rng, 3, k), RMSNorm("n", np.ones(k, dtype=np.float32), 1e-6)
+    x, plain = rng.standard_normal((t, k)).astype(np.float32), SimdBackend()
+    want = plain.norm_project(x, norm, (Linear("w", layer.weight.data.reshape(3, k)),))[0]
+    close(compiled.norm_project(x, norm, (layer,))[0], want)
+    close(compiled.norm_head(x, norm, layer, every=True), want)
+
+
+@pytest.mark.parametrize("ids", [[-1], [5], [0, 4, 5], [-3, 1]])
+def test_rows_that_a_table_does_not_have_are_refused(compiled: Backend, ids: list[int]):
+    table = linear(compiled, np.random.default_rng(9), 5, 32).weight
+    assert compiled.embed(table, [0, 4]).shape == (2, 32)
+    with pytest.raises(IndexError, match="expected token ids from 0 to 4, found"):
+        compiled.embed(table, ids)
+
+
+def test_a_layer_may_stand_behind_two_norms(compiled: Backend):
+    rng = np.random.default_rng(10)
+    layer, x = linear(compiled, rng, 20, 64), rng.standard_normal((1, 64)).astype(np.float32)
+    other = Linear("w", layer.weight.data.reshape(20, 64))
+    for scale in (1, 3, 1):
+        norm = RMSNorm("n", np.full(64, scale, dtype=np.float32), 1e-6)
+        close(compiled.norm_project(x, norm, (layer,))[0], SimdBackend().norm_project(x, norm, (other,))[0])
