@@ -204,13 +204,13 @@ class CompiledBackend(SimdBackend):
         _, n_kv_heads, slots, _ = seen.store.shape
         if width % layout.LANES or layout.attention_scratch(n_heads // n_kv_heads, width) > layout.SCRATCH_BYTES:
             return super().attention(q, seen, scale)
-        q, out = _rows(q), np.empty(q.shape, dtype=np.float32)
+        q, store, out = _rows(q), _rows(seen.store), np.empty(q.shape, dtype=np.float32)
         n_parts = -(-(seen.stop - seen.start) // layout.KEYS)
         parts = 0 if n > 1 else self._room_for(n_heads * n_parts * (width + 2))
         self._awake()
         self.library.attend(
             self.pool.address, self._tasks["attend_one"], self._tasks["attend_many"], address(q), n, n_heads,
-            n_kv_heads, width, address(seen.store), slots, seen.start, seen.stop, seen.window or 0, scale, parts,
+            n_kv_heads, width, address(store), slots, seen.start, seen.stop, seen.window or 0, scale, parts,
             address(out),
         )  # fmt: skip
         return out

@@ -75,5 +75,5 @@ def address(array: np.ndarray) -> int:
     """Where an array lies. Four times as fast as `array.ctypes.data` where the array can be written."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # read-only, empty, or not contiguous
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous
         return int(array.ctypes.data)
