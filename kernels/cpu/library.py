@@ -55,10 +55,12 @@ def cache_folder() -> Path:
     candidates = [Path(given)] if given else []
     if not home.startswith("~"):  # nobody knows where home is
         candidates.append(Path(home) / "mlx_engine" / "kernels")
+    ours = next(filter(_is_ours, candidates), None)
+    if ours is not None:
+        return ours
     # The same folder each time, so that what is compiled there is found again.
-    candidates.append(Path(tempfile.gettempdir()) / f"mlx_engine-kernels-{_user()}")
-    ours = next((folder for folder in candidates if _is_ours(folder)), None)
-    if ours is None:
+    ours = Path(tempfile.gettempdir()) / f"mlx_engine-kernels-{_user()}"
+    if not _is_ours(ours):
         ours = Path(tempfile.mkdtemp(prefix="mlx_engine-kernels-"))
         atexit.register(shutil.rmtree, ours, ignore_errors=True)
     return ours
@@ -91,11 +93,11 @@ def folder() -> Path:
 
 
 def code_file() -> Path:
-    """The kernels' machine code, whether or not it is there: for this processor and this version of LLVM."""
+    """The kernels' machine code, whether or not it is there: for this processor, this LLVM, and what Numba is told."""
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
-    features = os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
-    version = ".".join(map(str, binding.llvm_version_info))
-    target = hashlib.sha256(f"{binding.get_process_triple()} {version} {features}".encode()).hexdigest()[:16]
+    told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
+    compiler = binding.get_process_triple(), binding.get_host_cpu_features().flatten(), binding.llvm_version_info, told
+    target = hashlib.sha256(repr(compiler).encode()).hexdigest()[:16]
     return folder() / f"{processor}-{target}.code"
 
 
@@ -164,6 +166,9 @@ def _write(file: Path, code: bytes) -> None:
     """All of it or nothing, whoever else does the same at this moment; a full disk is no reason not to go on."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-            part.write(hashlib.sha256(code).digest() + code)
-        Path(part.name).replace(file)
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            part.write_bytes(hashlib.sha256(code).digest() + code)
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)

@@ -18,7 +18,9 @@ MODULES = (attention, embedding, heads, jobs, linear)
 def build() -> bytes:
     """Compile what has been exported; some 15 seconds."""
     context = cpu_target.target_context
-    library = context.codegen().create_library("mlx_engine_kernels")
+    # A code generator of its own: what is exported here must not get into the way of other users of Numba.
+    codegen = type(context.codegen())("mlx_engine")
+    library = codegen.create_library("mlx_engine_kernels")
     library.enable_object_caching()
     module = context.create_module("exports")
     for name, (function, kind) in jit.EXPORTS.items():

@@ -87,9 +87,9 @@ class CompiledBackend(SimdBackend):
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows of the table, these alone expanded."""
-        if min(ids) < 0 or max(ids) >= table.shape[0]:
+        rows = np.ascontiguousarray(ids, dtype=np.int64)
+        if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
             raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
-        rows = np.asarray(ids, dtype=np.int64)
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
         self.library.embed(table.kind, address(table.data), table.shape[1], address(rows), len(rows), address(expanded))
         return expanded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mlx_engine.observe.log import LOGGER
@@ -17,21 +18,26 @@ def load_kernels() -> Library | None:
     """The kernels; None where there can be none, said once."""
     try:
         from kernels.cpu import library
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         _say(error)
         return None
     lacking = library.lacking()
     if lacking is not None:
         _say(lacking)
         return None
+    try:
+        return _load(library)
+    except Exception as error:  # what has been compiled runs without a compiler; and no compiler is like another
+        _say(f"{type(error).__name__}: {error}")
+        return None
+
+
+def _load(library: ModuleType) -> Library:
     file = library.code_file()
     if not file.exists():
         LOGGER.log(logging.WARNING, "compiling the CPU kernels, once; they are kept in %s", file.parent)
-    try:
-        return library.load()
-    except ImportError as error:  # what has been compiled runs without a compiler
-        _say(error)
-        return None
+    loaded: Library = library.load()
+    return loaded
 
 
 def _say(reason: object) -> None:

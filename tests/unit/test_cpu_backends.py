@@ -179,6 +179,14 @@ def test_rows_that_a_table_does_not_have_are_refused(compiled: Backend, ids: lis
         compiled.embed(table, ids)
 
 
+def test_rows_may_be_named_by_any_sequence(compiled: Backend):
+    table = linear(compiled, np.random.default_rng(11), 9, 32).weight
+    assert compiled.embed(table, []).shape == (0, 32)
+    want = compiled.embed(table, [0, 2, 4])
+    for ids in ((0, 2, 4), range(0, 6, 2), np.arange(6)[::2], np.array([0, 2, 4], dtype=np.int32)):
+        np.testing.assert_array_equal(compiled.embed(table, ids), want)
+
+
 def test_a_layer_may_stand_behind_two_norms(compiled: Backend):
     rng = np.random.default_rng(10)
     layer, x = linear(compiled, rng, 20, 64), rng.standard_normal((1, 64)).astype(np.float32)

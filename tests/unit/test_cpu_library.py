@@ -123,7 +123,31 @@ def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("NUMBA_CPU_NAME")
     monkeypatch.setattr(library.binding, "llvm_version_info", (1, 2, 3))
     files.add(library.code_file())
-    assert len(files) == 3
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    files.add(library.code_file())
+    assert len(files) == 4
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:9])
+        raise OSError("no space left on device")
+
+    library._write(tmp_path / "one" / "a.code", b"machine code")
+    assert library._read(tmp_path / "one" / "a.code") == b"machine code"
+    monkeypatch.setattr(Path, "write_bytes", full)
+    library._write(tmp_path / "two" / "a.code", b"machine code")
+    assert [path.name for path in tmp_path.rglob("*.code*")] == ["a.code"]
+
+
+def test_a_folder_that_can_be_written_needs_no_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def none() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(library.tempfile, "gettempdir", none)
+    assert library.cache_folder() == tmp_path
 
 
 # ---- what is in it ----
@@ -157,6 +181,15 @@ def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(2):  # two processes, one after the other
         assert kernels.load_kernels.__wrapped__() is not None
     assert [ONCE in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_kernels_that_cannot_be_compiled_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def load() -> object:
+        raise AttributeError("this compiler is another")
+
+    monkeypatch.setattr(library, "load", load)
+    assert kernels.load_kernels.__wrapped__() is None
+    assert "no compiled kernels, NumPy runs instead: AttributeError: this compiler is another" in caplog.text
 
 
 @pytest.mark.parametrize("missing", ["numba", "llvmlite"])
