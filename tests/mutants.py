@@ -104,8 +104,6 @@ MUTANTS = [
     Mutant("two threads take one chunk", JOBS, "left = fetch_add(control, LEFT + LINE * owner, -1)",
            "left = read(control, LEFT + LINE * owner)\n            write(control, LEFT + LINE * owner, left - 1)"),
     Mutant("two threads share scratch memory", JOBS, "control[SCRATCH] + thread * SCRATCH_BYTES", "control[SCRATCH]"),
-    Mutant("a thread once interrupted sleeps for ever", POOL, "for thread in tuple(self._asleep):",
-           "while self._asleep:\n            thread = self._asleep.pop()"),
     Mutant("damaged machine code is run", LIBRARY, "if hashlib.sha256(code).digest() == content[:_CHECK] else None",
            ""),
     Mutant("machine code of another processor is run", LIBRARY, 'f"{processor}-{target}.code"', '"kernels.code"'),
