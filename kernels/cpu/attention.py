@@ -252,7 +252,7 @@ def attend(
         n_tokens: T.
         n_heads: H.
         n_kv_heads: K.
-        width: E, a multiple of 16; `scratch_bytes` says what it may be at most.
+        width: E, a multiple of 16; `layout.attention_scratch` says what it may be at most.
         store: address of (2, K, slots, E).
         slots: of the store.
         start: the first slot that is visible.

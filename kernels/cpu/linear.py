@@ -43,7 +43,7 @@ from kernels.cpu.layout import (
     WIDTH,
     K,
     N,
-)  # fmt: skip
+)
 from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import rms_norm
 from kernels.cpu.vectors import get, load, put, store, store_columns
@@ -196,16 +196,12 @@ def multiply_many_gated(job: Any, chunk: int, scratch: int) -> None:
             put(y, target + r, get(weights, source + r))
 
 
-# Words of a job of `pack_panels`: plain rows in, panels out; with a gain they are normed on the way.
-FROM, LENGTH, PANELS, TOKENS = X, K, Y, T
-
-
 @task
 def pack_panels(job: Any, panel: int, scratch: int) -> None:
-    """16 vectors packed for `multiply_many`, normed first if there is a gain."""
-    n, t = job[LENGTH], panel * LANES
-    n_rows = min(LANES, job[TOKENS] - t)
-    x, out = floats(job[FROM] + 4 * t * n), floats(job[PANELS])
+    """16 of the plain rows at X packed for `multiply_many`, normed first if there is a gain; the panels go to Y."""
+    n, t = job[K], panel * LANES
+    n_rows = min(LANES, job[T] - t)
+    x, out = floats(job[X] + 4 * t * n), floats(job[Y])
     one = np.float32(1)
     if job[GAIN] == 0:
         pack(x, 0, n, n_rows, n, one, out, panel * LANES * n)
@@ -248,7 +244,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, pane
         job[i] = b[i]
     job[T] = n_tokens
     if n_tokens > FEW:
-        job[FROM], job[PANELS] = x, panels
+        job[X], job[Y] = x, panels
         n_panels = (n_tokens + LANES - 1) // LANES
         run(control, b[TASK_PACK], n_panels)
         # As many spans as needed, and of one size: whole panels. Few tokens are one span, and would be few chunks.

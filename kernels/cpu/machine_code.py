@@ -16,7 +16,7 @@ MODULES = (attention, embedding, heads, jobs, linear)
 
 @global_compiler_lock
 def build() -> bytes:
-    """Compile what has been exported; some 15 seconds."""
+    """Compile what has been exported; some 20 seconds."""
     context = cpu_target.target_context
     # A code generator of its own: what is exported here must not get into the way of other users of Numba.
     codegen = type(context.codegen())("mlx_engine")

@@ -16,7 +16,7 @@ import numpy as np
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
-from mlx_engine.backends.matrices import Block, Matrix, address
+from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.types import Q8_0
@@ -39,25 +39,6 @@ class CompiledBackend(SimdBackend):
         self._heads: dict[tuple[int, ...], tuple[np.ndarray, object]] = {}
         self._tables: dict[int, tuple[Rope, np.ndarray, np.ndarray]] = {}
         self._room = np.empty(0, dtype=np.float32)
-
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Run everything once on next to nothing, so that no pass has to load code: one token, then many."""
-        ones = Weight.pack("ones", np.ones((32, 32), dtype=np.float32), Q8_0)
-        layer, norm = Linear("", self.prepare(ones)), RMSNorm("", np.ones(32, dtype=np.float32), 1e-6)
-        rope, head_dim = Rope.plain(32, 1e4), 32
-        for n in (1, layout.FEW + 1):
-            x = self.embed(layer.weight, [0] * n)
-            q, k, v = self.norm_project(x, norm, (layer, layer, layer))
-            q, k, v = self.head_norm_rope(q, k, v, head_dim, (norm, norm), rope, 0)
-            store = self.kv_write(self.kv_empty(1, head_dim, n), 0, k, v)
-            self.attention(q, Visible(store, 0, n), 1.0)
-            self.norm_gate_up(self.project_add(x, layer, x), norm, layer, layer, "silu")
-        self._blocks.clear()
-        self._heads.clear()
-        self._tables.clear()
-        self._mapped.clear()
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -184,9 +165,9 @@ class CompiledBackend(SimdBackend):
         if found is None:
             words = np.zeros(layout.K_EPS + 1, dtype=np.int64)
             words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
-            for at, norm in zip((layout.Q_GAIN, layout.K_GAIN), norms or (), strict=False):
-                words[at] = address(norm.gain)
-                words[at + 1 : at + 2].view(np.float64)[0] = norm.eps
+            if norms:
+                write_norm(words[layout.Q_GAIN : layout.Q_EPS + 1], norms[0])
+                write_norm(words[layout.K_GAIN : layout.K_EPS + 1], norms[1])
             found = self._heads[key] = words, norms
         return address(found[0])
 

@@ -53,8 +53,7 @@ class Block:
         words[layout.TASK_MANY] = library.address("multiply_many" + form)
         words[layout.TASK_PACK] = library.address("pack_panels")
         if norm is not None:
-            words[layout.GAIN] = address(norm.gain)
-            words[layout.EPS : layout.EPS + 1].view(np.float64)[0] = norm.eps
+            write_norm(words[layout.GAIN : layout.EPS + 1], norm)
         words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
         # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
@@ -69,6 +68,11 @@ class Block:
 
     def _table(self) -> np.ndarray:
         return self.words[layout.TABLE :].reshape(-1, layout.WIDTH)
+
+
+def write_norm(words: np.ndarray, norm: RMSNorm) -> None:
+    """The two words of a norm: where its gain lies, and its eps as a float64."""
+    words[0], words[1:].view(np.float64)[0] = address(norm.gain), norm.eps
 
 
 def address(array: np.ndarray) -> int:
