@@ -57,7 +57,7 @@ def test_readme_gives_two_commands_for_a_fresh_machine():
     assert len(blocks) == 2
     assert all("\n" not in block and "-m venv" in block for block in blocks)
     assert "generate --backend metal --kv" in blocks[0]
-    assert blocks[1].endswith("-m pytest")
+    assert " -m pytest -n auto" in blocks[1]
 
 
 def test_every_public_name_can_be_imported():
