@@ -1,0 +1,73 @@
+"""How long the emulator takes for a product of a model's size: (1 x 1024) x (1024 x 3072), in each of its builds.
+
+    python -m benchmarks.emulator            appends to benchmarks/results/emulator.jsonl, every sample kept
+
+The whole call is timed, Python included. The weights come again in each call, as they do in a model. The builds take
+turns, so that a slow minute of the machine is everybody's.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from benchmarks.text import Row, source, spread, table
+from kernels.blocks import Q8_0
+from kernels.lab.run import run
+from kernels.launch import planned
+from kernels.metal.layout import split_q8_0
+from kernels.metal.matvec import matvec
+from mlx_engine.bench.run import origin
+
+RESULTS = Path(__file__).parent / "results" / "emulator.jsonl"
+
+BUILDS = ("spaces", "undefined", "races")
+SHAPE = (3072, 1024)
+ROUNDS = 31
+
+
+def main() -> None:
+    """Measure all builds."""
+    rng = np.random.default_rng(0)
+    blocks = np.zeros(SHAPE[0] * SHAPE[1] // 32, dtype=Q8_0)
+    blocks["d"], blocks["qs"] = 0.01, rng.integers(-127, 128, (len(blocks), 32))
+    weight = split_q8_0(blocks.view(np.uint8), SHAPE)
+    with planned() as launches:
+        matvec(mx.array(rng.standard_normal((1, SHAPE[1])).astype(np.float32)), weight)
+    samples: dict[str, list[float]] = {build: [] for build in BUILDS}
+    for build in BUILDS:  # the first call compiles
+        run(launches[0], "emulator", build=build)
+    for _ in range(ROUNDS):
+        for build in BUILDS:
+            start = time.perf_counter()
+            run(launches[0], "emulator", build=build)
+            samples[build].append((time.perf_counter() - start) * 1e3)
+    with RESULTS.open("a") as out:
+        for build in BUILDS:
+            row = {**origin(), "kernel": "matvec", "shape": SHAPE, "build": build, "samples_ms": samples[build]}
+            out.write(json.dumps(row) + "\n")
+            print(f"{build}: {statistics.median(samples[build]):.2f} ms")
+
+
+def section(rows: Sequence[Row]) -> str:
+    """The newest measurement as a table."""
+    newest = list({row["build"]: row for row in rows}.values())
+    n, k = newest[0]["shape"]
+    words = (
+        f"{source(newest[0])}\n\nThe kernel `{newest[0]['kernel']}` on the CPU, thread by thread: a vector times a "
+        f"Q8_0 matrix of {n:,} x {k:,}, in milliseconds, Python included. It says nothing about a GPU, only how long "
+        "tests take.\n\n"
+    )
+    return words + table(
+        ["build", "ms (fastest to slowest)"], [[row["build"], spread(row["samples_ms"])] for row in newest]
+    )
+
+
+if __name__ == "__main__":
+    main()

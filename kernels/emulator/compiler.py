@@ -1,0 +1,275 @@
+"""Clang, from the `ziglang` package or from the system, and the folder that keeps what it has compiled.
+
+Kernels are linked with nothing: no C++ library has to be built or found, so the first compilation takes no longer than
+the others. What they call (`expf` and its like) is in the process already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kernels.emulator.errors import CompileError, CompilerMissingError
+from kernels.emulator.folder import cache_folder
+
+# Names a clang to use instead of what is found: a command, or a path, perhaps with options.
+VARIABLE = "MLX_ENGINE_CLANG"
+_OLDEST = 17
+_HERE = Path(__file__).parent
+
+
+class Compiler(NamedTuple):
+    """How clang is called, and what it says it is."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+class Build(NamedTuple):
+    """A way to compile kernels."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+_CHECKS = "alignment,bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
+
+SPACES = Build("spaces", ("-fno-sanitize=all",))
+UNDEFINED = Build(
+    "undefined",
+    ("-DMSL_FLAT", "-fno-sanitize=all", f"-fsanitize={_CHECKS}", "-fno-sanitize-recover=all"),
+)
+RACES = Build(
+    "races",
+    (
+        "-DMSL_FLAT",
+        "-DMSL_RACES",
+        *("-fno-vectorize", "-fno-slp-vectorize"),  # what is vectorised may be masked, and is not told
+        "-fno-sanitize=all",
+        *("-Xclang", "-fsanitize=thread"),  # past zig, which would link its own runtime
+        *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
+    ),
+)
+BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
+
+_KERNEL_FLAGS = (
+    "-x",
+    "c++",
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-nostdinc",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-strict-aliasing",
+    "-fno-stack-protector",
+    "-fstack-clash-protection",  # a large private array meets the unmapped page below its stack
+    "-fno-threadsafe-statics",
+    "-ftrivial-auto-var-init=pattern",  # NaN in what nobody has written
+    "-fsigned-char",
+    # A half is rounded after each operation, as on a GPU.
+    *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
+    # Line numbers for faults, in the older and simpler of the two formats.
+    *("-gline-tables-only", "-gdwarf-4"),
+    *(
+        "-Wall",
+        "-Wno-unknown-attributes",
+        "-Wno-unused",
+        "-Wno-duplicate-decl-specifier",
+        "-Wno-user-defined-literals",
+        "-Wno-reserved-user-defined-literal",
+    ),
+    *("-Werror=return-type", "-Werror=uninitialized", "-Wdouble-promotion", "-Wimplicit-float-conversion"),
+    f"-I{_HERE / 'include'}",
+)
+# Literals without a suffix are floats, as Metal has it.
+_LENIENT_FLAGS = ("-Xclang", "-cl-single-precision-constant")
+_RUNTIME_FLAGS = (
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-sanitize=all",
+    "-fno-stack-protector",
+    "-Wall",
+    "-Wextra",
+)
+# One processor's code is of no use to another, but for kernels that is what makes them fast.
+_NATIVE = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ("-mcpu=native",)
+_LINK_FLAGS = ("-shared", "-nostdlib", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
+
+
+# ---- the compiler ----
+
+
+def unavailable() -> str | None:
+    """Why kernels cannot be compiled here, or None."""
+    try:
+        compiler()
+    except CompilerMissingError as error:
+        return str(error)
+    return None
+
+
+def compiler() -> Compiler:
+    """The clang to use.
+
+    Raises:
+        CompilerMissingError: there is none, or the one that is asked for will not do.
+    """
+    return _compiler(os.environ.get(VARIABLE), os.environ.get("PATH"))
+
+
+@cache
+def _compiler(chosen: str | None, path: str | None) -> Compiler:
+    if chosen:
+        found = _clang(tuple(chosen.split()))
+        if isinstance(found, str):
+            raise CompilerMissingError(f"{VARIABLE}={chosen}: {found}; expected clang {_OLDEST} or newer")
+        return found
+    package = importlib.util.find_spec("ziglang")
+    if package and package.origin:  # any version will do
+        version = importlib.metadata.version("ziglang")
+        return Compiler((str(Path(package.origin).parent / "zig"), "cc"), f"ziglang {version}")
+    for name in ("clang", *(f"clang-{version}" for version in range(30, _OLDEST - 1, -1))):
+        if place := shutil.which(name, path=path):
+            found = _clang((place,))
+            if isinstance(found, Compiler):
+                return found
+    raise CompilerMissingError(
+        f"the kernel emulator needs a compiler: expected the package ziglang, or clang {_OLDEST} or newer, "
+        f"found neither; `pip install ziglang`, or set {VARIABLE}"
+    )
+
+
+def _clang(command: tuple[str, ...]) -> Compiler | str:
+    """It, or what is wrong with it."""
+    try:
+        result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"cannot be run ({error})"
+    version = re.search(r"clang version (\d+)", result.stdout)
+    if result.returncode or not version:
+        return "is not clang"
+    if int(version[1]) < _OLDEST:
+        return f"is clang {version[1]}"
+    return Compiler(command, result.stdout.split("\n", 1)[0])
+
+
+# ---- compiling ----
+
+
+@cache
+def _surroundings() -> bytes:
+    """A digest of all that decides about machine code, but the kernels and the flags."""
+    digest = hashlib.sha256()
+    for file in sorted([*(_HERE / "include").rglob("*"), *(_HERE / "runtime").glob("*.[ch]")]):
+        if file.is_file():
+            digest.update(file.read_bytes())
+    digest.update(repr((platform.machine(), _processor())).encode())
+    return digest.digest()
+
+
+def _processor() -> str:
+    """What the processor can do."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+def runtime_library() -> Path:
+    """The runtime, compiled unless it is there."""
+    sources = sorted((_HERE / "runtime").glob("*.c"))
+    flags = (*_RUNTIME_FLAGS, *_NATIVE)
+    name = f"runtime-{_digest(b'', flags)}.so"
+
+    def compile_in(folder: Path) -> None:
+        def compile_one(source: Path) -> Path:
+            # One by one: zig has the C library's headers ready, but not for what it links with nothing.
+            item = folder / f"{source.stem}.o"
+            _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder)
+            return item
+
+        with ThreadPoolExecutor() as pool:
+            items = list(pool.map(compile_one, sources))
+        _link(items, folder / name)
+
+    return _built(name, compile_in)
+
+
+def kernel_library(text: str, build: Build, *, strict: bool = True) -> Path:
+    """A unit of kernels, compiled unless it is there.
+
+    Raises:
+        CompileError: with what clang says.
+    """
+    flags = (*_KERNEL_FLAGS, *_NATIVE, *build.flags, *(() if strict else _LENIENT_FLAGS))
+    name = f"{build.name}-{_digest(text.encode(), flags)}.so"
+
+    def compile_in(folder: Path) -> None:
+        source, item = folder / "kernels.cc", folder / "kernels.o"
+        source.write_text(text)
+        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder, judge=_judge)
+        _link([item], folder / name)
+
+    return _built(name, compile_in)
+
+
+def _link(items: Sequence[Path], file: Path) -> None:
+    _run([*compiler().command, *_LINK_FLAGS, *map(str, items), "-o", str(file)], file.parent)
+
+
+def _digest(text: bytes, flags: Sequence[str]) -> str:
+    return hashlib.sha256(repr((text, flags, compiler().version, _surroundings())).encode()).hexdigest()[:24]
+
+
+def _built(name: str, make: Callable[[Path], None]) -> Path:
+    """The file of that name in our folder; all of it or nothing, whoever else makes it at this moment."""
+    file = cache_folder() / name
+    if file.exists():
+        return file
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as scratch:
+        made = Path(scratch) / name
+        make(Path(scratch))
+        made.replace(file)
+    return file
+
+
+def _judge(said: str) -> None:
+    """Warnings of clang that are errors in Metal."""
+    for line in said.splitlines():
+        if "-Wimplicit-float-conversion" in line and "to 'bfloat" in line:
+            raise CompileError(f"{line}\nMetal does not convert to bfloat by itself; write `bfloat(...)` or `T(...)`")
+        if "-Wdouble-promotion" in line and "to 'double'" in line:
+            raise CompileError(f"{line}\nMetal has no double; give literals the suffix f")
+
+
+def _run(command: Sequence[str], scratch: Path, judge: Callable[[str], None] | None = None) -> None:
+    caches = {"ZIG_GLOBAL_CACHE_DIR": str(cache_folder() / "zig"), "ZIG_LOCAL_CACHE_DIR": str(scratch / "zig")}
+    environment = {**os.environ, **caches}
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=scratch)
+    except OSError as error:
+        raise CompilerMissingError(f"{command[0]} cannot be run ({error}); expected clang, see {VARIABLE}") from error
+    if result.returncode:
+        raise CompileError(result.stderr.strip() or f"{command[0]} ended with {result.returncode}")
+    if judge:
+        judge(result.stderr)

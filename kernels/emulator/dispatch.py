@@ -1,0 +1,116 @@
+"""One run of a compiled kernel: buffers in, the grid, arrays or an error out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.emulator.arrays import Memory, array_at, fill, output_bytes
+from kernels.emulator.errors import MemoryFaultError
+from kernels.emulator.memory import Buffer, pool
+from kernels.emulator.report import Failed, Region
+from kernels.emulator.runtime import Entry, Statistics, threadgroup_arrays, turn
+from kernels.emulator.signature import Parameter, Signature
+
+_POISON = 0xFF  # NaN in every floating type
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run needs besides its arrays; see `MetalKernel.__call__`."""
+
+    kernel: str
+    texts: Mapping[str, str]  # header and body
+    grid: Sequence[int]
+    threadgroup: Sequence[int]
+    init_value: float | None
+    seed: int
+    strict: bool
+    at_end: bool
+    races: bool
+
+
+def dispatch(
+    run: Run, signature: Signature, entry: Entry, inputs: Sequence[Memory], shapes: Sequence[Sequence[int]]
+) -> tuple[list[mx.array], Statistics]:
+    """Run it; outputs have these shapes.
+
+    Raises:
+        EmulatorError: what the kernel did wrong.
+    """
+    produced = [parameter for parameter in signature.parameters if parameter.role == "output"]
+    with turn, pool.lending():
+        outputs = [_output(run, shape, parameter.dtype) for parameter, shape in zip(produced, shapes, strict=True)]
+        buffers, addresses = [], []
+        for parameter in signature.parameters:
+            if parameter.role == "output":
+                buffer, offset = outputs[parameter.place], 0
+            else:
+                buffer, offset = _input(run, parameter, inputs[parameter.place])
+            buffers.append(buffer)
+            addresses.append(buffer.start + offset)
+        statistics, report = entry.dispatch(
+            addresses,
+            run.grid,
+            run.threadgroup,
+            seed=run.seed,
+            strict=run.strict,
+            at_end=run.at_end,
+            watched=[(buffer.start, buffer.bytes) for buffer in outputs] if run.races else [],
+        )
+        if report.kind:
+            raise Failed(run.kernel, run.texts, report, _regions(signature.parameters, buffers)).error()
+        for parameter, buffer in zip(produced, outputs, strict=True):
+            _check_canaries(run.kernel, parameter.name, buffer)
+        arrays = [
+            array_at(buffer.start, shape, parameter.dtype)
+            for parameter, buffer, shape in zip(produced, outputs, shapes, strict=True)
+        ]
+    return arrays, statistics
+
+
+def _output(run: Run, shape: Sequence[int], dtype: str) -> Buffer:
+    size = output_bytes(shape, dtype)
+    buffer = pool.writable(size, at_end=run.at_end)
+    if run.init_value is None:
+        ctypes.memset(buffer.start, _POISON, size)
+    else:
+        fill(buffer.start, size, dtype, run.init_value)
+    return buffer
+
+
+def _input(run: Run, parameter: Parameter, memory: Memory) -> tuple[Buffer, int]:
+    """A buffer for an input, or for what is told of it, and where in it element 0 lies."""
+    if parameter.role == "input":
+        buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end)
+        return buffer, memory.origin - memory.first
+    if parameter.role == "strides":
+        told = np.array(memory.strides, np.int64)
+    else:
+        told = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
+    return pool.readable(told.ctypes.data, told.nbytes, at_end=run.at_end, alignment=told.itemsize), 0
+
+
+def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list[Region]:
+    regions = []
+    for parameter, buffer in zip(parameters, buffers, strict=True):
+        is_output = parameter.role == "output"
+        name = f"{'output' if is_output else 'input'} '{parameter.name}'"
+        regions.append(Region(name, buffer.start, buffer.bytes, read_only=not is_output))
+    for array in threadgroup_arrays():
+        regions.append(Region(f"threadgroup array '{array.name.decode()}'", array.start, array.bytes))
+    return regions
+
+
+def _check_canaries(kernel: str, name: str, buffer: Buffer) -> None:
+    offset = buffer.damaged()
+    if offset is not None:
+        where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
+        raise MemoryFaultError(
+            f"kernel '{kernel}': wrote to output '{name}' ({buffer.bytes:,} bytes), {where}\n"
+            "  check the index, or guard it"
+        )

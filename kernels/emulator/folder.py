@@ -1,0 +1,39 @@
+"""Where compiled kernels are kept."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """The user's cache folder, else a temporary one: the first that is ours to write."""
+    return _folder(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 - Path's raises
+
+
+@cache
+def _folder(home: str) -> Path:
+    if not home.startswith("~"):  # else nobody knows where home is
+        ours = Path(home) / "mlx_engine" / "emulator"
+        if _is_ours(ours):
+            return ours
+    # The same folder each time, so that what is compiled there is found again.
+    ours = Path(tempfile.gettempdir()) / f"mlx_engine-emulator-{os.getuid()}"
+    if not _is_ours(ours):
+        ours = Path(tempfile.mkdtemp(prefix="mlx_engine-emulator-"))
+        atexit.register(shutil.rmtree, ours, ignore_errors=True)
+    return ours
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it can be written, and nobody else has made it: compiled code is run as it lies there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.stat().st_uid == os.getuid()
+    except OSError:
+        return False

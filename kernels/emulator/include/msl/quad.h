@@ -1,0 +1,52 @@
+// The same among four neighbouring lanes.
+#pragma once
+
+namespace metal {
+
+#define MSL_REDUCTION(NAME, RESULT)                                                                       \
+  template <class T>                                                                                      \
+  MSL_FUNC T NAME(T value, MSL_HERE) {                                                                    \
+    msl_lanes<T> all(value, #NAME, file, line);                                                           \
+    return msl_combine(all, all.found.lane & ~3u, 4, [](T a, T b) MSL_LAMBDA { return T(RESULT); }); \
+  }
+MSL_REDUCTION(quad_sum, a + b)
+MSL_REDUCTION(quad_product, a * b)
+MSL_REDUCTION(quad_max, max(a, b))
+MSL_REDUCTION(quad_min, min(a, b))
+MSL_REDUCTION(quad_and, a & b)
+MSL_REDUCTION(quad_or, a | b)
+MSL_REDUCTION(quad_xor, a ^ b)
+#undef MSL_REDUCTION
+
+MSL_FUNC bool quad_any(bool value, MSL_HERE) { return quad_or(uint(value), file, line); }
+MSL_FUNC bool quad_all(bool value, MSL_HERE) { return quad_and(uint(value), file, line); }
+
+// `place` counts within the four; beyond them the value is undefined.
+template <class T>
+MSL_FUNC T msl_in_quad(const msl_lanes<T>& all, unsigned place) {
+  return all.at(place < 4 ? (all.found.lane & ~3u) + place : MSL_SIMD_WIDTH);
+}
+
+#define MSL_SHUFFLE(NAME, PARAMETER, PLACE)                    \
+  template <class T>                                           \
+  MSL_FUNC T NAME(T value, ushort PARAMETER, MSL_HERE) {       \
+    msl_lanes<T> all(value, #NAME, file, line);                \
+    unsigned place = all.found.lane & 3u;                      \
+    (void)place;                                               \
+    return msl_in_quad(all, PLACE);                            \
+  }
+MSL_SHUFFLE(quad_broadcast, from, from)
+MSL_SHUFFLE(quad_shuffle, from, from)
+MSL_SHUFFLE(quad_shuffle_up, delta, place - delta)
+MSL_SHUFFLE(quad_shuffle_down, delta, place + delta)
+MSL_SHUFFLE(quad_shuffle_xor, mask, place ^ mask)
+MSL_SHUFFLE(quad_shuffle_rotate_up, delta, (place - delta) & 3u)
+MSL_SHUFFLE(quad_shuffle_rotate_down, delta, (place + delta) & 3u)
+#undef MSL_SHUFFLE
+
+template <class T>
+MSL_FUNC T quad_broadcast_first(T value, MSL_HERE) {
+  return quad_broadcast(value, 0, file, line);
+}
+
+}  // namespace metal

@@ -1,0 +1,59 @@
+// Barriers, and what every SIMD-group operation is made of: all lanes bring a value, then all may look at all of them.
+#pragma once
+
+namespace metal {
+
+enum class mem_flags : unsigned {
+  mem_none = 0,
+  mem_device = 1,
+  mem_threadgroup = 2,
+  mem_texture = 4,
+  mem_threadgroup_imageblock = 8,
+};
+MSL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(unsigned(a) | unsigned(b)); }
+
+MSL_FUNC void threadgroup_barrier(mem_flags, MSL_HERE) { msl_barrier(file, line); }
+
+// The values of the lanes that take part.
+template <class T>
+struct msl_lanes {
+  msl_exchanged found;  // filled by msl_exchange
+  MSL_FUNC msl_lanes(T value, const char* what, const char* file, unsigned line) {
+    static_assert(sizeof(T) <= MSL_SLOT_BYTES);
+    msl_exchange(&value, sizeof(T), what, file, line, &found);
+  }
+  MSL_FUNC bool has(unsigned lane) const { return lane < MSL_SIMD_WIDTH && (found.lanes >> lane & 1u); }
+  MSL_FUNC T of(unsigned lane) const { return *(const T*)(found.slots + lane * MSL_SLOT_BYTES); }
+  // What a lane that takes no part has brought is undefined: NaN.
+  MSL_FUNC T at(unsigned lane) const {
+    if (has(lane)) return of(lane);
+    T nothing;
+    __builtin_memset(&nothing, 0xFF, sizeof(T));
+    return nothing;
+  }
+};
+
+MSL_FUNC void simdgroup_barrier(mem_flags, MSL_HERE) { msl_lanes<char> all(0, "simdgroup_barrier", file, line); }
+
+// Values `first` to `first + width` combined in pairs, halves onto halves, so that no schedule changes a bit. A lane
+// that is not there leaves the other value as it is.
+template <class T, class F>
+MSL_LARGE_FUNC T msl_combine(const msl_lanes<T>& all, unsigned first, unsigned width, F combine) {
+  __attribute__((uninitialized)) T values[MSL_SIMD_WIDTH];
+  for (unsigned i = 0; i < width; i++) values[i] = all.of(first + i);
+  unsigned here = all.found.lanes >> first;
+  for (unsigned half = width / 2; half; half /= 2) {
+    unsigned both = (1u << half) - 1;
+    if ((here & both) == both && (here >> half & both) == both) {
+      for (unsigned i = 0; i < half; i++) values[i] = combine(values[i], values[i + half]);
+      continue;
+    }
+    for (unsigned i = 0; i < half; i++)
+      if (here >> i & here >> (i + half) & 1u) values[i] = combine(values[i], values[i + half]);
+      else if (here >> (i + half) & 1u) values[i] = values[i + half];
+    here = (here | here >> half) & both;
+  }
+  return values[0];
+}
+
+}  // namespace metal

@@ -1,0 +1,113 @@
+"""A kernel's text for certain types, and how that becomes machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kernels.emulator import lint
+from kernels.emulator.compiler import BUILDS, kernel_library
+from kernels.emulator.errors import CompileError, LaunchError
+from kernels.emulator.runtime import Entry
+from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
+from kernels.emulator.source import Part, unit
+
+Template = Sequence[tuple[str, Any]]
+# An input, or what is needed to know of one: its shape and dtype.
+InputSpec = Any
+
+
+class Instance(NamedTuple):
+    """What decides, besides its text, about a kernel's machine code."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    template: tuple[Argument, ...]
+    build: str
+    strict: bool
+
+
+class Compiled(NamedTuple):
+    """An instance that can be run."""
+
+    signature: Signature
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """What the user wrote."""
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    source: str
+    header: str
+    atomic_outputs: bool
+
+    def instance(
+        self,
+        inputs: Sequence[InputSpec],
+        output_dtypes: Sequence[Any],
+        template: Template | None,
+        *,
+        build: str = "spaces",
+        strict: bool = True,
+    ) -> Instance:
+        """For inputs like these.
+
+        Raises:
+            LaunchError: MLX or Metal has no such dtype or template argument.
+        """
+        outputs = tuple(map(dtype_name, output_dtypes))
+        for dtype in outputs:
+            if dtype not in TYPES:
+                raise LaunchError(f"kernel '{self.name}', output dtype {dtype}: expected one of {', '.join(TYPES)}")
+        arguments = tuple(Argument.of(name, value) for name, value in template or ())
+        return Instance(tuple(map(_input_of, inputs)), outputs, arguments, build, strict)
+
+    def signature(self, instance: Instance) -> Signature:
+        """How such an instance begins and ends."""
+        return signature(
+            self.name,
+            self.source,
+            list(zip(self.input_names, instance.inputs, strict=True)),
+            list(zip(self.output_names, instance.outputs, strict=True)),
+            instance.template,
+            atomic_outputs=self.atomic_outputs,
+        )
+
+    def generated(self, instance: Instance) -> str:
+        """What MLX compiles, after its preamble."""
+        return self.signature(instance).text(self.header, self.source)
+
+
+def _input_of(spec: InputSpec) -> Input:
+    """What the signature needs of an array, or of a pair of shape and dtype."""
+    if isinstance(spec, Input):
+        return spec
+    shape, dtype = spec if isinstance(spec, tuple) else (spec.shape, spec.dtype)
+    return Input.of(dtype_name(dtype), shape)
+
+
+def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Compiled]:
+    """All of them as one unit; their builds and strictness are the same.
+
+    Raises:
+        CompileError: of the first that does not compile.
+    """
+    build, strict = BUILDS[wanted[0][1].build], wanted[0][1].strict
+    for text in dict.fromkeys(text for text, _ in wanted):
+        lint.check(text.name, text.header, text.source, strict=strict)
+    signatures = [text.signature(instance) for text, instance in wanted]
+    parts = [Part(one, text.header, text.source) for one, (text, _) in zip(signatures, wanted, strict=True)]
+    try:
+        file = kernel_library(unit(parts), build, strict=strict)
+    except CompileError as error:
+        if len(wanted) > 1:  # one of them, but which?
+            return [compiled for one in wanted for compiled in compile_together([one])]
+        ((text, instance),) = wanted
+        hint = lint.tiny_inputs(str(error), list(zip(text.input_names, instance.inputs, strict=True)))
+        raise CompileError(f"kernel '{text.name}' does not compile\n{error}{hint}") from None
+    return [Compiled(one, Entry(file, i)) for i, one in enumerate(signatures)]

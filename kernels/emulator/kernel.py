@@ -1,0 +1,232 @@
+"""A kernel that is called like MLX's, and runs on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from kernels.emulator.arrays import memory_of
+from kernels.emulator.compiler import BUILDS
+from kernels.emulator.dispatch import Run, dispatch
+from kernels.emulator.errors import LaunchError
+from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
+from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
+from kernels.emulator.signature import Input
+from kernels.emulator.source import BODY, HEADER
+
+_MATH_MODES = ("safe", "relaxed", "fast")
+
+
+class MetalKernel:
+    """The twin of what `mx.fast.metal_kernel` returns; see `metal_kernel`.
+
+    Attributes:
+        statistics: of the last call; None before it.
+    """
+
+    def __init__(self, text: KernelText, *, ensure_row_contiguous: bool) -> None:
+        self.statistics: Statistics | None = None
+        self._text = text
+        self._row_contiguous = ensure_row_contiguous
+        self._compiled: dict[Instance, Compiled] = {}
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[Any],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[Any],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        template: Template | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: Any = None,
+        seed: int = 0,
+        build: str = "spaces",
+        strict: bool = True,
+        guard: str | None = None,
+    ) -> list[mx.array]:
+        """Run the kernel over the grid; the result is there when this returns.
+
+        Args:
+            inputs: arrays of MLX or NumPy, or numbers.
+            output_shapes: one per output.
+            output_dtypes: one per output.
+            grid: threads per axis, not threadgroups.
+            threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
+            template: name and value (int, bool, dtype) of each template parameter.
+            init_value: what outputs hold before; without it they are full of NaN.
+            verbose: print the generated text.
+            stream: ignored; there for MLX's sake.
+            seed: the order of threads: 0 in order, 1 backwards, others shuffled. A right kernel does not care.
+            build: what is checked besides bounds and convergence. "spaces": address spaces. "undefined": undefined
+                behaviour. "races": that nothing depends on which thread comes first; several times slower.
+            strict: SIMD-group operations need all lanes, and literals a suffix. Without it lanes that have returned
+                are left out, and literals without a suffix are floats, as in Metal.
+            guard: whether buffers touch unmapped memory at their "end" or their "start"; by default the end for even
+                seeds.
+
+        Returns:
+            One array per output.
+
+        Raises:
+            EmulatorError: the kernel is wrong, or its call; see `errors`.
+        """
+        text = self._text
+        _check_arrays(text, inputs, output_shapes, output_dtypes)
+        _check_grid(text, grid, threadgroup)
+        _check_options(text, seed, build, guard)
+        memories = [memory_of(value, row_contiguous=self._row_contiguous) for value in inputs]
+        kinds = [Input.of(memory.dtype, memory.shape) for memory in memories]
+        instance = text.instance(kinds, output_dtypes, template, build=build, strict=strict)
+        if verbose:
+            print(text.generated(instance))  # noqa: T201 - as MLX does
+        _compile([(self, instance)])
+        run = Run(
+            kernel=text.name,
+            texts={HEADER: text.header, BODY: text.source},
+            grid=grid,
+            threadgroup=threadgroup,
+            init_value=init_value,
+            seed=seed,
+            strict=strict,
+            at_end=guard == "end" if guard else seed % 2 == 0,
+            races=build == "races",
+        )
+        arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
+        return arrays
+
+    def prepare(
+        self,
+        instances: Sequence[tuple[Sequence[InputSpec], Sequence[Any], Template | None]],
+        *,
+        build: str = "spaces",
+        strict: bool = True,
+    ) -> None:
+        """Compile many instantiations as one unit, which is several times faster than one by one.
+
+        Args:
+            instances: inputs (arrays, or pairs of shape and dtype), output dtypes and template of each.
+            build: as in a call.
+            strict: as in a call.
+        """
+        prepare([(self, *instance) for instance in instances], build=build, strict=strict)
+
+    def text(self, inputs: Sequence[InputSpec], output_dtypes: Sequence[Any], template: Template | None = None) -> str:
+        """What MLX would compile for such arrays, byte for byte, after its preamble."""
+        return self._text.generated(self._text.instance(inputs, output_dtypes, template))
+
+
+def prepare(
+    requests: Sequence[tuple[MetalKernel, Sequence[InputSpec], Sequence[Any], Template | None]],
+    *,
+    build: str = "spaces",
+    strict: bool = True,
+) -> None:
+    """Compile instantiations of several kernels as one unit; see `MetalKernel.prepare`.
+
+    Args:
+        requests: kernel, inputs, output dtypes and template of each.
+        build: as in a call.
+        strict: as in a call.
+
+    Raises:
+        CompileError: of the first kernel that does not compile.
+    """
+    wanted = []
+    for kernel, inputs, output_dtypes, template in requests:
+        _check_options(kernel._text, 0, build, None)
+        instance = kernel._text.instance(inputs, output_dtypes, template, build=build, strict=strict)
+        wanted.append((kernel, instance))
+    _compile(wanted)
+
+
+def _compile(wanted: Sequence[tuple[MetalKernel, Instance]]) -> None:
+    """What is not there yet."""
+    with turn:
+        missing = list(dict.fromkeys((kernel, one) for kernel, one in wanted if one not in kernel._compiled))
+        if missing:
+            compiled = compile_together([(kernel._text, instance) for kernel, instance in missing])
+            for (kernel, instance), one in zip(missing, compiled, strict=True):
+                kernel._compiled[instance] = one
+
+
+# ---- calls that do not fit ----
+
+
+def _check_arrays(
+    text: KernelText,
+    inputs: Sequence[Any],
+    output_shapes: Sequence[Sequence[int]],
+    output_dtypes: Sequence[Any],
+) -> None:
+    for what, found, names in (
+        ("inputs", inputs, text.input_names),
+        ("output_shapes", output_shapes, text.output_names),
+        ("output_dtypes", output_dtypes, text.output_names),
+    ):
+        if len(found) != len(names):
+            expected = f"{len(names)} ({', '.join(names)})"
+            raise LaunchError(f"kernel '{text.name}', {what}: expected {expected}, found {len(found)}")
+
+
+def _check_grid(text: KernelText, grid: Sequence[int], threadgroup: Sequence[int]) -> None:
+    for what, three in (("grid", grid), ("threadgroup", threadgroup)):
+        if len(three) != 3 or min(three) < 1:
+            raise LaunchError(f"kernel '{text.name}', {what} {tuple(three)}: expected three numbers from 1 on")
+    threads = math.prod(map(min, grid, threadgroup))
+    if threads > MAX_THREADS:
+        raise LaunchError(
+            f"kernel '{text.name}', threadgroup {tuple(threadgroup)}: expected at most {MAX_THREADS:,} threads, "
+            f"found {threads:,}"
+        )
+
+
+def _check_options(text: KernelText, seed: int, build: str, guard: str | None) -> None:
+    if not 0 <= seed < 1 << 32:
+        raise LaunchError(f"kernel '{text.name}', seed {seed}: expected a number from 0 on, below 2**32")
+    if build not in BUILDS:
+        raise LaunchError(f"kernel '{text.name}', build {build!r}: expected one of {', '.join(BUILDS)}")
+    if guard not in (None, "start", "end"):
+        raise LaunchError(f"kernel '{text.name}', guard {guard!r}: expected 'start' or 'end'")
+
+
+def metal_kernel(
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+) -> MetalKernel:
+    """A kernel for the emulator, from the arguments of `mx.fast.metal_kernel`.
+
+    Args:
+        name: an identifier.
+        input_names: one per input; `x_shape`, `x_strides` and `x_ndim` are there where the body names them.
+        output_names: one per output.
+        source: the body of the kernel.
+        header: text before it: functions, types, constants.
+        ensure_row_contiguous: copy inputs whose elements do not follow one another.
+        atomic_outputs: outputs are `device atomic<T>*`.
+        compile_options: `math_mode`, which changes nothing here: arithmetic is always exact.
+
+    Raises:
+        LaunchError: a name or an option that MLX or Metal would not take.
+    """
+    if not (name.isascii() and name.isidentifier()):
+        raise LaunchError(f"kernel name {name!r}: expected an identifier, as it becomes part of a function's name")
+    if not output_names:
+        raise LaunchError(f"kernel '{name}': expected at least one output, found none")
+    options = dict(compile_options or {})
+    if options.pop("math_mode", "safe") not in _MATH_MODES or options:
+        modes = ", ".join(_MATH_MODES)
+        raise LaunchError(f"kernel '{name}', compile_options {compile_options}: expected math_mode, one of {modes}")
+    text = KernelText(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
+    return MetalKernel(text, ensure_row_contiguous=ensure_row_contiguous)

@@ -1,0 +1,241 @@
+"""What went wrong, in sentences: kernel, line, threadgroup, thread, buffer, byte, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from kernels.emulator.errors import (
+    ConvergenceError,
+    EmulatorError,
+    MemoryFaultError,
+    RaceError,
+    UndefinedBehaviourError,
+)
+from kernels.emulator.lines import line_at
+from kernels.emulator.memory import GUARD
+from kernels.emulator.runtime import Failure, Report, Site
+
+
+class Region(NamedTuple):
+    """Memory that a kernel knows: an input, an output, an array of threadgroup memory."""
+
+    name: str  # input 'x'
+    start: int
+    bytes: int
+    read_only: bool = False
+
+    def distance(self, address: int) -> int:
+        """0 inside, else bytes to the nearer end."""
+        return max(self.start - address, address - (self.start + self.bytes - 1), 0)
+
+    def place(self, address: int) -> str:
+        """An address in words."""
+        offset = address - self.start
+        name = f"{self.name} ({self.bytes:,} bytes)"
+        if offset < 0:
+            return f"{name}, {-offset:,} bytes before its start"
+        if offset >= self.bytes:
+            past = f"{offset - self.bytes:,} bytes past" if offset > self.bytes else "just past"
+            return f"{name}, at byte {offset:,}: {past} its end"
+        return f"{name}, at byte {offset:,}"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A dispatch that ended early, and what is known of it."""
+
+    kernel: str
+    texts: Mapping[str, str]  # header and body
+    report: Report
+    regions: Sequence[Region]
+
+    def error(self) -> EmulatorError:
+        """The exception for it."""
+        kind, describe = _KINDS[Failure(self.report.kind)]
+        return kind(f"kernel '{self.kernel}': " + "\n  ".join(describe(self)))
+
+    @property
+    def thread(self) -> str:
+        """Who it was."""
+        group, thread = ("(" + ", ".join(map(str, three)) + ")" for three in (self.report.group, self.report.thread))
+        return f"threadgroup {group}, thread {thread}, lane {self.report.lane}"
+
+    @property
+    def site(self) -> str:
+        """Where the thread was, if it told so."""
+        return self.at(self.report.site)
+
+    @property
+    def other(self) -> str:
+        """Where the other thread was that is part of it."""
+        return self.at(self.report.other)
+
+    @property
+    def what(self) -> str:
+        """The operation, variable or mistake that the report names."""
+        return (self.report.site.what or b"").decode()
+
+    @property
+    def nearest(self) -> Region:
+        """The region that the address belongs to, or would."""
+        return min(self.regions, key=lambda region: region.distance(self.report.address))
+
+    def at(self, site: Site) -> str:
+        """An operation, and where it stands."""
+        return f"{(site.what or b'').decode()} ({self.line((site.file or b'body').decode(), site.line)})"
+
+    def line(self, file: str, number: int) -> str:
+        """A line of the kernel's own text, with what stands there."""
+        lines = self.texts.get(file, "").splitlines()
+        text = f": `{lines[number - 1].strip()}`" if 0 < number <= len(lines) else ""
+        return f"{file}, line {number}{text}"
+
+    def line_of(self, code: int) -> str:
+        """The line of an instruction."""
+        report = self.report
+        found = line_at(Path(report.object.decode()), code) if report.object else None
+        return self.line(found.file, found.number) if found and found.file in self.texts else "a line that is not known"
+
+    @property
+    def stopped(self) -> str:
+        """The line of the instruction that was stopped; the compiler moves some by a line or two."""
+        return f"near {self.line_of(self.report.code)}"
+
+
+def _fault(failed: Failed) -> list[str]:
+    report = failed.report
+    did = ("wrote to" if report.is_write else "read") if report.is_known else "touched"
+    if report.count:
+        return [f"private memory is full, {failed.stopped}", failed.thread, "expected less than 100 KB per thread"]
+    if not failed.regions or failed.nearest.distance(report.address) > GUARD:
+        where = f"address {report.address:#x}, which belongs to no buffer, {failed.stopped}"
+        return [f"{did} {where}", failed.thread, "check the index and the strides"]
+    region = failed.nearest
+    if region.read_only and not region.distance(report.address):
+        did, advice = "wrote to", "inputs are read-only; write to an output"
+    else:
+        advice = "expected an address inside; check the index, or guard it"
+    return [f"{did} {region.place(report.address)}, {failed.stopped}", failed.thread, advice]
+
+
+def _divergent(failed: Failed) -> list[str]:
+    report = failed.report
+    return [
+        "lanes of one SIMD-group are at different operations",
+        f"lane {report.lane}: {failed.site}",
+        f"lane {report.other_lane}: {failed.other}",
+        failed.thread,
+        "all 32 lanes must come to the same one; move it out of what depends on the lane",
+    ]
+
+
+def _returned(failed: Failed) -> list[str]:
+    return [
+        f"{failed.site}, but {failed.report.count} lane(s) of the SIMD-group have returned",
+        failed.thread,
+        "let all lanes take part, and guard what surplus lanes load and store",
+    ]
+
+
+def _divergent_barrier(failed: Failed) -> list[str]:
+    return [
+        "threads of one threadgroup wait at different barriers",
+        failed.site,
+        failed.other,
+        failed.thread,
+        "all threads must come to the same one; move it out of what depends on the thread",
+    ]
+
+
+def _returned_barrier(failed: Failed) -> list[str]:
+    return [
+        f"{failed.site}, but {failed.report.count} thread(s) of the threadgroup have returned",
+        failed.thread,
+        "let all threads come to the barrier, and guard what surplus threads load and store",
+    ]
+
+
+def _barrier_and_simd(failed: Failed) -> list[str]:
+    report = failed.report
+    return [
+        "some lanes of a SIMD-group wait at a barrier, others at an operation",
+        f"lane {report.lane}: {failed.site}",
+        f"lane {report.other_lane}: {failed.other}",
+        failed.thread,
+        "all lanes must come to both",
+    ]
+
+
+def _undefined(failed: Failed) -> list[str]:
+    report, site = failed.report, failed.report.site
+    lines = [f"{failed.what}, at {failed.line((site.file or b'').decode(), site.line)}", failed.thread]
+    if report.address and failed.regions:
+        lines.append(f"{failed.nearest.place(report.address)}: expected an address that {report.count} divides")
+    return lines
+
+
+def _arithmetic(failed: Failed) -> list[str]:
+    return [f"integer division by zero, or overflow of it, {failed.stopped}", failed.thread]
+
+
+def _impossible(failed: Failed) -> list[str]:
+    return [
+        f"came where only undefined behaviour leads, {failed.stopped}",
+        failed.thread,
+        'the build "undefined" may say more',
+    ]
+
+
+def _race(failed: Failed) -> list[str]:
+    report = failed.report
+    before, now = failed.what.split(", ")
+    other = "a thread of another threadgroup" if report.count else f"thread {report.other_lane} of this threadgroup"
+    # A call is recorded by where it returns to: behind the instruction.
+    return [
+        f"two threads use {failed.nearest.place(report.address)}, and nothing says which comes first",
+        f"{other} {before} it at {failed.line_of(report.other_code - 1)}",
+        f"{failed.thread}, {now} it at {failed.line_of(report.code - 1)}",
+        "put a barrier between them, use an atomic, or let one thread do it",
+    ]
+
+
+def _threadgroup_bytes(failed: Failed) -> list[str]:
+    where = failed.line("body", failed.report.site.line)
+    return [f"threadgroup memory takes {failed.report.count:,} bytes with {where}", "expected at most 32,768"]
+
+
+def _threadgroup_canary(failed: Failed) -> list[str]:
+    group = ", ".join(map(str, failed.report.group))
+    return [
+        f"threadgroup array '{failed.what}' was written past its end, by a thread of threadgroup ({group})",
+        "check the index, or guard it",
+    ]
+
+
+def _value_bytes(failed: Failed) -> list[str]:
+    return [f"{failed.site} moves a value of {failed.report.count} bytes: expected at most 64"]
+
+
+def _interrupted(failed: Failed) -> list[str]:
+    return ["interrupted"]
+
+
+_KINDS: dict[Failure, tuple[type[EmulatorError], Callable[[Failed], list[str]]]] = {
+    Failure.FAULT: (MemoryFaultError, _fault),
+    Failure.DIVERGENT_SIMD: (ConvergenceError, _divergent),
+    Failure.RETURNED_SIMD: (ConvergenceError, _returned),
+    Failure.DIVERGENT_BARRIER: (ConvergenceError, _divergent_barrier),
+    Failure.RETURNED_BARRIER: (ConvergenceError, _returned_barrier),
+    Failure.BARRIER_AND_SIMD: (ConvergenceError, _barrier_and_simd),
+    Failure.UNDEFINED: (UndefinedBehaviourError, _undefined),
+    Failure.ARITHMETIC: (UndefinedBehaviourError, _arithmetic),
+    Failure.IMPOSSIBLE: (UndefinedBehaviourError, _impossible),
+    Failure.THREADGROUP_BYTES: (MemoryFaultError, _threadgroup_bytes),
+    Failure.THREADGROUP_CANARY: (MemoryFaultError, _threadgroup_canary),
+    Failure.VALUE_BYTES: (UndefinedBehaviourError, _value_bytes),
+    Failure.RACE: (RaceError, _race),
+    Failure.INTERRUPTED: (EmulatorError, _interrupted),
+}

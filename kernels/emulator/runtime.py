@@ -1,0 +1,192 @@
+"""The runtime as Python calls it; see runtime/abi.h for what the fields mean."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernels.emulator.compiler import runtime_library
+
+MAX_THREADS = 1024
+_ARRAYS = 64
+_Three = ctypes.c_uint * 3
+
+
+class Failure(IntEnum):
+    """What ends a dispatch early."""
+
+    FINE = 0
+    FAULT = 1
+    DIVERGENT_SIMD = 2
+    RETURNED_SIMD = 3
+    DIVERGENT_BARRIER = 4
+    RETURNED_BARRIER = 5
+    BARRIER_AND_SIMD = 6
+    UNDEFINED = 7
+    ARITHMETIC = 8
+    IMPOSSIBLE = 9
+    THREADGROUP_BYTES = 10
+    THREADGROUP_CANARY = 11
+    VALUE_BYTES = 12
+    INTERRUPTED = 13
+    RACE = 14
+
+
+class Site(ctypes.Structure):
+    """A place in the kernel's text, and what stands there."""
+
+    _fields_ = (
+        ("what", ctypes.c_char_p),
+        ("file", ctypes.c_char_p),
+        ("line", ctypes.c_uint),
+        ("column", ctypes.c_uint),
+    )
+    what: bytes | None
+    file: bytes | None
+    line: int
+    column: int
+
+
+class Report(ctypes.Structure):
+    """How a dispatch ended."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("site", Site),
+        ("other", Site),
+        ("group", _Three),
+        ("thread", _Three),
+        ("lane", ctypes.c_uint),
+        ("other_lane", ctypes.c_uint),
+        ("count", ctypes.c_uint),
+        ("is_write", ctypes.c_uint),
+        ("is_known", ctypes.c_uint),
+        ("address", ctypes.c_ulong),
+        ("code", ctypes.c_ulong),
+        ("other_code", ctypes.c_ulong),
+        ("object", ctypes.c_char_p),
+    )
+    kind: int
+    site: Site
+    other: Site
+    group: Any
+    thread: Any
+    lane: int
+    other_lane: int
+    count: int
+    is_write: int
+    is_known: int
+    address: int
+    code: int
+    other_code: int
+    object: bytes | None
+
+
+class ThreadgroupArray(ctypes.Structure):
+    """Where an array of threadgroup memory lies."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("start", ctypes.c_ulong), ("bytes", ctypes.c_ulong))
+    name: bytes
+    start: int
+    bytes: int
+
+
+class Options(ctypes.Structure):
+    """How to run a grid."""
+
+    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "strict", "races", "at_end"))
+
+
+class Statistics(ctypes.Structure):
+    """What a dispatch did, counted.
+
+    Attributes:
+        threads: that ran.
+        threadgroups: that ran.
+        simd_operations: one per lane and operation.
+        barriers: one per thread and barrier.
+        switches: between fibres.
+        threadgroup_bytes: of memory that a threadgroup has.
+    """
+
+    NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
+    _fields_ = tuple((name, ctypes.c_ulong) for name in NAMES)
+    threads: int
+    threadgroups: int
+    simd_operations: int
+    barriers: int
+    switches: int
+    threadgroup_bytes: int
+
+    def __repr__(self) -> str:
+        return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"
+
+
+# One dispatch at a time: fibres, threadgroup memory and signal handlers are the process's.
+turn = threading.RLock()
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The runtime, compiled first where that has not happened yet."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
+    loaded = ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
+    pointer = ctypes.c_void_p
+    loaded.msl_dispatch.argtypes = [pointer] * 7
+    loaded.msl_dispatch.restype = ctypes.c_int
+    loaded.msl_watch.argtypes = [ctypes.c_ulong] * 2
+    loaded.msl_watch.restype = None
+    loaded.msl_threadgroup_arrays.argtypes = [pointer]
+    loaded.msl_threadgroup_arrays.restype = ctypes.c_uint
+    return loaded
+
+
+class Entry:
+    """A compiled kernel."""
+
+    def __init__(self, file: Path, index: int) -> None:
+        self._runtime = library()
+        self._library = ctypes.CDLL(str(file))  # keeps it loaded
+        self._address = ctypes.cast(getattr(self._library, f"msl_entry_{index}"), ctypes.c_void_p)
+
+    def dispatch(
+        self,
+        buffers: Sequence[int],
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        *,
+        seed: int,
+        strict: bool,
+        at_end: bool,
+        watched: Sequence[tuple[int, int]] = (),
+    ) -> tuple[Statistics, Report]:
+        """Run the grid on buffers at these addresses; whoever calls holds `turn`.
+
+        `watched` is where races are looked for, as starts and sizes, in a kernel that is compiled for it.
+        """
+        for start, size in watched:
+            self._runtime.msl_watch(start, size)
+        statistics, report = Statistics(), Report()
+        self._runtime.msl_dispatch(
+            self._address,
+            (ctypes.c_void_p * len(buffers))(*buffers),
+            _Three(*grid),
+            _Three(*threadgroup),
+            ctypes.byref(Options(seed, strict, bool(watched), at_end)),
+            ctypes.byref(statistics),
+            ctypes.byref(report),
+        )
+        return statistics, report
+
+
+def threadgroup_arrays() -> list[ThreadgroupArray]:
+    """The arrays of the last dispatch."""
+    arrays = (ThreadgroupArray * _ARRAYS)()
+    return list(arrays)[: library().msl_threadgroup_arrays(arrays)]

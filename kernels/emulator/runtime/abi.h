@@ -1,0 +1,112 @@
+// What compiled kernels, the runtime and runtime.py agree on. No other header is needed, by none of them.
+#pragma once
+
+#define MSL_SIMD_WIDTH 32
+#define MSL_SLOT_BYTES 64  // the widest value that a SIMD-group operation moves
+#define MSL_RESULT_BYTES 512  // two 8 x 8 matrices of floats
+#define MSL_MAX_THREADS 1024
+#define MSL_MAX_THREADGROUP_BYTES 32768
+#define MSL_MAX_THREADGROUP_ARRAYS 64
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+// One threadgroup. A threadgroup at the edge of the grid is smaller than what was dispatched.
+typedef struct {
+  unsigned threads_per_grid[3];
+  unsigned threadgroups_per_grid[3];
+  unsigned dispatched[3];
+  unsigned position[3];
+  unsigned size[3];
+  unsigned threads;
+} msl_group;
+
+// One thread: `index` counts within the threadgroup, x fastest; 32 in a row are a SIMD-group.
+typedef struct {
+  const msl_group* group;
+  unsigned index;
+  unsigned position[3];
+} msl_thread;
+
+typedef void (*msl_entry)(void* const* buffers, const msl_thread* thread);
+
+// What a lane finds when all lanes have brought their values.
+typedef struct {
+  const unsigned char* slots;  // of 32 lanes, MSL_SLOT_BYTES apart
+  unsigned lanes;              // a bit for each lane that brought a value
+  unsigned lane;               // who asks
+  void* result;                // a place that all lanes share, for what is the same for all
+  unsigned first;              // whether the asking lane is the one that fills it
+} msl_exchanged;
+
+void msl_exchange(const void* value, unsigned bytes, const char* what, const char* file, unsigned line,
+                  msl_exchanged* found);
+void msl_barrier(const char* file, unsigned line);
+void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
+
+// What ends a dispatch early.
+enum {
+  MSL_FINE,
+  MSL_FAULT,               // touched memory that is not there, or wrote to what is read-only
+  MSL_DIVERGENT_SIMD,      // lanes of a SIMD-group are at different operations
+  MSL_RETURNED_SIMD,       // a SIMD-group operation, but lanes have returned
+  MSL_DIVERGENT_BARRIER,   // threads wait at different barriers
+  MSL_RETURNED_BARRIER,    // a barrier, but threads have returned
+  MSL_BARRIER_AND_SIMD,    // some lanes wait at a barrier, others at a SIMD-group operation
+  MSL_UNDEFINED,           // undefined behaviour, as UBSan sees it
+  MSL_ARITHMETIC,          // the processor trapped a division
+  MSL_IMPOSSIBLE,          // code that the compiler took for unreachable
+  MSL_THREADGROUP_BYTES,   // threadgroup memory beyond its limit
+  MSL_THREADGROUP_CANARY,  // written past the end of a threadgroup array
+  MSL_VALUE_BYTES,         // a SIMD-group operation on a type that is too wide
+  MSL_INTERRUPTED,         // Ctrl-C
+  MSL_RACE,                // two threads at one place, see races.c
+};
+
+typedef struct {
+  const char* what;
+  const char* file;
+  unsigned line;
+  unsigned column;
+} msl_site;
+
+typedef struct {
+  int kind;
+  msl_site site, other;
+  unsigned group[3], thread[3], lane, other_lane;
+  unsigned count;             // lanes, threads or bytes; of a race: whether it is between threadgroups
+  unsigned is_write, is_known;  // of a fault: whether it was a write; whether the processor says so
+  unsigned long address;      // what was touched
+  unsigned long code;         // the instruction that did it, as an offset into `object`
+  unsigned long other_code;   // of a race: the instruction that came before
+  const char* object;         // the shared object that holds it
+} msl_report;
+
+typedef struct {
+  const char* name;
+  unsigned long start, bytes;
+} msl_array;
+
+typedef struct {
+  unsigned seed;    // 0: in order; 1: backwards; others: shuffled
+  unsigned strict;  // whether a SIMD-group operation needs all lanes
+  unsigned races;   // whether the kernel tells of its accesses
+  unsigned at_end;  // whether threadgroup arrays end, or begin, at an unmapped page
+} msl_options;
+
+typedef struct {
+  unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes;
+} msl_statistics;
+
+int msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
+                 const msl_options* options, msl_statistics* statistics, msl_report* report);
+void msl_watch(unsigned long start, unsigned long bytes);  // for races, from before a dispatch until its end
+void msl_atomically(int begins);                           // what happens in between is no race
+unsigned msl_threadgroup_arrays(msl_array* arrays);  // of the last dispatch; returns how many
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif

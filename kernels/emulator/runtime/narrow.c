@@ -1,0 +1,54 @@
+// Conversions that compilers call by name where the processor has no instruction. A kernel is linked with nothing, so
+// that nothing has to be built first.
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORTED __attribute__((weak, visibility("default")))
+
+typedef _Float16 half;
+typedef __bf16 bfloat;
+
+static uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Round to nearest, ties to even: what is cut off carries where it is more than half, or half above an odd number.
+EXPORTED bfloat __truncsfbf2(float x) {
+  uint32_t bits = bits_of(x);
+  uint16_t top = (x != x) ? (uint16_t)(bits >> 16 | 0x40) : (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+  bfloat result;
+  memcpy(&result, &top, sizeof result);
+  return result;
+}
+
+EXPORTED half __truncsfhf2(float x) {
+  uint32_t bits = bits_of(x), magnitude = bits & 0x7FFFFFFF;
+  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000), code;
+  if (magnitude > 0x7F800000) code = 0x7E00;
+  else if (magnitude >= 0x477FF000) code = 0x7C00;  // 65520 and more round to infinity
+  else if (magnitude < 0x38800000) {                // below 2^-14: adding 0.5 leaves multiples of 2^-24 in the low bits
+    code = (uint16_t)(bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f));
+  } else code = (uint16_t)((magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);
+  code |= sign;
+  half result;
+  memcpy(&result, &code, sizeof result);
+  return result;
+}
+
+EXPORTED float __extendhfsf2(half x) {
+  uint16_t code;
+  memcpy(&code, &x, sizeof code);
+  uint32_t sign = (uint32_t)(code & 0x8000) << 16, exponent = code >> 10 & 31, fraction = code & 0x3FF;
+  if (exponent == 31) return float_of(sign | 0x7F800000 | fraction << 13);
+  if (exponent) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+  float small = (float)fraction * 0x1p-24f;
+  return sign ? -small : small;
+}

@@ -1,0 +1,146 @@
+// Faults of a kernel become reports. Faults of anybody else go to whoever handled them before.
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+#define _XOPEN_SOURCE 700
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGINT};
+#define COUNT (sizeof SIGNALS / sizeof *SIGNALS)
+
+static struct sigaction before[COUNT];
+static stack_t stack_before;
+static pthread_t dispatcher;
+static uintptr_t fault_code;
+
+// ---- where the processor was ----
+
+#if defined(__linux__) && defined(__x86_64__)
+#define CODE(c) (c)->uc_mcontext.gregs[REG_RIP]
+#define STACK(c) (c)->uc_mcontext.gregs[REG_RSP]
+#define IS_WRITE(c) ((c)->uc_mcontext.gregs[REG_ERR] >> 1 & 1)
+#elif defined(__linux__) && defined(__aarch64__)
+#define CODE(c) (c)->uc_mcontext.pc
+#define STACK(c) (c)->uc_mcontext.sp
+#elif defined(__APPLE__) && defined(__x86_64__)
+#define CODE(c) (c)->uc_mcontext->__ss.__rip
+#define STACK(c) (c)->uc_mcontext->__ss.__rsp
+#define IS_WRITE(c) ((c)->uc_mcontext->__es.__err >> 1 & 1)
+#elif defined(__APPLE__) && defined(__aarch64__)
+#define CODE(c) (c)->uc_mcontext->__ss.__pc
+#define STACK(c) (c)->uc_mcontext->__ss.__sp
+#define IS_WRITE(c) ((c)->uc_mcontext->__es.__esr >> 6 & 1)
+#endif
+
+// Where a function finds the stack's end when it begins: on x86 a return address lies above it.
+#ifdef __x86_64__
+#define PUSHED 8
+#else
+#define PUSHED 0
+#endif
+
+// The handler returns into `fibre_abandon`, on a stack that is good again; so the system knows that it has ended.
+static void leave(ucontext_t* where) {
+#ifdef CODE
+  CODE(where) = (__typeof__(CODE(where)))(uintptr_t)fibre_abandon;
+  STACK(where) = (__typeof__(STACK(where)))(fibre_stack_top(running_index()) - PUSHED);
+#else
+  (void)where;
+  fibre_abandon();
+#endif
+}
+
+// ---- handling ----
+
+static void pass_on(int number, siginfo_t* info, void* where, const struct sigaction* handler) {
+  if (handler->sa_flags & SA_SIGINFO) handler->sa_sigaction(number, info, where);
+  else if (handler->sa_handler == SIG_DFL) sigaction(number, handler, NULL);  // and it happens again
+  else if (handler->sa_handler != SIG_IGN) handler->sa_handler(number);
+}
+
+static const struct sigaction* previous(int number) {
+  for (unsigned i = 0; i < COUNT; i++)
+    if (SIGNALS[i] == number) return &before[i];
+  abort();
+}
+
+static int kind_of(int number) {
+  switch (number) {
+    case SIGFPE: return MSL_ARITHMETIC;
+    case SIGILL: return MSL_IMPOSSIBLE;
+    case SIGINT: return MSL_INTERRUPTED;
+    default: return MSL_FAULT;
+  }
+}
+
+static void handle(int number, siginfo_t* info, void* context) {
+  ucontext_t* where = context;
+  int in_kernel = running && pthread_equal(pthread_self(), dispatcher);
+  if (number == SIGINT) {
+    pass_on(number, info, where, previous(number));
+    interrupted = 1;
+    if (!in_kernel) return;
+  } else if (!in_kernel) {
+    pass_on(number, info, where, previous(number));
+    return;
+  }
+  fibre* at = running;
+  failure.kind = kind_of(number);
+  failure.address = (unsigned long)info->si_addr;
+  for (int i = 0; i < 3; i++) {
+    failure.group[i] = at->thread.group->position[i];
+    failure.thread[i] = at->thread.position[i];
+  }
+  failure.lane = at->thread.index % MSL_SIMD_WIDTH;
+  failure.count = (unsigned)fibres_guard(failure.address);
+#ifdef CODE
+  fault_code = (uintptr_t)CODE(where);
+#endif
+#ifdef IS_WRITE
+  failure.is_write = IS_WRITE(where);
+  failure.is_known = 1;
+#endif
+  leave(where);
+}
+
+// ---- for the time of a dispatch ----
+
+void signals_install(void) {
+  static char* stack;
+  if (!stack) stack = malloc(1 << 17);
+  stack_t mine = {.ss_sp = stack, .ss_size = 1 << 17};
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  dispatcher = pthread_self();
+  fault_code = 0;
+  sigaltstack(&mine, &stack_before);
+  for (unsigned i = 0; i < COUNT; i++) {
+    sigaction(SIGNALS[i], &action, &before[i]);
+    int is_default = before[i].sa_handler == SIG_DFL || before[i].sa_handler == SIG_IGN;
+    if (SIGNALS[i] == SIGINT && is_default) sigaction(SIGINT, &before[i], NULL);
+  }
+}
+
+void signals_restore(void) {
+  for (unsigned i = 0; i < COUNT; i++) sigaction(SIGNALS[i], &before[i], NULL);
+  sigaltstack(&stack_before, NULL);
+}
+
+// Turns instructions' addresses into offsets that the debug information of their object knows.
+void signals_locate(msl_report* report) {
+  Dl_info found;
+  if (!report->code) report->code = fault_code;
+  if (!report->code || !dladdr((void*)report->code, &found)) return;
+  report->object = found.dli_fname;
+  report->code -= (uintptr_t)found.dli_fbase;
+  if (report->other_code) report->other_code -= (uintptr_t)found.dli_fbase;
+}

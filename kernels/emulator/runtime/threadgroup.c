@@ -1,0 +1,79 @@
+// Threadgroup memory: each array between unmapped pages, and full of NaN when a threadgroup begins.
+#include "runtime.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+// A page is 4 or 16 KiB, so there is at least one on either side.
+#define GUARD_BYTES 16384ul
+#define PLACE_BYTES (MSL_MAX_THREADGROUP_BYTES + 2 * GUARD_BYTES)
+#define ALIGNMENT 16ul
+#define POISON 0xFF  // NaN in every floating type
+
+static char* places;
+static int ends_at_guard, watched;
+static msl_array arrays[MSL_MAX_THREADGROUP_ARRAYS];
+static unsigned used;
+
+void threadgroup_prepare(int at_end, int races) {
+  watched = races;
+  if (!places) {
+    void* memory = mmap(NULL, PLACE_BYTES * MSL_MAX_THREADGROUP_ARRAYS, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) abort();
+    places = memory;
+    for (unsigned i = 0; i < MSL_MAX_THREADGROUP_ARRAYS; i++)
+      mprotect(places + PLACE_BYTES * i + GUARD_BYTES, MSL_MAX_THREADGROUP_BYTES, PROT_READ | PROT_WRITE);
+  }
+  memset(arrays, 0, sizeof arrays);
+  used = 0;
+  ends_at_guard = at_end;
+}
+
+static unsigned long slack(const msl_array* array) { return -array->bytes % ALIGNMENT; }
+
+static void poison(const msl_array* array) { memset((void*)array->start, POISON, array->bytes + slack(array)); }
+
+// The first thread of a dispatch that gets here decides where the array lies; for all others it lies there already.
+void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line) {
+  msl_array* array = &arrays[ordinal];
+  if (!array->name) {
+    counted.threadgroup_bytes += bytes;
+    msl_site site = {name, NULL, line, 0};
+    if (counted.threadgroup_bytes > MSL_MAX_THREADGROUP_BYTES)
+      fail(MSL_THREADGROUP_BYTES, site, (unsigned)counted.threadgroup_bytes);
+    char* first = places + PLACE_BYTES * ordinal + GUARD_BYTES;
+    array->name = name;
+    array->bytes = bytes;
+    array->start = (unsigned long)first;
+    if (ends_at_guard) array->start += MSL_MAX_THREADGROUP_BYTES - bytes - slack(array);
+    poison(array);
+    if (watched) races_watch(array->start, bytes, 1);
+    if (ordinal >= used) used = ordinal + 1;
+  }
+  return (void*)array->start;
+}
+
+void threadgroup_poison(void) {
+  for (unsigned i = 0; i < used; i++)
+    if (arrays[i].name) poison(&arrays[i]);
+}
+
+// The array behind whose end something was written, before the next 16 bytes begin.
+const char* threadgroup_damaged(void) {
+  for (unsigned i = 0; i < used; i++) {
+    const unsigned char* end = (const unsigned char*)arrays[i].start + arrays[i].bytes;
+    for (unsigned long k = 0; arrays[i].name && k < slack(&arrays[i]); k++)
+      if (end[k] != POISON) return arrays[i].name;
+  }
+  return NULL;
+}
+
+unsigned msl_threadgroup_arrays(msl_array* found) {
+  unsigned count = 0;
+  for (unsigned i = 0; i < used; i++)
+    if (arrays[i].name) found[count++] = arrays[i];
+  return count;
+}

@@ -1,0 +1,41 @@
+// What UBSan's checks call: the compiled code of the build "undefined" names the place, we end the dispatch.
+#include "runtime.h"
+
+// Every check's data begins with where it stands.
+typedef struct {
+  const char* file;
+  uint32_t line, column;
+} source_location;
+
+static void report(const char* what, const source_location* at) {
+  msl_site site = {what, at->file, at->line, at->column};
+  fail(MSL_UNDEFINED, site, 0);
+}
+
+#define EXPORTED __attribute__((visibility("default")))
+
+#define HANDLER(NAME, WHAT) \
+  EXPORTED void __ubsan_handle_##NAME##_abort(void* data) { report(WHAT, data); }
+
+HANDLER(add_overflow, "signed overflow of +")
+HANDLER(sub_overflow, "signed overflow of -")
+HANDLER(mul_overflow, "signed overflow of *")
+HANDLER(negate_overflow, "signed overflow of a negation")
+HANDLER(divrem_overflow, "integer division by zero, or overflow of it")
+HANDLER(shift_out_of_bounds, "shift by a negative amount or by all bits, or of a negative value")
+HANDLER(out_of_bounds, "index beyond an array's bounds")
+HANDLER(float_cast_overflow, "cast of a floating value that the integer type cannot hold")
+
+// What a type mismatch knows besides its place.
+typedef struct {
+  source_location at;
+  const void* type;
+  unsigned char log_alignment, kind;
+} type_mismatch;
+
+EXPORTED void __ubsan_handle_type_mismatch_v1_abort(const type_mismatch* data, uintptr_t address) {
+  failure.address = address;
+  msl_site site = {address ? "misaligned access" : "access through a null pointer", data->at.file, data->at.line,
+                   data->at.column};
+  fail(MSL_UNDEFINED, site, 1u << data->log_alignment);
+}

@@ -1,0 +1,202 @@
+"""The text that MLX hands to Metal: a kernel's signature made from names, arrays and templates.
+
+A copy of MLX's generator, in its bytes; the tests compare both. Whether an array is asked for its shape, or a thread
+for its position, is decided by looking for the names in the body: a comment counts, the header does not.
+
+Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
+https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kernels.emulator.errors import LaunchError
+
+# An MLX dtype by name -> what it is called in Metal.
+TYPES = {
+    "bool": "bool",
+    "uint8": "uint8_t",
+    "uint16": "uint16_t",
+    "uint32": "uint32_t",
+    "uint64": "uint64_t",
+    "int8": "int8_t",
+    "int16": "int16_t",
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "float16": "float16_t",
+    "float32": "float",
+    "bfloat16": "bfloat16_t",
+    "complex64": "complex64_t",
+}
+
+# What a thread may ask about itself, in MLX's order, and the type of the answer.
+ATTRIBUTES = {
+    "dispatch_quadgroups_per_threadgroup": "uint",
+    "dispatch_simdgroups_per_threadgroup": "uint",
+    "dispatch_threads_per_threadgroup": "uint3",
+    "grid_origin": "uint3",
+    "grid_size": "uint3",
+    "quadgroup_index_in_threadgroup": "uint",
+    "quadgroups_per_threadgroup": "uint",
+    "simdgroup_index_in_threadgroup": "uint",
+    "simdgroups_per_threadgroup": "uint",
+    "thread_execution_width": "uint",
+    "thread_index_in_quadgroup": "uint",
+    "thread_index_in_simdgroup": "uint",
+    "thread_index_in_threadgroup": "uint",
+    "thread_position_in_grid": "uint3",
+    "thread_position_in_threadgroup": "uint3",
+    "threadgroup_position_in_grid": "uint3",
+    "threadgroups_per_grid": "uint3",
+    "threads_per_grid": "uint3",
+    "threads_per_simdgroup": "uint",
+    "threads_per_threadgroup": "uint3",
+}
+
+# Arrays with fewer elements lie in `constant` memory.
+SMALL = 8
+
+
+class Input(NamedTuple):
+    """What the signature depends on."""
+
+    dtype: str
+    ndim: int
+    small: bool
+
+    @classmethod
+    def of(cls, dtype: str, shape: Sequence[int]) -> Input:
+        """An array's, from its dtype and shape."""
+        size = 1
+        for n in shape:
+            size *= n
+        return cls(dtype, len(shape), size < SMALL)
+
+
+class Parameter(NamedTuple):
+    """One buffer of the kernel: an input or output by its place, or what is told of an input."""
+
+    declaration: str  # as MLX writes it, up to the name
+    name: str
+    role: str  # input, shape, strides, ndim, output
+    place: int  # among the inputs, or the outputs
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A kernel for certain types: all that is needed to write its text, and to call it."""
+
+    function: str
+    template: str  # the line before, or nothing
+    arguments: str  # <float, 3>, or nothing
+    parameters: tuple[Parameter, ...]
+    attributes: tuple[str, ...]
+
+    @property
+    def head(self) -> str:
+        """Everything between the header and the body."""
+        lines = [f"  {p.declaration} {p.name} [[buffer({i})]]" for i, p in enumerate(self.parameters)]
+        lines += [f"  {ATTRIBUTES[name]} {name} [[{name}]]" for name in self.attributes]
+        return f"{self.template}[[kernel]] void {self.function}(\n" + ",\n".join(lines) + ") {\n"
+
+    @property
+    def tail(self) -> str:
+        """What instantiates a template."""
+        if not self.template:
+            return ""
+        whole = self.function + self.arguments
+        return f'\ntemplate [[host_name("{self.function}")]] [[kernel]] decltype({whole}) {whole};\n'
+
+    def text(self, header: str, source: str) -> str:
+        """What MLX compiles, after its own preamble."""
+        return f"{header}{self.head}{source}\n}}\n{self.tail}"
+
+
+class Argument(NamedTuple):
+    """A template argument as it is written."""
+
+    name: str
+    kind: str  # int, bool or typename
+    text: str
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> Argument:
+        """A dtype by its Metal name, a number as it is, a bool as 0 or 1."""
+        if isinstance(value, bool):
+            return cls(name, "bool", str(int(value)))
+        if isinstance(value, int):
+            return cls(name, "int", str(value))
+        dtype = dtype_name(value)
+        if dtype not in TYPES:
+            raise LaunchError(f"template argument {name}={value!r}: expected an int, a bool or an MLX dtype")
+        return cls(name, "typename", TYPES[dtype])
+
+
+def dtype_name(dtype: Any) -> str:
+    """`float32` for mlx.core.float32, numpy.float32 or "float32"."""
+    name = str(getattr(dtype, "__name__", None) or dtype).rsplit(".", 1)[-1]
+    return "bool" if name == "bool_" else name
+
+
+def signature(
+    name: str,
+    source: str,
+    inputs: Sequence[tuple[str, Input]],
+    outputs: Sequence[tuple[str, str]],
+    template: Sequence[Argument] = (),
+    *,
+    atomic_outputs: bool = False,
+) -> Signature:
+    """The signature of a kernel.
+
+    Args:
+        name: of the kernel.
+        source: its body.
+        inputs: name and kind of each.
+        outputs: name and dtype of each.
+        template: its arguments.
+        atomic_outputs: whether outputs are `atomic<T>`.
+    """
+    values = [argument.text for argument in template]
+    named = [f"{argument.kind} {argument.name}" for argument in template]
+    return Signature(
+        function=_function_name(name, values, inputs, outputs),
+        template=f"template <{', '.join(named)}>\n" if named else "",
+        arguments=f"<{', '.join(values)}>" if values else "",
+        parameters=tuple(_parameters(source, inputs, outputs, atomic_outputs)),
+        attributes=tuple(attribute for attribute in ATTRIBUTES if attribute in source),
+    )
+
+
+def _function_name(
+    name: str, values: Sequence[str], inputs: Sequence[tuple[str, Input]], outputs: Sequence[tuple[str, str]]
+) -> str:
+    parts = [f"custom_kernel_{name}"]
+    if values:
+        parts.append("_" + "_".join(values).replace("-", "_"))
+    for _, kind in inputs:
+        parts.append(TYPES[kind.dtype] + ("s" if kind.ndim == 0 else "c" if kind.small else ""))
+    parts += [TYPES[dtype] for _, dtype in outputs]
+    return "_".join(parts)
+
+
+def _parameters(
+    source: str, inputs: Sequence[tuple[str, Input]], outputs: Sequence[tuple[str, str]], atomic_outputs: bool
+) -> list[Parameter]:
+    parameters = []
+    for place, (name, kind) in enumerate(inputs):
+        space, reference = "constant" if kind.small else "device", "*" if kind.ndim else "&"
+        parameters.append(Parameter(f"const {space} {TYPES[kind.dtype]}{reference}", name, "input", place, kind.dtype))
+        if kind.ndim == 0:
+            continue
+        for role, told in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
+            if f"{name}_{role}" in source:
+                parameters.append(Parameter(f"const constant {told}", f"{name}_{role}", role, place, kind.dtype))
+    for place, (name, dtype) in enumerate(outputs):
+        element = f"atomic<{TYPES[dtype]}>" if atomic_outputs else TYPES[dtype]
+        parameters.append(Parameter(f"device {element}*", name, "output", place, dtype))
+    return parameters

@@ -1,0 +1,82 @@
+"""Reading kernel text without a parser: comments blanked out, and arrays in threadgroup memory found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_IGNORED = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
+
+
+def code_only(text: str, *, directives: bool = True) -> str:
+    """The text with spaces for comments and literals of characters, every other character where it was.
+
+    With `directives=False`, lines of the preprocessor are blank as well.
+    """
+    code = _IGNORED.sub(_blank, text)
+    return code if directives else _DIRECTIVE.sub(_blank, code)
+
+
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def line_of(text: str, position: int) -> int:
+    """Which line, from 1 on, a position is in."""
+    return text.count("\n", 0, position) + 1
+
+
+class Declaration(NamedTuple):
+    """A statement that declares threadgroup variables."""
+
+    start: int
+    end: int  # behind its semicolon
+    depth: int  # how many braces are open around it
+    element: str
+    variables: tuple[tuple[str, str], ...]  # name, and dimensions as they are written
+
+
+_TOKEN = re.compile(r"[{}();]|\bthreadgroup\b")
+_DECLARATION = re.compile(
+    r"threadgroup\s+(?:alignas\s*\([^()]*\)\s*)?(?P<element>[A-Za-z_][\w:]*(?:\s*<[^;{}]*?>)?)\s+"
+    r"(?P<variables>[A-Za-z_]\w*[^;=]*);"
+)
+_INDEX = r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
+_VARIABLE = re.compile(rf"\s*([A-Za-z_]\w*)\s*((?:{_INDEX}\s*)*)")
+
+
+def threadgroup_declarations(text: str) -> Iterator[Declaration]:
+    """Variables in threadgroup memory, in order; pointers into it are none."""
+    code = code_only(text, directives=False)
+    depth = parentheses = 0
+    begins = True  # whether a statement may begin here
+    last = 0
+    for token in _TOKEN.finditer(code):
+        begins = begins and not code[last : token.start()].strip()
+        last = token.end()
+        match token.group():
+            case "{":
+                depth, begins = depth + 1, True
+            case "}":
+                depth, begins = depth - 1, True
+            case "(":
+                parentheses += 1
+            case ")":
+                parentheses -= 1
+            case ";":
+                begins = True
+            case _:
+                found = _DECLARATION.match(code, token.start()) if begins and not parentheses else None
+                begins = False
+                if found and not re.match(r"\s*[*&]", found["variables"]):
+                    yield _declaration(found, depth)
+
+
+def _declaration(found: re.Match[str], depth: int) -> Declaration:
+    variables, position, text = [], 0, found["variables"]
+    while variable := _VARIABLE.match(text, position):
+        variables.append((variable[1], variable[2].strip()))
+        position = variable.end() + 1  # and the comma
+    return Declaration(found.start(), found.end(), depth, found["element"], tuple(variables))

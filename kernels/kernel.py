@@ -1,0 +1,49 @@
+"""One GPU kernel as a value: its text, and the names by which that text knows its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+METAL = Path(__file__).with_name("metal")
+
+MathMode = Literal["safe", "relaxed", "fast"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What `mx.fast.metal_kernel` wants to know before a call, and nothing that depends on shapes.
+
+    `source` is the body of a function in Metal Shading Language; MLX writes the signature around it. `header` stands
+    before that function. Both are ASCII: that is how MLX hands them to Metal.
+    """
+
+    name: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+    math_mode: MathMode = "safe"
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"kernel {self.name!r}: expected a name that C accepts: letters, digits and _")
+        for part, text in (("source", self.source), ("header", self.header)):
+            for number, line in enumerate(text.splitlines(), start=1):
+                if not line.isascii():
+                    raise ValueError(f"kernel {self.name}: expected ASCII, found {line.strip()!r} in {part}:{number}")
+
+    @classmethod
+    def load(cls, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Kernel:
+        """The kernel whose body is `metal/NAME.metal`, with the header that all of them share."""
+        return cls(name, tuple(inputs), tuple(outputs), _text(f"{name}.metal"), _text("q8_0.h.metal"))
+
+
+@lru_cache
+def _text(file: str) -> str:
+    return (METAL / file).read_text(encoding="utf-8")

@@ -1,0 +1,201 @@
+"""The door to the GPU: every kernel is launched here, by one of three executors.
+
+`metal` is MLX's own, `cuda` runs the same text translated, `emulator` runs it on the CPU, thread by thread. Which one
+is asked at each launch: what `use` says, else the first of the three that this machine has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import mlx.core as mx
+
+from kernels.kernel import Kernel
+
+ExecutorName = Literal["metal", "cuda", "emulator"]
+EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
+
+Size: TypeAlias = tuple[int, int, int]
+Shape: TypeAlias = tuple[int, ...]
+Template: TypeAlias = Sequence[tuple[str, int | bool | mx.Dtype]]
+
+
+class ExecutorUnavailableError(RuntimeError):
+    """This machine cannot run kernels in the way that was asked for."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All that one launch was asked to do."""
+
+    kernel: Kernel
+    inputs: list[mx.array]
+    template: Template
+    grid: Size
+    threadgroup: Size
+    output_shapes: Sequence[Shape]
+    output_dtypes: Sequence[mx.Dtype]
+    init_value: float | None
+
+
+_chosen: ContextVar[ExecutorName | None] = ContextVar("executor", default=None)
+_counts: ContextVar[Counter[str] | None] = ContextVar("counts", default=None)
+_planned: ContextVar[list[Launch] | None] = ContextVar("planned", default=None)
+
+
+def launch(
+    kernel: Kernel,
+    inputs: list[mx.array],
+    *,
+    grid: Size,
+    threadgroup: Size,
+    output_shapes: Sequence[Shape],
+    output_dtypes: Sequence[mx.Dtype],
+    template: Template = (),
+    init_value: float | None = None,
+) -> list[mx.array]:
+    """Run a kernel once: `grid` threads, in groups of `threadgroup` threads.
+
+    Args:
+        kernel: what to run.
+        inputs: one array per input name.
+        grid: threads in each direction, whole multiples of the threadgroup.
+        threadgroup: threads of one group in each direction.
+        output_shapes: one per output name.
+        output_dtypes: one per output name.
+        template: names in the kernel's text, and the numbers or types that they stand for.
+        init_value: what fills the outputs beforehand. Without it they hold anything.
+
+    Returns:
+        The outputs. On a GPU they are promises: errors of the kernel show when one is looked at.
+
+    Raises:
+        ValueError: the grid is not made of whole threadgroups. CUDA would run the threads that are too many.
+        ExecutorUnavailableError: the machine has none of the executors.
+    """
+    if grid[0] % threadgroup[0] or grid[1] % threadgroup[1] or grid[2] % threadgroup[2]:
+        raise ValueError(f"{kernel.name}: expected a grid of whole threadgroups, found {grid} threads by {threadgroup}")
+    counts = _counts.get()
+    if counts is not None:
+        counts[kernel.name] += 1
+    planned = _planned.get()
+    if planned is not None:
+        planned.append(Launch(kernel, inputs, template, grid, threadgroup, output_shapes, output_dtypes, init_value))
+        return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+    return _built(kernel, executor())(
+        inputs=inputs,
+        template=list(template),
+        grid=grid,
+        threadgroup=threadgroup,
+        output_shapes=output_shapes,
+        output_dtypes=output_dtypes,
+        init_value=init_value,
+    )
+
+
+def executor() -> ExecutorName:
+    """Who runs the next launch.
+
+    Raises:
+        ExecutorUnavailableError: nobody can; with everyone's reason.
+    """
+    return _chosen.get() or _default()
+
+
+@contextmanager
+def use(name: ExecutorName) -> Iterator[None]:
+    """Within this context kernels run there.
+
+    Raises:
+        ExecutorUnavailableError: they cannot.
+    """
+    reason = unavailable(name)
+    if reason is not None:
+        raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the launches of each kernel within this context; an outer count goes on as if this one were not there."""
+    counts: Counter[str] = Counter()
+    outer = _counts.get()
+    token = _counts.set(counts)
+    try:
+        yield counts
+    finally:
+        _counts.reset(token)
+        if outer is not None:
+            outer.update(counts)
+
+
+@contextmanager
+def planned() -> Iterator[list[Launch]]:
+    """Within this context launches are only written down; their outputs are zeros."""
+    launches: list[Launch] = []
+    token = _planned.set(launches)
+    try:
+        yield launches
+    finally:
+        _planned.reset(token)
+
+
+def unavailable(name: ExecutorName) -> str | None:
+    """Why kernels cannot run there; None if they can."""
+    if name not in EXECUTORS:
+        raise ValueError(f"expected one of {', '.join(EXECUTORS)}, found {name!r}")
+    if name == "metal":
+        return None if mx.metal.is_available() else "MLX finds no Metal GPU; it needs macOS on Apple silicon"
+    if name == "cuda":
+        return None if mx.cuda.is_available() else "MLX finds no CUDA GPU; it needs Linux and `pip install mlx[cuda13]`"
+    from kernels import emulator
+
+    return emulator.unavailable()
+
+
+def executors() -> dict[ExecutorName, str | None]:
+    """Each executor, and why it cannot be used; None if it can."""
+    return {name: unavailable(name) for name in EXECUTORS}
+
+
+@cache
+def _default() -> ExecutorName:
+    reasons = executors()
+    for name, reason in reasons.items():
+        if reason is None:
+            return name
+    raise ExecutorUnavailableError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+
+
+@cache
+def _built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
+    """The executor's own object for this kernel, made when it is first needed and kept: it holds what was compiled."""
+    if name == "cuda":
+        from kernels.cuda import cuda_kernel
+
+        return cuda_kernel(kernel)
+    arguments: dict[str, Any] = {
+        "name": kernel.name,
+        "input_names": kernel.input_names,
+        "output_names": kernel.output_names,
+        "source": kernel.source,
+        "header": kernel.header,
+        "ensure_row_contiguous": kernel.ensure_row_contiguous,
+        "atomic_outputs": kernel.atomic_outputs,
+        "compile_options": {"math_mode": kernel.math_mode},
+    }
+    if name == "metal":
+        return cast("Callable[..., list[mx.array]]", mx.fast.metal_kernel(**arguments))
+    from kernels import emulator
+
+    return cast("Callable[..., list[mx.array]]", emulator.metal_kernel(**arguments))

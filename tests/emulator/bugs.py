@@ -1,0 +1,294 @@
+"""Mistakes that people make in kernels, and what the emulator says to each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.emulator import (
+    CompileError,
+    ConvergenceError,
+    EmulatorError,
+    LintError,
+    MemoryFaultError,
+    RaceError,
+    UndefinedBehaviourError,
+)
+
+# In which builds a kernel is run until something is found, and in which orders.
+BUILDS = ("spaces", "undefined", "races")
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A replacement in a kernel that is right, and how it comes out.
+
+    Attributes:
+        name: what is wrong.
+        old: what the kernel says.
+        new: what it says with the bug.
+        caught: the error; None if the kernel ends, but with values that are wrong, or differ with the order.
+        says: words of the error, as a regular expression.
+        build: the build that finds it; all others may.
+        header: whether it is in the header.
+    """
+
+    name: str
+    old: str
+    new: str
+    caught: type[EmulatorError] | None
+    says: str = ""
+    build: str = "spaces"
+    header: bool = False
+
+
+_BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+_FIRST_BARRIER = _BARRIER + "\n    if (group == 0"
+_LAST_BARRIER = _BARRIER + "  // before partial is used again"
+_SUM = "sums[r] = simd_sum(sums[r]);"
+_SETUP = "  const int first ="
+_CODES = "*(const device uint2*)(wq"
+
+BUGS = [
+    # ---- bounds ----
+    Bug(
+        "rows not clamped",
+        "min(first + r, N - 1)",
+        "first + r",
+        MemoryFaultError,
+        r"read input 'wq' .* past its end, near body, line 1[45]: `const",
+    ),
+    Bug("store not guarded", "if (first + r < N) y", "y", MemoryFaultError, "output 'y'.*past its end"),
+    Bug("loop goes past the row", "k < K; k += 512", "k < K + 8; k += 512", MemoryFaultError, "past its end"),
+    Bug(
+        "read before the start",
+        "x + v * K + k)",
+        "x + v * K + k - 8)",
+        MemoryFaultError,
+        "input 'x' .* 32 bytes before its start",
+    ),
+    Bug(
+        "write before the start",
+        "y[v * N + first + r] =",
+        "y[v * N + first + r - 1] =",
+        MemoryFaultError,
+        "output 'y' .*before its start",
+    ),
+    Bug(
+        "write to an input",
+        _SETUP,
+        "  ((device half*)ws)[0] = half(0.0f);\n" + _SETUP,
+        MemoryFaultError,
+        "wrote to input 'ws' .*inputs are read-only",
+    ),
+    Bug("index far away", "partial[r] + ", "partial[r] + y[50000000] + ", MemoryFaultError, "read"),
+    Bug(
+        "past the end of threadgroup memory",
+        "partial[group * ROWS + r] =",
+        "partial[2 * group * ROWS + r] =",
+        MemoryFaultError,
+        "threadgroup array 'partial'",
+    ),
+    Bug(
+        "too much threadgroup memory",
+        "partial[2 * ROWS]",
+        "partial[2 * ROWS + 9000]",
+        MemoryFaultError,
+        "expected at most 32,768",
+    ),
+    Bug(
+        "index beyond a private array",
+        "float sums[ROWS];",
+        "float sums[ROWS - 1];",
+        UndefinedBehaviourError,
+        "beyond an array's bounds",
+        "undefined",
+    ),
+    # ---- barriers and races ----
+    Bug(
+        "no barrier before others' results are read",
+        _FIRST_BARRIER,
+        "\n    if (group == 0",
+        RaceError,
+        "threadgroup array 'partial'",
+        "races",
+    ),
+    Bug("no barrier, seen in the values", _FIRST_BARRIER, "\n    if (group == 0", None),
+    Bug("no barrier before memory is used again", _LAST_BARRIER, "", RaceError, "threadgroup array 'partial'", "races"),
+    Bug("no second barrier, seen in the values", _LAST_BARRIER, "", None),
+    Bug(
+        "a SIMD-group's barrier for a threadgroup's",
+        _FIRST_BARRIER,
+        _FIRST_BARRIER.replace("threadgroup_barrier", "simdgroup_barrier"),
+        RaceError,
+        "threadgroup array 'partial'",
+        "races",
+    ),
+    Bug(
+        "every thread stores",
+        "if (group == 0 && lane == 0)",
+        "if (group == 0)",
+        RaceError,
+        "output 'y'.*wrote.*wrote",
+        "races",
+    ),
+    Bug(
+        "threadgroups share an output",
+        "y[v * N + first + r] =",
+        "y[v * N + r] =",
+        RaceError,
+        "another threadgroup",
+        "races",
+    ),
+    Bug(
+        "adds without an atomic",
+        "y[v * N + first + r] = partial[r]",
+        "y[0] += partial[r]",
+        RaceError,
+        "output 'y'",
+        "races",
+    ),
+    # ---- who comes to a barrier or an operation ----
+    Bug("operation under a condition on the lane", _SUM, f"if (lane < 31) {_SUM}", ConvergenceError, "lane"),
+    Bug(
+        "surplus lanes return early",
+        _SETUP,
+        "  if (lane >= 28) return;\n" + _SETUP,
+        ConvergenceError,
+        "lane.*have returned",
+    ),
+    Bug(
+        "a SIMD-group returns before a barrier",
+        _SETUP,
+        "  if (group == 1) return;\n" + _SETUP,
+        ConvergenceError,
+        r"32 thread\(s\) of the threadgroup have returned",
+    ),
+    Bug(
+        "barrier under a condition",
+        _FIRST_BARRIER,
+        "if (group == 0) " + _FIRST_BARRIER,
+        ConvergenceError,
+        "different barriers",
+    ),
+    Bug(
+        "two barriers for one",
+        _FIRST_BARRIER,
+        f"if (group == 0) {_BARRIER} else\n {_FIRST_BARRIER}",
+        ConvergenceError,
+        "different barriers",
+    ),
+    Bug(
+        "some lanes at a barrier, others at an operation",
+        _SUM,
+        f"if (lane == 3) {_BARRIER} else {_SUM}",
+        ConvergenceError,
+        "some lanes of a SIMD-group wait at a barrier",
+    ),
+    # ---- values that nobody has written ----
+    Bug("accumulator not set to zero", "sums[r] = 0.0f;", "(void)sums;", None),
+    Bug("threadgroup memory not written", "partial[group * ROWS + r] = sums[r];", "partial[r] = sums[r];", None),
+    Bug(
+        "lanes beyond the SIMD-group",
+        _SUM,
+        "for (ushort d = 16; d; d /= 2) sums[r] += simd_shuffle_down(sums[r], ushort(d + 1));",
+        None,
+    ),
+    Bug("output not written", "for (int v = 0; v < V; v++) {", "for (int v = 1; v < V; v++) {", None),
+    # ---- arithmetic ----
+    Bug(
+        "half accumulator",
+        "sums[r] += scale * (dot4(codes.x, low) + dot4(codes.y, high));",
+        "sums[r] = float(half(sums[r]) + half(scale * (dot4(codes.x, low) + dot4(codes.y, high))));",
+        None,
+    ),
+    Bug("wrong scale", "+ k) / 32]", "+ k) / 64]", None),
+    Bug(
+        "signed overflow of an index",
+        _CODES + " + (row * K + k) / 4)",
+        _CODES + " + (row * K * 9000000 + k) % 2 + (row * K + k) / 4)",
+        UndefinedBehaviourError,
+        r"overflow of \*",
+        "undefined",
+    ),
+    Bug(
+        "shift by all bits",
+        "codes ^ 0x80808080u",
+        "codes ^ (0x80808080u << (codes % 33u * 32u % 64u))",
+        UndefinedBehaviourError,
+        "shift.*header",
+        "undefined",
+        header=True,
+    ),
+    Bug(
+        "misaligned vector",
+        "x + v * K + k + 4)",
+        "x + v * K + k + 3)",
+        UndefinedBehaviourError,
+        "misaligned access.*input 'x'.*16 divides",
+        "undefined",
+    ),
+    Bug(
+        "value too large for an integer",
+        _SETUP,
+        "  const int big = int(x[0] * 1e30f); (void)big; if (big == 7) return;\n" + _SETUP,
+        UndefinedBehaviourError,
+        "cannot hold",
+        "undefined",
+    ),
+    Bug(
+        "division by zero",
+        _SETUP,
+        "  if (K / int(lane) == 7) return;\n" + _SETUP,
+        UndefinedBehaviourError,
+        "division by zero",
+    ),
+    # ---- what Metal does not take ----
+    Bug(
+        "pointer without an address space",
+        _SETUP,
+        "  const half* scales = ws; if (scales == 0) return;\n" + _SETUP,
+        CompileError,
+        "body:[0-9]+:[0-9]+: error",
+    ),
+    Bug("cast without an address space", _CODES, "*(const uint2*)(wq", LintError, "pointer without an address space"),
+    Bug(
+        "parameter without an address space",
+        _SETUP,
+        "  const auto first_of = [](const float* p) { return p[0]; };\n  if (first_of(x) > 1e30f) return;\n" + _SETUP,
+        CompileError,
+        "no matching function",
+    ),
+    Bug("literal without a suffix", "sums[r] = 0.0f;", "sums[r] = 0.0;", LintError, "`0.0` has no suffix"),
+    Bug("double from a function", "float scale = float(", "double scale = double(", CompileError, "double"),
+    Bug("letter beyond ASCII", "// before partial", "// b\u00e9fore partial", LintError, "not ASCII"),
+    Bug(
+        "threadgroup memory in an inner scope",
+        "    float sums[ROWS];",
+        "    float sums[ROWS]; threadgroup float more[4]; more[0] = 0.0f;",
+        LintError,
+        "below the outermost scope",
+    ),
+    Bug(
+        "attribute used in the header",
+        "codes ^ 0x80808080u",
+        "(codes + 0 * thread_index_in_simdgroup) ^ 0x80808080u",
+        LintError,
+        "pass it to the function",
+        header=True,
+    ),
+    Bug(
+        "float to bfloat",
+        _SETUP,
+        "  bfloat narrow = x[0]; if (narrow == bfloat(7.0f)) return;\n" + _SETUP,
+        CompileError,
+        "bfloat",
+    ),
+    Bug(
+        "minimum of two types",
+        "min(first + r, N - 1)",
+        "min(first + r, uint(N - 1))",
+        CompileError,
+        "no matching function for call to 'min'",
+    ),
+]

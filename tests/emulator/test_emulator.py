@@ -1,0 +1,461 @@
+"""How the emulator runs kernels: orders, buffers, errors and what they leave behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kernels.emulator import (
+    ConvergenceError,
+    EmulatorError,
+    LaunchError,
+    MemoryFaultError,
+    MetalKernel,
+    RaceError,
+    UndefinedBehaviourError,
+    metal_kernel,
+    prepare,
+    unavailable,
+)
+from kernels.emulator.compiler import BUILDS
+from kernels.emulator.memory import PAGE, RESIDENT, Pool, pool
+from tests.emulator import matvec
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+
+
+def call(kernel: MetalKernel, x: Any, shape: tuple[int, ...] = (4,), **options: Any) -> np.ndarray[Any, Any]:
+    """64 threads unless told otherwise."""
+    options = {"grid": (64, 1, 1), "threadgroup": (64, 1, 1), **options}
+    (y,) = kernel(inputs=[x], output_shapes=[shape], output_dtypes=[mx.float32], **options)
+    return np.array(y)
+
+
+def simple(source: str, **options: Any) -> MetalKernel:
+    return metal_kernel("simple", ["x"], ["y"], source, **options)
+
+
+X = mx.arange(64, dtype=mx.float32)
+COPY = "y[thread_position_in_grid.x] = x[thread_position_in_grid.x];"
+
+# ---- orders ----
+
+ORDER = "y[atomic_fetch_add_explicit((device atomic_uint*)y, 1u, memory_order_relaxed) + 1] = {what};"
+
+
+def order(what: str, seed: int, threads: int, threadgroup: int) -> list[float]:
+    kernel = simple(ORDER.format(what=what))
+    found = call(
+        kernel, X, (threads + 1,), grid=(threads, 1, 1), threadgroup=(threadgroup, 1, 1), seed=seed, init_value=0
+    )
+    return found[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("what", "threads", "threadgroup"),
+    [
+        ("thread_position_in_grid.x", 32, 32),  # lanes
+        ("thread_position_in_grid.x / 32", 1024, 1024),  # SIMD-groups
+        ("thread_position_in_grid.x", 101, 1),  # threadgroups
+    ],
+)
+def test_seeds_are_orders(what: str, threads: int, threadgroup: int):
+    in_order, backwards, shuffled, again, other = (order(what, seed, threads, threadgroup) for seed in (0, 1, 2, 2, 3))
+    assert in_order == sorted(in_order)
+    assert backwards == in_order[::-1]
+    assert shuffled == again
+    assert sorted(shuffled) == sorted(other) == in_order
+    assert len({tuple(o) for o in (in_order, backwards, shuffled, other)}) == 4
+
+
+def test_simdgroups_run_as_far_as_they_can():
+    """The second finds nothing of what the first would write after their barrier."""
+    source = """
+        threadgroup float seen[2];
+        uint group = simdgroup_index_in_threadgroup;
+        if (thread_index_in_simdgroup == 0) seen[group] = float(group);
+        y[group] = seen[1 - group];
+    """
+    assert np.isnan(call(simple(source), X, (2,))).tolist() == [True, False]
+    assert np.isnan(call(simple(source), X, (2,), seed=1)).tolist() == [False, True]
+
+
+def test_statistics_count():
+    given = matvec.problem(8, 512)
+    kernel = matvec.kernel()
+    matvec.run(kernel, given)
+    found = kernel.statistics
+    assert found is not None
+    assert (found.threads, found.threadgroups) == (128, 2)
+    assert found.simd_operations == 128 * matvec.ROWS
+    assert found.barriers == 128 * 2
+    assert found.switches < 2 * (found.threads + found.simd_operations + found.barriers)  # lanes hand over directly
+    assert "threads=128" in repr(found)
+
+
+# ---- races ----
+
+RACES = """
+    threadgroup float t[64];
+    const uint i = thread_position_in_threadgroup.x;
+    const uint lane = thread_index_in_simdgroup, group = simdgroup_index_in_threadgroup;
+    t[i] = x[i];
+    {between}
+    y[i] = t[0];
+"""
+MEET = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+ALONG = "simdgroup_barrier(mem_flags::mem_threadgroup);"
+
+
+BETWEEN = [
+    (MEET, False),
+    ("", True),
+    (ALONG, True),  # the other SIMD-group is not held back
+    (f"{MEET} float all = t[i] + t[63 - i]; {MEET} t[i] = all; {MEET}", False),
+    (f"{MEET} float all = t[i] + t[63 - i]; t[i] = all; {MEET}", True),
+    (f"{ALONG} float one = t[group * 32]; {ALONG} if (lane == 0) t[i] = one; {MEET}", False),
+    (f"{MEET} float one = t[0]; {ALONG} if (i == 0) t[0] = one + 1.0f; {MEET}", True),
+    (f"{MEET} if (lane == 3) t[0] = 5.0f; {MEET}", True),
+    (f"{MEET} if (i == 3) t[0] = 5.0f; {MEET}", False),
+    (f"{MEET} ((threadgroup half*)t)[63 - i] = half(1.0f); {MEET}", False),  # neighbours in one word
+    (f"{MEET} atomic_fetch_add_explicit((threadgroup atomic_int*)t, 1, memory_order_relaxed); {MEET}", False),
+]
+
+
+@pytest.fixture(scope="module")
+def racers() -> dict[str, MetalKernel]:
+    kernels = {between: simple(RACES.replace("{between}", between)) for between, _ in BETWEEN}
+    prepare([(kernel, [X], [mx.float32], None) for kernel in kernels.values()], build="races")
+    return kernels
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("between", "races"), BETWEEN)
+def test_what_is_a_race(between: str, races: bool, seed: int, racers: dict[str, MetalKernel]):
+    if not races:
+        call(racers[between], X, (64,), build="races", seed=seed)
+        return
+    with pytest.raises(RaceError, match=r"(?s)two threads use threadgroup array 't'.*body, line [56]"):
+        call(racers[between], X, (64,), build="races", seed=seed)
+
+
+def test_threadgroups_race_in_device_memory():
+    call(simple(COPY), X, (64,), build="races", threadgroup=(8, 1, 1))
+    with pytest.raises(RaceError, match=r"output 'y'.*\n  a thread of another threadgroup wrote it at body, line 1"):
+        call(simple("y[thread_position_in_threadgroup.x] = 1.0f;"), X, build="races", threadgroup=(4, 1, 1))
+
+
+# ---- lanes that are not there ----
+
+PARTIAL = "if (thread_index_in_simdgroup < 20) return; y[0] = simd_sum(1.0f);"
+
+
+def test_not_strict_leaves_out_lanes_that_have_returned():
+    with pytest.raises(ConvergenceError, match=r"20 lane\(s\) of the SIMD-group have returned"):
+        call(simple(PARTIAL), X)
+    assert call(simple(PARTIAL), X, strict=False)[0] == 12
+
+
+def test_a_simdgroup_may_be_cut_by_the_edge_of_the_grid():
+    found = call(simple("y[thread_position_in_grid.x] = simd_sum(1.0f);"), X, (40,), grid=(40, 1, 1))
+    assert found.tolist() == [32.0] * 32 + [8.0] * 8
+
+
+def test_not_strict_takes_literals_for_floats():
+    source = "y[0] = 0.1 + x[1]; y[1] = sizeof(0.1);"
+    assert call(simple(source), X, strict=False).tolist()[:2] == [np.float32(0.1) + np.float32(1), 4]
+
+
+# ---- buffers ----
+
+
+@pytest.mark.parametrize(
+    ("source", "guard", "says"),
+    [
+        ("y[0] = x[64];", "end", r"read input 'x' \(256 bytes\), at byte 256: just past its end"),
+        ("y[0] = x[70];", "end", "24 bytes past its end"),
+        ("y[0] = x[-1 - int(x[0])];", "start", "4 bytes before its start"),
+        ("y[4] = 0.0f;", "end", "wrote to output 'y'.*just past its end"),
+        ("y[-1 - int(x[0])] = 0.0f;", "start", "wrote to output 'y'.*4 bytes before its start"),
+        ("y[4] = 0.0f;", "start", "wrote to output 'y'.*0 bytes past its end"),
+        ("y[-1 - int(x[0])] = 0.0f;", "end", "wrote to output 'y'.*4 bytes before its start"),
+        ("y[x_shape[1]] = 0.0f;", "end", "read input 'x_shape'"),
+    ],
+)
+def test_both_ends_are_guarded(source: str, guard: str, says: str):
+    with pytest.raises(MemoryFaultError, match=says):
+        call(simple(source), X, guard=guard)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_buffers_are_guarded_in_every_build(build: str):
+    with pytest.raises(MemoryFaultError, match=r"read input 'x'.*just past its end"):
+        call(simple("y[0] = x[64];"), X, build=build)
+
+
+def test_what_is_not_a_multiple_of_16_has_canaries():
+    kernel = simple("y[int(x[0])] = 1.0f;")
+    for written in range(5, 8):
+        with pytest.raises(MemoryFaultError, match=f"output 'y'.*{(written - 5) * 4} bytes past its end"):
+            call(kernel, mx.full((8,), float(written)), (5,))
+    assert np.isnan(call(simple("y[0] = as_type<float>(((const device uint*)x)[5]);"), mx.zeros(5).astype(mx.float32)))[
+        0
+    ]
+
+
+def large(n: int = RESIDENT // 4) -> mx.array:
+    array = mx.random.uniform(shape=(n,))
+    mx.eval(array)
+    return array
+
+
+LAST = "y[0] = x[x_shape[0] - 1];"
+
+
+def test_large_inputs_are_copied_once():
+    kernel, x = simple(LAST), large()
+    before = pool.copies
+    for _ in range(3):
+        assert call(kernel, x)[0] == x[-1].item()
+    assert pool.copies == before + 1
+    assert pool.resident_bytes >= RESIDENT
+
+
+def test_a_large_input_that_changes_is_copied_again():
+    kernel, x = simple(LAST), large()
+    call(kernel, x)
+    np.asarray(x)[-1] = 7
+    assert call(kernel, x)[0] == 7
+    x[-1] = 8
+    assert call(kernel, x)[0] == 8
+    x += 1
+    assert call(kernel, x)[0] == 9
+
+
+def test_large_inputs_go_with_their_arrays():
+    kernel, x = simple(LAST), large(3 * RESIDENT)
+    call(kernel, X)
+    gc.collect()
+    call(kernel, X)
+    before = pool.resident_bytes
+    call(kernel, x)
+    assert pool.resident_bytes > before
+    del x
+    gc.collect()
+    call(kernel, X)
+    assert pool.resident_bytes == before
+
+
+def test_a_pool_keeps_what_was_used_last():
+    small = Pool(total=2 * RESIDENT)
+    arrays = [np.full(RESIDENT, i, np.uint8) for i in range(3)]
+    for i in (0, 1, 0, 2, 0):
+        with small.lending():
+            small.readable(arrays[i].ctypes.data, RESIDENT, at_end=True)
+    assert small.copies == 3
+    assert small.resident_bytes == 2 * RESIDENT
+    with small.lending():
+        small.readable(arrays[1].ctypes.data, RESIDENT, at_end=True)
+    assert small.copies == 4
+
+
+def test_inputs_with_holes_are_guarded_where_they_end():
+    kernel = simple("y[0] = x[6 * x_strides[0]]; y[1] = x[7 * x_strides[0]];", ensure_row_contiguous=False)
+    x = mx.arange(32, dtype=mx.float32).reshape(8, 4)[:7, 0]
+    with pytest.raises(MemoryFaultError, match=r"input 'x'.*past its end"):
+        call(kernel, x)
+
+
+def test_threadgroup_memory_is_new_for_every_threadgroup():
+    source = """
+        threadgroup float t;
+        y[threadgroup_position_in_grid.x] = t;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        t = 1.0f;
+    """
+    assert np.isnan(call(simple(source), X, (4,), grid=(4, 1, 1), threadgroup=(1, 1, 1))).all()
+
+
+# ---- errors, and after them ----
+
+
+def test_an_error_says_where_and_what_to_do():
+    source = "\n  const uint i = thread_position_in_grid.x;\n  if (i == 37)\n    y[i] = x[i + 40];\n"
+    with pytest.raises(MemoryFaultError) as caught:
+        call(simple(source), X, threadgroup=(16, 1, 1))
+    assert str(caught.value).splitlines() == [
+        "kernel 'simple': read input 'x' (256 bytes), at byte 308: 52 bytes past its end, "
+        "near body, line 4: `y[i] = x[i + 40];`",
+        "  threadgroup (2, 0, 0), thread (5, 0, 0), lane 5",
+        "  expected an address inside; check the index, or guard it",
+    ]
+
+
+def test_an_error_in_the_header_says_so():
+    kernel = simple("y[0] = far(x);", header="float far(const device float* x) {\n  return x[100];\n}\n")
+    with pytest.raises(MemoryFaultError, match="near header, line 2: `return x"):
+        call(kernel, X)
+
+
+def test_private_memory_has_an_end():
+    source = (
+        "float big[40000]; for (int i = 0; i < 40000; i++) big[(i * 7) % 40000] = x[i % 64]; y[0] = big[int(x[1])];"
+    )
+    with pytest.raises(MemoryFaultError, match="private memory is full"):
+        call(simple(source), X)
+
+
+def test_a_lost_pointer_belongs_to_no_buffer():
+    with pytest.raises(MemoryFaultError, match="belongs to no buffer"):
+        call(simple("device float* p = (device float*)(size_t(x[1]) << 46); p[0] = 1.0f;"), X)
+
+
+WRONG = [
+    ("y[100] = 0.0f;", "spaces", MemoryFaultError),
+    ("if (thread_position_in_grid.x == 3) threadgroup_barrier(mem_flags::mem_none);", "spaces", ConvergenceError),
+    ("y[int(x[1] * 5.0f) / int(x[0])] = 0.0f;", "spaces", UndefinedBehaviourError),
+    ("int i = int(x[1]) << 30; y[0] = i * 4;", "undefined", UndefinedBehaviourError),
+    ("y[0] = x[thread_position_in_grid.x];", "races", RaceError),
+]
+
+
+@pytest.mark.parametrize(("source", "build", "kind"), WRONG)
+def test_after_an_error_all_is_as_before(source: str, build: str, kind: type[EmulatorError]):
+    handlers = [signal.getsignal(s) for s in (signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGINT)]
+    was_enabled = faulthandler.is_enabled()
+    right, wrong = simple(COPY), simple(source)
+    for _ in range(3):
+        with pytest.raises(kind):
+            call(wrong, X, build=build)
+        assert np.array_equal(call(right, X, (64,)), np.array(X))
+    assert [signal.getsignal(s) for s in (signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGINT)] == handlers
+    assert faulthandler.is_enabled() == was_enabled
+    assert np.float32(2.0**-126) * np.float32(0.5) > 0  # denormals count again
+
+
+def test_ctrl_c_ends_a_kernel_that_does_not():
+    kernel = simple("volatile float wait = 1.0f; while (wait > 0.0f) {} y[0] = wait;")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+    stop = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    stop.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call(kernel, X)
+    finally:
+        stop.join()
+        signal.signal(signal.SIGINT, before)
+    assert np.array_equal(call(simple(COPY), X, (64,)), np.array(X))
+
+
+def test_calls_from_several_threads_take_turns():
+    kernels = [simple(f"y[thread_position_in_grid.x] = simd_sum(x[0]) + {i}.0f;") for i in (0, 1)] * 2
+    found: list[Any] = [None] * 4
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            found[i] = call(kernels[i], X + 1, (64,))[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [32.0, 33.0] * 2
+
+
+ELSEWHERE = """
+import ctypes, faulthandler, sys, threading, time
+import mlx.core as mx
+from kernels.emulator import metal_kernel
+from kernels.emulator.runtime import turn
+faulthandler.enable()
+kernel = metal_kernel("wait", [], ["y"], "volatile float wait = y[0]; while (wait > 0.0f) {}")
+one = {"output_shapes": [(1,)], "output_dtypes": [mx.float32], "grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
+kernel(inputs=[], init_value=0, **one)
+threading.Thread(target=lambda: kernel(inputs=[], init_value=1, **one), daemon=True).start()
+while turn.acquire(blocking=False):
+    turn.release()
+time.sleep(0.2)
+ctypes.string_at(8)
+"""
+
+
+def test_a_fault_of_another_thread_is_not_ours():
+    """While a kernel runs, somebody else's fault goes to whoever handled it before: here Python's faulthandler."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False, env=environment, timeout=100
+    )
+    assert result.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in result.stderr
+
+
+# ---- calls that do not fit ----
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"inputs": []}, r"inputs: expected 1 \(x\), found 0"),
+        ({"output_shapes": []}, "output_shapes: expected 1"),
+        ({"output_dtypes": [mx.float32] * 2}, "output_dtypes: expected 1"),
+        ({"grid": (0, 1, 1)}, "grid .*expected three numbers from 1 on"),
+        ({"grid": (4, 1)}, "grid .*expected three numbers"),
+        ({"threadgroup": (-1, 1, 1)}, "threadgroup .*expected three numbers"),
+        ({"grid": (2000, 1, 1), "threadgroup": (1025, 1, 1)}, "at most 1,024 threads, found 1,025"),
+        ({"build": "fast"}, "build 'fast': expected one of spaces, undefined, races"),
+        ({"guard": "middle"}, "guard 'middle': expected 'start' or 'end'"),
+        ({"output_dtypes": ["float64"]}, "float64"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(change: dict[str, Any], says: str):
+    right = {"inputs": [X], "output_shapes": [(64,)], "output_dtypes": [mx.float32], "grid": (64, 1, 1)}
+    with pytest.raises(LaunchError, match=says):
+        simple(COPY)(**{**right, "threadgroup": (64, 1, 1), **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "my-kernel"}, "expected an identifier"),
+        ({"output_names": []}, "at least one output"),
+        ({"compile_options": {"math_mode": "wild"}}, "math_mode"),
+        ({"compile_options": {"speed": "high"}}, "math_mode"),
+    ],
+)
+def test_kernels_that_make_no_sense_are_refused(change: dict[str, Any], says: str):
+    with pytest.raises(LaunchError, match=re.escape(says)):
+        metal_kernel(**{"name": "k", "input_names": ["x"], "output_names": ["y"], "source": "", **change})
+
+
+def test_verbose_prints_the_text(capsys: pytest.CaptureFixture[str]):
+    kernel = simple(COPY)
+    call(kernel, X, (64,), verbose=True)
+    assert kernel.text([X], [mx.float32]) in capsys.readouterr().out
+
+
+def test_a_page_is_what_we_think():
+    assert os.sysconf("SC_PAGE_SIZE") == PAGE
+
+
+def test_a_product_of_a_models_size():
+    """Weights that come again stay where the kernel reads them, and the result is that of the first call."""
+    given = matvec.problem(3072, 1024)
+    arrays = matvec.Problem(mx.array(given.wq), mx.array(given.ws), mx.array(given.x), given.exact, given.magnitude)
+    kernel = matvec.kernel()
+    first, second = matvec.run(kernel, arrays), matvec.run(kernel, arrays)
+    assert matvec.errors(first, given).max() < 4
+    assert np.array_equal(np.array(first), np.array(second))
