@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-# MLX may round float32 matrix products to TensorFloat-32 on new hardware; results here are exact. MLX reads this
-# when it is imported, which happens later.
+# What MLX reads when it is imported, which happens later; what a user has set stays.
+# It may round float32 matrix products to TensorFloat-32 on new hardware; results here are exact.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+if sys.platform == "darwin":
+    # It closes a command buffer after some 50 operations or megabytes, weights included: a dozen times per token, at
+    # some 20 us each.
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
+    os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 
 __version__ = "0.1.0"
 

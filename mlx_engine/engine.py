@@ -237,8 +237,11 @@ def load(
     warm = time.perf_counter()
     model = load_model(checkpoint, made, quant=quant, progress=progress)
     made.read_ahead()
-    load_s = (opened - start) + (time.perf_counter() - warm)
-    return Engine(model, checkpoint, path, {"load": load_s, "warm_up": warm - opened})
+    loaded = time.perf_counter()
+    if made.profiler is None:  # which would count it
+        made.warm_up(lambda: model.forward([0], model.no_cache()))
+    phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
+    return Engine(model, checkpoint, path, phases)
 
 
 def configure_log(level: str | None = None) -> None:

@@ -31,6 +31,10 @@ class Mutant:
 
 QWEN3, SIMD, SCALAR = "models/qwen3.py", "backends/simd.py", "backends/scalar.py"
 COMPILED, PARALLEL, CORES = "backends/compiled.py", "backends/parallel.py", "backends/cores.py"
+MLX, MLX_WEIGHTS, MLX_SAMPLING = "backends/mlx.py", "backends/mlx_weights.py", "backends/mlx_sampling.py"
+AHEAD, METRICS = "decode/ahead.py", "decode/metrics.py"
+METAL, METAL_KERNELS, TUNING = "backends/metal.py", "backends/metal_kernels.py", "backends/metal_tuning.py"
+METAL_WEIGHTS = "backends/metal_weights.py"
 CPU = "../kernels/cpu/"
 JOBS = CPU + "jobs.py"
 Q8_0_DOT, FORMATS, LINEAR, GEMM = CPU + "q8_0.py", CPU + "formats.py", CPU + "linear.py", CPU + "gemm.py"
@@ -120,6 +124,33 @@ MUTANTS = [
            "[Path(__file__)]"),
     Mutant("limit of the innermost group alone", CORES, "range(len(parts), -1, -1)",
            "range(len(parts), len(parts) - 1, -1)"),
+    Mutant("a pass under way counts", AHEAD, "    cache.trim(1)\n    return choice", "    return choice"),
+    Mutant("a pass is begun without room", AHEAD, "if cache.length == cache.capacity:", "if False:"),
+    Mutant("a pass counts that was interrupted behind another", AHEAD, "cache.trim(cache.length - length)", "pass"),
+    Mutant("the pass under way is read instead", AHEAD, "pick.settle(chosen)", "pick.settle(ahead or chosen)"),
+    Mutant("an id is remembered in the place of the next", "decode/sampler.py", "self._recent[choice.place] =",
+           "self._recent[-1] ="),
+    Mutant("the penalty forgets what is not known yet", MLX_SAMPLING, "ids = id_array(recent)",
+           "ids = id_array(recent[:-1] or recent)"),
+    Mutant("a prompt is one graph", "decode/loop.py", "model.backend.wait(logits)", "pass"),
+    Mutant("a slow caller is charged to the device", METRICS, "max(inside, min(whole, self._waited_for))", "whole"),
+    Mutant("what is hidden behind a caller is free", METRICS, "max(inside, min(whole, self._waited_for))", "inside"),
+    Mutant("bias with the wrong sign", MLX_WEIGHTS, "np.float32(-128) * scales", "np.float32(128) * scales"),
+    Mutant("infinite scales reinterpreted", MLX_WEIGHTS, "if not np.isfinite(scales).all():", "if False:"),
+    Mutant("MLX's causal mask off", MLX, 'return "causal"', "return None"),
+    Mutant("MLX's window ignored by a single query", MLX, "max(seen.start, seen.stop - n + 1 - seen.window)",
+           "seen.start"),
+    Mutant("MLX's store grows and loses the old slots", MLX,
+           "mx.concatenate([store, self.kv_empty(K, E, capacity - slots)], axis=2)", "self.kv_empty(K, E, capacity)"),
+    Mutant("sines without their sign", MLX, "np.concatenate((-sin, sin), axis=1)",
+           "np.concatenate((sin, sin), axis=1)"),
+    Mutant("MLX's table of rotations does not grow", MLX, "if found is None or len(found[1]) < length:",
+           "if found is None:"),
+    Mutant("a stream of the thread that made the backend", MLX, "mx.new_thread_unsafe_stream(", "mx.new_stream("),
+    Mutant("top-k keeps all that are equal", MLX_SAMPLING,
+           "above | (equal & (mx.cumsum(equal.astype(mx.int32)) <= n - above.sum()))", "above | equal"),
+    Mutant("a choice is looked at before it is asked for", MLX, "return mx.argmax(logits.squeeze(0))",
+           "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)"),
     Mutant("Q4_0 halves exchanged", "quant/packing.py",
            "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),
@@ -149,6 +180,27 @@ MUTANTS = [
            "if False:"),
     Mutant("unknown settings ignored", "models/settings.py", "if key not in self._read and key not in harmless:",
            "if False:"),
+    Mutant("keys and values written one slot early", METAL, "store[:, :, at : at + len(k)]",
+           "store[:, :, max(at - 1, 0) : max(at - 1, 0) + len(k)]"),
+    Mutant("keys taken for values on metal", METAL, "Half(both, 0), Half(both, 1)", "Half(both, 1), Half(both, 0)"),
+    Mutant("heads at the first position on metal", METAL, "[offset : offset + len(q)]", "[: len(q)]"),
+    Mutant("a bias forgotten on metal", METAL, "if all(linear.bias is None for linear in linears) else []", ""),
+    Mutant("a kernel for few asked for many", METAL, "len(x) > MOST_VECTORS or not all(", "not all("),
+    Mutant("halves of two passes written as one", METAL_WEIGHTS, "k.both is v.both and ", ""),
+    Mutant("scales that are no numbers are split", METAL_WEIGHTS,
+           "if np.isfinite(np.asarray(matrix.ws)).all() else None", ""),
+    Mutant("every kernel silently replaced", METAL_KERNELS, "if name in self.refused:", "if True:"),
+    Mutant("a refusal is kept quiet", METAL_KERNELS, "LOGGER.log(logging.WARNING", "LOGGER.log(logging.DEBUG"),
+    Mutant("a wrong kernel is taken for a refused one", METAL_KERNELS, "return (CompileError,)", "return (Exception,)"),
+    Mutant("what is tried is the model's own graph", METAL_KERNELS, "tuple(map(zeros, args))", "args"),
+    Mutant("tied head split twice", "models/parameters.py", "if key not in self._prepared:", "if True:"),
+    Mutant("tuning of another chip used", TUNING, "self._read()[self.who][key]",
+           "next(iter(self._read().values()))[key]"),
+    Mutant("tuning by noise", TUNING, "medians[default] * (1 - MARGIN) <=", "medians[default] <="),
+    Mutant("SIMD-groups that share a row torn apart", TUNING, "if tuning.simdgroups % split == 0", ""),
+    Mutant("weights of a measurement stay in the cache", TUNING, "range(-(-COLD_BYTES // nbytes) - 1)", "range(0)"),
+    Mutant("emulated metal chosen by itself", "backends/__init__.py",
+           ' and not (name == "metal" and _emulated())', ""),
     Mutant("unexpected tensors ignored", "models/parameters.py",
            "unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip

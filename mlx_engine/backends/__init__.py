@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.errors import BackendUnavailableError
@@ -62,8 +66,8 @@ def unavailable(name: str) -> str | None:
 
 
 def auto() -> str:
-    """The name that "auto" stands for: the fastest backend that this machine has."""
-    return next(name for name in _FASTEST_FIRST if unavailable(name) is None)
+    """The name that "auto" stands for: the fastest backend that this machine has. What is emulated is never fast."""
+    return next(name for name in _FASTEST_FIRST if unavailable(name) is None and not (name == "metal" and _emulated()))
 
 
 def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool = True) -> Backend:
@@ -128,17 +132,65 @@ def _compiled(name: str, threads: int) -> Backend | None:
     return CompiledBackend(library, name, threads)
 
 
-def _needs_apple_gpu() -> str | None:
+def _mlx(settings: Settings) -> Backend:
+    from mlx_engine.backends.mlx import MlxBackend
+
+    return MlxBackend()
+
+
+def _needs_mlx() -> str | None:
+    try:
+        importlib.import_module("mlx.core")
+    except (ImportError, OSError) as error:
+        return f"MLX cannot be imported: {error}"
+    return None
+
+
+def _metal(settings: Settings) -> Backend:
+    from mlx_engine.backends.metal import MetalBackend
+
+    return MetalBackend("emulator" if _emulated() else "metal")
+
+
+def _cuda(settings: Settings) -> Backend:
+    from mlx_engine.backends.metal import MetalBackend
+
+    return MetalBackend("cuda")
+
+
+def _emulated() -> bool:
+    """Whether Metal kernels shall run in the emulator, whatever this machine has."""
+    return os.environ.get(VARIABLE) == "emulate"
+
+
+def _needs_metal() -> str | None:
+    if _emulated():
+        return _needs_mlx() or _needs_executor("emulator")
+    if os.environ.get(VARIABLE):
+        return f"{VARIABLE}: expected 'emulate', or nothing at all, found {os.environ[VARIABLE]!r}"
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return None
-    return f"it needs an Apple GPU; this is {platform.system()} on {platform.machine()}"
+        return _needs_mlx() or _needs_executor("metal")
+    here = f"{platform.system()} on {platform.machine()}"
+    return f"it needs an Apple GPU; this is {here} ({VARIABLE}=emulate runs it on the CPU, to test it)"
 
 
-def _needs_linux() -> str | None:
-    if platform.system() == "Linux":
-        return None
-    return f"it needs an NVIDIA GPU on Linux; this is {platform.system()} on {platform.machine()}"
+def _needs_cuda() -> str | None:
+    if platform.system() != "Linux":
+        return f"it needs an NVIDIA GPU on Linux; this is {platform.system()} on {platform.machine()}"
+    if not any(Path(device).exists() for device in _NVIDIA_DEVICES):
+        return "it needs an NVIDIA GPU; this machine has none, or no driver for it"
+    return _needs_mlx() or _needs_executor("cuda")
 
+
+def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
+    from kernels import launch
+
+    return launch.unavailable(name)
+
+
+VARIABLE = "MLX_ENGINE_METAL"
+# Of the driver on Linux, and on Linux within Windows. Looked for first: to import MLX takes a tenth of a second.
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _LATER = "this version does not have it yet"
 
@@ -146,9 +198,9 @@ _ENTRIES = {
     "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),
     "simd": Entry("one thread: compiled kernels, or NumPy and BLAS", _simd),
     "parallel": Entry("simd in chunks over a thread pool", _parallel),
-    "mlx": Entry("stock MLX operations on MLX's default device"),
-    "metal": Entry("MLX with our own Metal kernels", needs=_needs_apple_gpu),
-    "cuda": Entry("the same kernel text on CUDA", needs=_needs_linux),
+    "mlx": Entry("stock MLX operations on MLX's default device", _mlx, _needs_mlx),
+    "metal": Entry("MLX with our own Metal kernels", _metal, _needs_metal),
+    "cuda": Entry("the same kernel text on CUDA", _cuda, _needs_cuda),
 }
 
 _FASTEST_FIRST = ("metal", "cuda", "parallel", "simd")

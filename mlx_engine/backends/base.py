@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Token, Visible
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
@@ -41,6 +41,9 @@ class Backend(ABC):
     def read_ahead(self) -> None:  # noqa: B027 - most backends hold their weights in memory
         """Called once, when a model has been built: weights that lie in a mapped file may be brought into memory."""
 
+    def warm_up(self, run: Callable[[], Array]) -> None:  # noqa: B027 - most backends are ready when they are made
+        """Called once, behind `read_ahead`; `run` is a pass of one token, for what is compiled or measured at first."""
+
     @abstractmethod
     def array(self, values: np.ndarray) -> Array:
         """A NumPy array as this backend's array, float32."""
@@ -49,9 +52,12 @@ class Backend(ABC):
     def host(self, x: Array) -> np.ndarray:
         """This backend's array as a float32 NumPy array of the same shape."""
 
-    def token_id(self, token: Array) -> int:
+    def token_id(self, token: Token) -> int:
         """The id that `argmax` or `sample` chose, on the host. A lazy backend waits for the device here."""
         return int(token)
+
+    def begin(self, x: Array) -> None:  # noqa: B027 - most backends are eager
+        """Begin to compute x and return at once. Only a lazy backend has to do anything for that."""
 
     def wait(self, x: Array) -> None:  # noqa: B027 - most backends are eager
         """Return when x has been computed. Only a lazy backend has to do anything for that."""
@@ -64,7 +70,7 @@ class Backend(ABC):
     # ---- primitives ----
 
     @abstractmethod
-    def embed(self, table: Array, ids: Sequence[int]) -> Array:
+    def embed(self, table: Array, ids: Sequence[Token]) -> Array:
         """(T, D): the rows `ids` of a prepared (V, D) table."""
 
     @abstractmethod
@@ -116,11 +122,11 @@ class Backend(ABC):
         """(1, D): the last row of (T, D)."""
 
     @abstractmethod
-    def argmax(self, logits: Array) -> Array:
+    def argmax(self, logits: Array) -> Token:
         """The id of the largest of (1, V) logits; of equal ones the lowest id."""
 
     @abstractmethod
-    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
+    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[Token], u: float) -> Token:
         """The id that the draw `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines it."""
 
     # ---- key/value storage: the cache decides what is kept, the backend how it lies in memory ----

@@ -12,6 +12,10 @@ from typing import Any, Literal, TypeAlias
 # seam passes it on and never looks inside.
 Array: TypeAlias = Any
 
+# A token's id: a whole number, or on a lazy backend what it chose and has not computed yet. `Backend.token_id` makes
+# the one of the other; as an input both do.
+Token: TypeAlias = Any
+
 Activation: TypeAlias = Literal["silu", "gelu"]
 
 

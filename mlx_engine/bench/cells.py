@@ -12,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.estimate import rest
-from mlx_engine.decode.loop import prefill
+from mlx_engine.decode.loop import decode, decode_without_cache, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine
@@ -92,6 +93,7 @@ def measure(
     test: Test,
     *,
     kv: bool = True,
+    overlap: bool = True,
     repetitions: int = 5,
     budget: float | None = None,
     seed: int = 0,
@@ -102,7 +104,8 @@ def measure(
 
     With a `budget` in seconds for the whole cell there are fewer repetitions if need be, and the first run counts if
     it is the only one. A test that does not fit even once is run in part, and the rest extrapolated: the result says
-    from what. `between` is called before every run and after the last, for what has to be measured at the same time.
+    from what. Without `overlap` a lazy backend begins no pass before the one before it has ended. `between` is called
+    before every run and after the last, for what has to be measured at the same time.
 
     Raises:
         OptionError: there is nothing to measure, or it does not fit the model's context.
@@ -117,12 +120,12 @@ def measure(
     if deadline is not None and n_read > PROBES[-1]:
         n_probed, per_token = _probe(engine, ids[:n_read], deadline)
         if time.perf_counter() + per_token * n_read > deadline:
-            result = _estimate(engine, test, ids[:1], per_token, kv=kv, deadline=deadline)
+            result = _estimate(engine, test, ids[:1], per_token, kv=kv, overlap=overlap, deadline=deadline)
             result.estimated = f"from a pass of {n_probed} tokens"
             return result
     runs: list[Result] = []
     while len(runs) <= repetitions and (not runs or deadline is None or time.perf_counter() < deadline):
-        run = _run(engine, test, ids, kv=kv, deadline=deadline)
+        run = _run(engine, test, ids, kv=kv, overlap=overlap, deadline=deadline)
         if run.estimated and runs:
             break
         runs.append(run)
@@ -165,44 +168,40 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
     return probed, per_token
 
 
-def _estimate(engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, deadline: float) -> Result:
+def _estimate(
+    engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, overlap: bool, deadline: float
+) -> Result:
     """Reading would take longer than there is time; writing is tried behind a single token."""
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
-        part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, deadline=deadline)
+        part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, overlap=overlap, deadline=deadline)
         result.passes, result.seconds = part.passes, [result.seconds[0] + part.seconds[0]]
     return result
 
 
-def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, deadline: float | None) -> Result:
+def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
     """One repetition."""
     model, be = engine.model, engine.backend
     pick, metrics = Sampler(be, Sampling(), ()), Metrics()
     cache = model.new_cache(test.depth + test.n_tokens)
-    sequence = list(ids)
-
-    def forward() -> Any:
-        return model.forward(sequence[-1:], cache) if kv else model.forward(sequence, model.no_cache())
-
-    result = Result(test, seconds=[0.0])
+    n_read = 1 if test.n_prompt else 0  # passes that read the prompt
     with be.session():
         if kv and test.depth:
             be.wait(prefill(model, ids[: test.depth], cache))
-        if test.n_prompt:
-            start = time.perf_counter()
-            chosen = pick(prefill(model, ids[test.depth :], cache) if kv else forward())
-            result.seconds = [time.perf_counter() - start]
-            sequence.append(chosen)
-        first = len(sequence)
-        while len(metrics.passes) < test.n_gen:
-            sequence.append(metrics.record_timed(lambda: pick(forward())))
-            if deadline is not None and time.perf_counter() > deadline:
+        if kv:
+            tokens = decode(model, ids[test.depth :], cache, pick, metrics, overlap=overlap)
+        else:
+            tokens = decode_without_cache(model, ids, pick, metrics)
+        for i, _ in enumerate(islice(tokens, n_read + test.n_gen)):
+            if deadline is not None and i >= n_read and time.perf_counter() > deadline:
                 break
-    n_done = len(metrics.passes)
-    if n_done < test.n_gen:
-        result.estimated = f"from {n_done} of {test.n_gen} passes"
-    if n_done:
+    read, written = metrics.passes[:n_read], metrics.passes[n_read:]
+    result = Result(test, seconds=[sum(read)])
+    if len(written) < test.n_gen:
+        result.estimated = f"from {len(written)} of {test.n_gen} passes"
+    if written:
+        first = len(ids) + n_read
         lengths = [1 if kv else first + i for i in range(test.n_gen)]
-        result.passes = [metrics.passes]
-        result.seconds[0] += sum(metrics.passes) + sum(rest(metrics.passes, lengths))
+        result.passes = [written]
+        result.seconds[0] += sum(written) + sum(rest(written, lengths))
     return result

@@ -19,12 +19,15 @@ from mlx_engine.errors import FormatError, SourceError, is_number
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 
-KEY = ("model_name", "backend", "jit", "kv", "quant", "test")
-# What a row must have to be compared, and of which type; rows from before `jit` was told have none.
+KEY = ("model_name", "backend", "jit", "overlap", "kv", "quant", "test")
+# What rows mean that were written before these were told.
+DEFAULT = {"jit": True, "overlap": True}
+# What a row must have to be compared, and of which type.
 NEEDED = {
     "model_name": str,
     "backend": str,
     "jit": bool,
+    "overlap": bool,
     "kv": bool,
     "quant": str,
     "test": str,
@@ -53,7 +56,7 @@ def read(path: Path) -> dict[Key, Row]:
         if wrong is not None:
             raise _error(path, f"{wrong} in row {i + 1}")
         if not row.get("unavailable"):
-            found[tuple(row.get(name, True) for name in KEY)] = row
+            found[tuple(row.get(name, DEFAULT.get(name)) for name in KEY)] = row
     if not found:
         raise _error(path, "no row with a rate")
     return found
@@ -78,7 +81,7 @@ def _wrong(row: Any) -> str | None:
     if not isinstance(row, dict):
         return type(row).__name__
     for name, kind in NEEDED.items():
-        if not isinstance(row.get(name, True if name == "jit" else None), kind):
+        if not isinstance(row.get(name, DEFAULT.get(name)), kind):
             return f"{name} = {row.get(name)!r}"[:80]
     samples = row.get("samples_s")
     sound = isinstance(samples, list) and samples and all(is_number(s) and s > 0 for s in samples)
@@ -131,8 +134,13 @@ def _differences(old: Any, new: Any) -> str:
 
 
 def _name(key: Key) -> str:
-    model, backend, jit, kv, quant, *test = key
-    options = ["" if jit else "no jit", "" if kv else "no cache", "" if quant == "keep" else str(quant)]
+    model, backend, jit, overlap, kv, quant, *test = key
+    options = [
+        "" if jit else "no jit",
+        "" if overlap else "no overlap",
+        "" if kv else "no cache",
+        "" if quant == "keep" else str(quant),
+    ]
     return ", ".join(printable(str(part)) for part in (model, backend, *options, *test) if part)
 
 

@@ -39,6 +39,7 @@ def rows(
     repetitions: int = 5,
     budget: float | None = None,
     jit: bool = True,
+    overlap: bool = True,
     apart: bool = False,
 ) -> Iterator[Row]:
     """One row per backend, cache and test, as they are measured. A backend is never replaced by another.
@@ -52,7 +53,9 @@ def rows(
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     path = resolve(model)
     checkpoint = open_checkpoint(path)
-    common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path), "quant": quant, "jit": jit}
+    common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path)}
+    common |= {"quant": quant, "jit": jit, "overlap": overlap}
+    how: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
     for name in backends:
         bench: Bench | None = None  # the one before is let go of first
         if reasons[name] is None:
@@ -65,7 +68,7 @@ def rows(
                 if bench is None:
                     yield {**row, **test.numbers}
                 else:
-                    yield {**row, **bench.cell(test, kv=cached, repetitions=repetitions, budget=budget, apart=apart)}
+                    yield {**row, **bench.cell(test, kv=cached, **how)}
         if bench is not None:
             bench.close()
 
@@ -81,10 +84,13 @@ class Bench:
         on_cpu = engine.backend.device == "cpu"
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
-    def cell(self, test: Test, *, kv: bool, repetitions: int, budget: float | None, apart: bool) -> Row:
+    def cell(
+        self, test: Test, *, kv: bool, repetitions: int, budget: float | None, apart: bool, overlap: bool = True
+    ) -> Row:
         """Measure a test; what a row says of it, its backend, and how near it came to the machine's limits."""
         between = self.limits.sample if self.limits is not None else lambda: None
-        result = measure(self.engine, test, kv=kv, repetitions=repetitions, budget=budget, between=between)
+        how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
+        result = measure(self.engine, test, **how, between=between)
         row = {**self.about(), "kv": kv, **result.summary(), **self._rates(result, kv=kv)}
         if apart and kv:
             seconds = COMPONENT_SECONDS if budget is None else budget / 4

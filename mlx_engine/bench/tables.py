@@ -11,7 +11,7 @@ from typing import Any
 Row = dict[str, Any]
 
 # Columns that are left out where all rows agree and the value is the default.
-OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "jit": "on"}
+OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "jit": "on", "overlap": "on"}
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -44,6 +44,7 @@ def _cells(row: Row) -> dict[str, str]:
         "kv": "on" if row["kv"] else "off",
         "quant": row["quant"],
         "jit": "on" if row.get("jit", True) else "off",
+        "overlap": "on" if row.get("overlap", True) else "off",
         "test": row["test"],
         "t/s": _rate(row),
     }

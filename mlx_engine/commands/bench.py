@@ -62,6 +62,9 @@ def bench(
     ] = "keep",
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
+    no_overlap: Annotated[
+        bool, typer.Option("--no-overlap", help="Wait for each token where a GPU could begin the next pass before.")
+    ] = False,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -96,7 +99,13 @@ def bench(
     require(sound, option="budget", expected="a finite number of seconds >= 0", found=budget)
     require(output in FORMATS, option="output", expected=" or ".join(FORMATS), found=output)
     check_load_options(quant, threads)
-    fixed = {"-pg": both, "-d": depth, "--kv or --no-kv": kv is not None, "--no-jit": no_jit}
+    fixed = {
+        "-pg": both,
+        "-d": depth,
+        "--kv or --no-kv": kv is not None,
+        "--no-jit": no_jit,
+        "--no-overlap": no_overlap,
+    }
     if compare is not None:
         measured = {"-m": model != "builtin", "-b": backend, "-p": n_prompt, "-n": n_gen, "--budget": budget}
         shaped = {
@@ -114,7 +123,8 @@ def bench(
         run_sweep(model, plan, output, out)
     else:
         tests = tests_of(n_prompt, n_gen, both, depth)
-        options = {"quant": quant, "threads": threads, "repetitions": repetitions, "budget": budget, "jit": not no_jit}
+        options = {"quant": quant, "threads": threads, "repetitions": repetitions, "budget": budget}
+        options |= {"jit": not no_jit, "overlap": not no_overlap}
         run_tests(model, names_of(backend or ["auto"]), tests, output, out, kv=(kv is not False,), **options)
 
 

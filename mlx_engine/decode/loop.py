@@ -1,4 +1,7 @@
-"""The loop: read the prompt (prefill), then write one token at a time (decode). It yields token ids, nothing else."""
+"""The loop: read the prompt (prefill), then write one token at a time (decode). It yields token ids, nothing else.
+
+A lazy backend has a loop of its own, see `ahead.py`; what it yields is the same.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from logging import DEBUG
 
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import Cache
+from mlx_engine.decode.ahead import decode_ahead
 from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.sampler import Sampler
 from mlx_engine.models import Model
 from mlx_engine.observe.log import event
 
@@ -16,7 +21,6 @@ from mlx_engine.observe.log import event
 # scores take chunk x context floats per head.
 CHUNK = 512
 
-Pick = Callable[[Array], int]
 Progress = Callable[[int, int], None]
 
 
@@ -29,6 +33,9 @@ def prefill(
     """
     logits = None
     for start in range(0, len(ids), chunk):
+        if start:
+            # A lazy backend would keep what every chunk computes until the last is asked for.
+            model.backend.wait(logits)
         logits = model.forward(ids[start : start + chunk], cache)
         if progress is not None:
             progress(min(start + chunk, len(ids)), len(ids))
@@ -39,24 +46,36 @@ def decode(
     model: Model,
     prompt: Sequence[int],
     cache: Cache,
-    pick: Pick,
+    pick: Sampler,
     metrics: Metrics,
     *,
     chunk: int = CHUNK,
     progress: Progress | None = None,
+    overlap: bool = True,
 ) -> Iterator[int]:
     """Token ids one at a time, without end; the caller decides when to stop.
+
+    With `overlap` a lazy backend begins each pass before the token that it reads is known, unless somebody profiles it.
 
     Raises:
         CacheFullError: the cache has no room for the next token.
     """
-    token = _timed_pass(model, metrics, pick, lambda: prefill(model, prompt, cache, chunk=chunk, progress=progress))
+    read = partial(prefill, model, prompt, cache, chunk=chunk, progress=progress)
+    if overlap and model.backend.lazy and model.backend.profiler is None:
+        return decode_ahead(model, read, cache, pick, metrics)
+    return _decode_in_turn(model, read, cache, pick, metrics)
+
+
+def _decode_in_turn(
+    model: Model, forward: Callable[[], Array], cache: Cache, pick: Sampler, metrics: Metrics
+) -> Iterator[int]:
     while True:
+        token = _timed_pass(model, metrics, pick, forward)
         yield token
-        token = _timed_pass(model, metrics, pick, partial(model.forward, [token], cache))
+        forward = partial(model.forward, [token], cache)
 
 
-def decode_without_cache(model: Model, prompt: Sequence[int], pick: Pick, metrics: Metrics) -> Iterator[int]:
+def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, metrics: Metrics) -> Iterator[int]:
     """The same ids, the whole sequence run again for each: what a cache saves is the difference."""
     ids = list(prompt)
     while True:
@@ -65,7 +84,7 @@ def decode_without_cache(model: Model, prompt: Sequence[int], pick: Pick, metric
         ids.append(token)
 
 
-def _timed_pass(model: Model, metrics: Metrics, pick: Pick, forward: Callable[[], Array]) -> int:
+def _timed_pass(model: Model, metrics: Metrics, pick: Sampler, forward: Callable[[], Array]) -> int:
     def run() -> int:
         logits = forward()
         # On a lazy backend the choice is a part of the graph, and waiting for it is waiting for the whole pass.

@@ -2,6 +2,8 @@
 
 A pass ends when its token's id is on the host. The first pass is prefill, however it was chunked; it is never mixed
 into the decode rate. What cannot be computed is None, which is not zero, and shows as a dash.
+
+What the caller does between two ids is no part of a pass, unless the device works on meanwhile: see `record_interval`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
+
+# An id that is on the host within so many seconds was there when it was asked for.
+AT_ONCE = 1e-4
 
 
 @dataclass
@@ -28,12 +33,30 @@ class Metrics:
     passes: list[float] = field(default_factory=list)
     sampling: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    _ended: float | None = field(default=None, repr=False, compare=False)
+    _waited_for: float = field(default=0.0, repr=False, compare=False)
 
     def record_timed(self, work: Callable[[], T]) -> T:
         """Time one pass and return what it returned; a pass that fails is not recorded."""
         seconds, result = self._timed(work)
         self.passes.append(seconds)
         return result
+
+    def record_interval(self, resumed: float, asked: float) -> None:
+        """Record a pass that ends now, of a device that works on from one pass to the next.
+
+        It began when the pass before it ended. The caller went away then, came back at `resumed`, and the id was asked
+        for at `asked`. If somebody had to wait for it, the device was busy all the time, and the pass is the whole
+        interval. If it was there at once, the device may have been idle for a part of it, because the caller was slow:
+        then the pass is taken to be as long as the last one that was waited for, but no shorter than what happened
+        since `resumed`. Neither a slow caller nor a pass hidden behind one changes the rate.
+        """
+        now = self.clock()
+        whole, inside = now - (resumed if self._ended is None else self._ended), now - resumed
+        if self._ended is None or now - asked > AT_ONCE:
+            self._waited_for = whole
+        self.passes.append(max(inside, min(whole, self._waited_for)))
+        self._ended = now
 
     def record_forward_share(self, wall: float, n: int) -> None:
         """A sequence's share of a pass of `wall` seconds that n sequences took together; for n = 0 there is none."""

@@ -190,9 +190,12 @@ def norm(kind: str) -> Run:
     return run
 
 
-def norm_project(be: Backend, rng: np.random.Generator) -> Any:
-    parts = [linear(be, rng, n, 64) for n in (48, 16, 16)]
-    return tuple(be.norm_project(be.array(normal(rng, 3, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6), parts))
+def norm_project(t: int, rows: tuple[int, ...], type_name: str = "F32") -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        parts = [linear(be, rng, n, 64, type_name) for n in rows]
+        return tuple(be.norm_project(be.array(normal(rng, t, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6), parts))
+
+    return run
 
 
 def head_norm_rope(t: int, offset: int, *, normed: bool) -> Run:
@@ -204,24 +207,27 @@ def head_norm_rope(t: int, offset: int, *, normed: bool) -> Run:
     return run
 
 
-def project_add(t: int) -> Run:
+def project_add(t: int, type_name: str = "F32", *, bias: bool = False) -> Run:
     return lambda be, rng: be.project_add(
-        be.array(normal(rng, t, 64)), linear(be, rng, 32, 64), be.array(normal(rng, t, 32))
+        be.array(normal(rng, t, 64)),
+        linear(be, rng, 32, 64, type_name, bias=bias),
+        be.array(normal(rng, t, 32)),
     )
 
 
-def norm_gate_up(t: int, activation: str) -> Run:
+def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool = False) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x, n = be.array(normal(rng, t, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
-        return be.norm_gate_up(x, n, linear(be, rng, 96, 32), linear(be, rng, 96, 32), activation)  # type: ignore[arg-type]
+        up = linear(be, rng, 96, 32, "F32" if mixed else type_name)
+        return be.norm_gate_up(x, n, linear(be, rng, 96, 32, type_name), up, activation)  # type: ignore[arg-type]
 
     return run
 
 
-def norm_head(*, every: bool) -> Run:
+def norm_head(type_name: str = "F32", *, t: int = 4, every: bool) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        x, n = be.array(normal(rng, 4, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
-        return be.norm_head(x, n, linear(be, rng, 70, 32), every=every)
+        x, n = be.array(normal(rng, t, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
+        return be.norm_head(x, n, linear(be, rng, 70, 32, type_name), every=every)
 
     return run
 
@@ -298,13 +304,27 @@ CASES = [
     OpCase("kv_nbytes", "law", kv_nbytes),
     OpCase("norm", "rms", norm("rms")),
     OpCase("norm", "layer", norm("layer")),
-    OpCase("norm_project", "qkv", norm_project),
+    OpCase("norm_project", "qkv", norm_project(3, (48, 16, 16))),
+    OpCase("norm_project", "q8_0", norm_project(1, (48, 16, 17), "Q8_0")),
+    OpCase("norm_project", "q8_0-matrix", norm_project(9, (48, 16, 17), "Q8_0")),
+    OpCase("norm_project", "q8_0-two", norm_project(3, (48, 17), "Q8_0")),
     OpCase("head_norm_rope", "normed", head_norm_rope(3, 2, normed=True)),
     OpCase("head_norm_rope", "plain", head_norm_rope(1, 7, normed=False)),
     OpCase("project_add", "vector", project_add(1)),
     OpCase("project_add", "matrix", project_add(5)),
+    OpCase("project_add", "q8_0", project_add(1, "Q8_0")),
+    OpCase("project_add", "q8_0-few", project_add(3, "Q8_0")),
+    OpCase("project_add", "q8_0-matrix", project_add(9, "Q8_0")),
+    OpCase("project_add", "q8_0-bias", project_add(1, "Q8_0", bias=True)),
     OpCase("norm_gate_up", "silu", norm_gate_up(1, "silu")),
     OpCase("norm_gate_up", "gelu", norm_gate_up(4, "gelu")),
+    OpCase("norm_gate_up", "q8_0", norm_gate_up(1, "silu", "Q8_0")),
+    OpCase("norm_gate_up", "q8_0-gelu", norm_gate_up(3, "gelu", "Q8_0")),
+    OpCase("norm_gate_up", "q8_0-matrix", norm_gate_up(9, "silu", "Q8_0")),
+    OpCase("norm_gate_up", "q8_0-and-f32", norm_gate_up(1, "silu", "Q8_0", mixed=True)),
     OpCase("norm_head", "last", norm_head(every=False)),
     OpCase("norm_head", "every", norm_head(every=True)),
+    OpCase("norm_head", "q8_0", norm_head("Q8_0", t=9, every=False)),
+    OpCase("norm_head", "q8_0-every", norm_head("Q8_0", every=True)),
+    OpCase("norm_head", "q8_0-every-of-many", norm_head("Q8_0", t=9, every=True)),
 ]  # fmt: skip

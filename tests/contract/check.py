@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from mlx_engine.backends import backend_names, create_backend, unavailable
+import mlx_engine
+from kernels import emulator
+from mlx_engine.backends import VARIABLE, backend_names, create_backend, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract.cases import OpCase
 
-# From the registry, so that a new backend cannot be forgotten here; and those with compiled kernels without them.
-# Threads are more than cores: they shall get in each other's way.
-PLAIN = " --no-jit"
+# From the registry, so that a new backend cannot be forgotten here; and those with compiled kernels without them, and
+# `metal` in the emulator. Threads are more than cores: they shall get in each other's way.
+PLAIN, EMULATED = " --no-jit", "metal, emulated"
 THREADS = 3
 NAMES = [name for name in backend_names() if unavailable(name) is None]
 BACKENDS = NAMES + [name + PLAIN for name in NAMES if name in ("simd", "parallel")]
+if emulator.unavailable() is None:
+    BACKENDS.append(EMULATED)
 
 
-def options(name: str) -> tuple[str, dict[str, Any]]:
-    """A backend's own name and how it is made."""
-    return name.removesuffix(PLAIN), {"jit": not name.endswith(PLAIN), "threads": THREADS}
+@contextmanager
+def named(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A backend's own name and how it is made, while this machine is what that needs."""
+    if name == EMULATED:
+        from tests.emulated import compile_together
+
+        compile_together()
+    with mock.patch.dict(os.environ, {VARIABLE: "emulate"} if name == EMULATED else {}):
+        plain = name.removesuffix(PLAIN).partition(",")[0]
+        yield plain, {"jit": not name.endswith(PLAIN), "threads": THREADS}
+
+
+def load(name: str, source: str | Path) -> mlx_engine.Engine:
+    """An engine on that backend."""
+    with named(name) as (plain, settings):
+        return mlx_engine.load(source, plain, **settings)
 
 
 # Below the smallest normal float32 a relative error means nothing.
@@ -31,8 +53,8 @@ SMALLEST = 1e-37
 
 @cache
 def backend(name: str) -> Backend:
-    plain, settings = options(name)
-    return create_backend(plain, **settings)
+    with named(name) as (plain, settings):
+        return create_backend(plain, **settings)
 
 
 @cache

@@ -7,15 +7,15 @@ import pytest
 
 import mlx_engine
 from mlx_engine.decode.loop import prefill
-from tests.contract.check import BACKENDS, options
+from tests.contract.check import BACKENDS
+from tests.contract.check import load as load_on
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 IDS = [5, 9, 300, 17, 2, 44, 8]
 
 
 def load(name: str) -> mlx_engine.Engine:
-    plain, settings = options(name)
-    return mlx_engine.load(MODEL, plain, **settings)
+    return load_on(name, MODEL)
 
 
 def relative(found: np.ndarray, want: np.ndarray) -> float:

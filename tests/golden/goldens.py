@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-import mlx_engine
 from mlx_engine.engine import Engine
+from tests.contract.check import BACKENDS as KNOWN
+from tests.contract.check import EMULATED, load
 
 DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
-BACKENDS = ("simd", "parallel", "scalar")
+BACKENDS = ("simd", "parallel", "mlx", *(name for name in KNOWN if name == EMULATED), "scalar")
 
 # Of the expected values' root mean square: what all errors together may be, and any single one. The root mean square
 # error alone would let one logit of n be wrong by sqrt(n) times as much, if all the others were right.
@@ -78,7 +79,7 @@ GOLDENS = tuple(all_goldens())
 @cache
 def engine(checkpoint: Path, backend: str) -> Engine:
     """Loaded once for all tests: an engine holds no state between runs."""
-    return mlx_engine.load(checkpoint, backend=backend)
+    return load(backend, checkpoint)
 
 
 def check_close(

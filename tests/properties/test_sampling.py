@@ -3,17 +3,22 @@
 import math
 from fractions import Fraction
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mlx_engine.backends.mlx import MlxBackend
 from mlx_engine.backends.sampling import Sampling, draw, penalize, probabilities
 from mlx_engine.backends.scalar import ScalarBackend
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.errors import OptionError
 
-SIMD, SCALAR = SimdBackend(), ScalarBackend()
+SIMD, SCALAR, MLX, MLX_FLOAT32 = SimdBackend(), ScalarBackend(), MlxBackend(), MlxBackend()
+# What a GPU computes in.
+MLX_FLOAT32.name, MLX_FLOAT32._real = "mlx-float32", mx.float32
+BACKENDS = (SCALAR, SIMD, MLX, MLX_FLOAT32)
 
 
 def floats32(low, high):
@@ -240,12 +245,13 @@ def chosen(backend, logits, sampling, recent, u):
     return backend.token_id(backend.sample(backend.array(logits[None]), sampling, recent, u))
 
 
+@pytest.mark.parametrize("other", BACKENDS[1:], ids=lambda b: b.name)
 @given(LOGITS, FILTERS, st.sampled_from([1.0, 1.2, 0.7]), st.lists(st.integers(0, 23), max_size=6), DRAWS)
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
-def test_scalar_and_simd_choose_the_same_for_the_same_draw(logits, filters, penalty, recent, u):
+def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits, filters, penalty, recent, u):
     recent = [i for i in recent if i < len(logits)]
     sampling = Sampling(**filters, repetition_penalty=penalty)
-    a, b = (chosen(backend, logits, sampling, recent, u) for backend in (SCALAR, SIMD))
+    a, b = (chosen(backend, logits, sampling, recent, u) for backend in (SCALAR, other))
     if a == b:
         return
     # The one excuse: a limit or an edge of the running sum lies within rounding of the draw.
@@ -253,10 +259,10 @@ def test_scalar_and_simd_choose_the_same_for_the_same_draw(logits, filters, pena
     want, close = naive_probabilities(penalised, sampling)
     nearest_edge = np.abs(np.cumsum(want) - u).min()
     tie = np.diff(np.sort(penalised)).min() < ROUNDING
-    assert close or tie or nearest_edge < ROUNDING, f"scalar chose {a}, simd {b}, far from any edge"
+    assert close or tie or nearest_edge < ROUNDING, f"scalar chose {a}, {other.name} {b}, far from any edge"
 
 
-@pytest.mark.parametrize("backend", [SCALAR, SIMD], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, st.lists(st.integers(0, 23), max_size=6), st.sampled_from([1.0, 1.5]), DRAWS)
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, penalty, u):
@@ -268,14 +274,14 @@ def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, pena
         assert got == backend.token_id(backend.argmax(backend.array(logits[None]))) == int(np.argmax(logits))
 
 
-@pytest.mark.parametrize("backend", [SCALAR, SIMD], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(DISTINCT, st.floats(1e-9, 1, exclude_max=True), st.sampled_from([1e-4, 1e-8, 1e-30, 1e-300]))
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 def test_a_tiny_temperature_is_argmax(backend, logits, u, temperature):
     assert chosen(backend, logits, Sampling(temperature), [], u) == int(np.argmax(logits))
 
 
-@pytest.mark.parametrize("backend", [SCALAR, SIMD], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", BACKENDS[:2], ids=lambda b: b.name)
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}], ids=str
 )
@@ -341,7 +347,5 @@ def test_the_edges_of_the_ranges_are_inside(options):
 @pytest.mark.parametrize("penalty", [1e-38, 1e-3, 1e3, 1e30])
 def test_an_extreme_penalty_still_chooses_a_token(penalty):
     logits = np.array([1.0, -2.0, 3.0, -4.0], dtype=np.float32)
-    a, b = (
-        chosen(be, logits, Sampling(temperature=1.0, repetition_penalty=penalty), [0, 1], 0.5) for be in (SCALAR, SIMD)
-    )
-    assert a == b
+    sampling = Sampling(temperature=1.0, repetition_penalty=penalty)
+    assert len({chosen(be, logits, sampling, [0, 1], 0.5) for be in BACKENDS}) == 1

@@ -28,13 +28,20 @@ class Clock:
         return self.now
 
 
+class Token(int):
+    """A written id, and when the device will have computed it; None before that has begun."""
+
+    done = None
+
+
 class Backend:
-    """Eager, it works when it is called; lazy, when somebody waits."""
+    """Eager, it works when it is called; lazy, it has a device, which works from when something is begun."""
 
     profiler = None
 
     def __init__(self, clock, *, lazy):
         self.clock, self.lazy, self.pending, self.is_open, self.choice = clock, lazy, 0.0, False, 0.0
+        self.busy_until = 0.0
 
     @contextmanager
     def session(self):
@@ -47,17 +54,23 @@ class Backend:
         if not self.lazy:
             self.wait(None)
 
+    def begin(self, x):
+        self.busy_until = x.done = max(self.busy_until, self.clock.now) + self.pending
+        self.pending = 0.0
+
     def wait(self, x):
-        self.clock.now += self.pending
+        self.clock.now = max(self.busy_until, self.clock.now) + self.pending
         self.pending = 0.0
 
     def argmax(self, logits):
         self.spend(self.choice)
-        return WRITTEN
+        return Token(WRITTEN)
 
     def token_id(self, token):
-        self.wait(token)
-        return token
+        if token.done is None:
+            self.wait(token)
+        self.clock.now = max(self.clock.now, token.done or 0.0)
+        return int(token)
 
 
 class Cache:
@@ -69,6 +82,11 @@ class Cache:
     def take(self, n):
         self.length += n
         assert self.length <= self.capacity
+
+    advance = take
+
+    def trim(self, n):
+        self.length -= n
 
 
 class Spy:

@@ -13,9 +13,10 @@ COMPONENTS = {
     "parts": {"layers": 9.0, "head": 1.0},
 }
 CELL = {
-    "model_name": "micro", "backend": "simd", "jit": True, "kv": True, "quant": "keep", "test": "tg4", "n_prompt": 0,
-    "n_gen": 4, "samples_s": [4.0, 4.4, 3.6], "load_s": 2.0, "warm_up_s": 0.5, "estimated": None, "unavailable": None,
-    "commit": "old1", "time": "2026-01-01", "machine": {"processor": "A", "cores": 2}, "versions": {"numpy": "1"},
+    "model_name": "micro", "backend": "simd", "jit": True, "overlap": True, "kv": True, "quant": "keep", "test": "tg4",
+    "n_prompt": 0, "n_gen": 4, "samples_s": [4.0, 4.4, 3.6], "load_s": 2.0, "warm_up_s": 0.5, "estimated": None,
+    "unavailable": None, "commit": "old1", "time": "2026-01-01", "machine": {"processor": "A", "cores": 2},
+    "versions": {"numpy": "1"},
 }  # fmt: skip
 
 
@@ -114,7 +115,10 @@ def test_components_of_which_little_is_left_are_no_error(files, broken):
 
 @pytest.mark.parametrize(
     "change",
-    [{"backend": "parallel"}, {"jit": False}, {"kv": False}, {"quant": "f32"}, {"test": "tg5"}, {"model_name": "b"}],
+    [
+        *({"backend": "parallel"}, {"jit": False}, {"overlap": False}, {"kv": False}),
+        *({"quant": "f32"}, {"test": "tg5"}, {"model_name": "b"}),
+    ],
 )
 def test_rows_of_different_cells_are_not_compared(files, change):
     text = page(*files([cell()], [cell(**change)]))
@@ -158,8 +162,9 @@ def test_the_newest_of_a_cell_counts_in_json_lines_too(tmp_path):
     assert row["samples_s"] == [2.0]
 
 
-def test_rows_from_before_jit_was_told_are_compared(tmp_path, files):
-    old, new = files([{key: value for key, value in CELL.items() if key != "jit"}], [cell()])
+@pytest.mark.parametrize("untold", ["jit", "overlap"])
+def test_rows_from_before_all_was_told_are_compared(files, untold):
+    old, new = files([{key: value for key, value in CELL.items() if key != untold}], [cell()])
     assert read(old).keys() == read(new).keys()
 
 

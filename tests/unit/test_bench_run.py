@@ -247,13 +247,13 @@ def test_the_options_reach_the_cell(monkeypatch):
     seen = []
     measure = run.measure
 
-    def spy(engine, test, *, kv, repetitions, budget, between):
-        seen.append((engine.backend.name, test, kv, repetitions, budget))
-        return measure(engine, test, kv=kv, repetitions=repetitions, budget=budget, between=between)
+    def spy(engine, test, *, kv, overlap, repetitions, budget, between):
+        seen.append((engine.backend.name, test, kv, overlap, repetitions, budget))
+        return measure(engine, test, kv=kv, overlap=overlap, repetitions=repetitions, budget=budget, between=between)
 
     monkeypatch.setattr(run, "measure", spy)
-    rows(tests=[SHORT, ONE], kv=(False, True), budget=50.0)
-    assert seen == [("simd", test, kv, 1, 50.0) for kv in (False, True) for test in (SHORT, ONE)]
+    rows(tests=[SHORT, ONE], kv=(False, True), budget=50.0, overlap=False)
+    assert seen == [("simd", test, kv, False, 1, 50.0) for kv in (False, True) for test in (SHORT, ONE)]
 
 
 def test_the_budget_reaches_the_cell():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mlx_engine import backends
 from mlx_engine import bench as measuring
-from mlx_engine.backends import Entry, backend_names, unavailable
+from mlx_engine.backends import Entry, backend_names, create_backend, unavailable
 from mlx_engine.bench import roofline
 from mlx_engine.bench.ladder import RUNGS
 from mlx_engine.bench.lists import numbers, pair
@@ -240,6 +240,15 @@ def test_options_that_differ_are_told():
 def test_a_row_says_whether_kernels_may_be_compiled(jit, told):
     (row,) = json.loads(bench("-p", 2, "-n", 0, "-o", "json", jit=jit).out)
     assert row["jit"] is told
+
+
+@pytest.mark.parametrize(("option", "told"), [((), True), (("--no-overlap",), False)])
+def test_passes_may_be_kept_from_overlapping(option, told):
+    result = bench("-p", 0, "-n", 3, "-o", "json", *option, backend=("-b", "mlx"))
+    (row,) = json.loads(result.out)
+    assert row["overlap"] is told
+    assert (row["backend"], row["device"], row["weights"]) == ("mlx", create_backend("mlx").device, "Q8_0")
+    assert ("overlap" in bench("-p", 0, "-n", 1, *option).out) != told
 
 
 def test_the_budget_is_seconds():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.backends.taps import tapped
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import decode, decode_without_cache, prefill
@@ -421,51 +420,3 @@ def test_an_impossible_option_is_refused(option, value):
     with pytest.raises(OptionError) as caught:
         Options(**{option: value})
     assert caught.value.option == option
-
-
-class LazyBackend(SimdBackend):
-    """Results are promises; whoever looks at one is written down, with whether a pass was being timed."""
-
-    lazy = True
-
-    def __init__(self, metrics):
-        super().__init__()
-        self.metrics, self.looks = metrics, []
-
-    def token_id(self, token):
-        self.looks.append(self.metrics.inside)
-        return super().token_id(token)
-
-    def host(self, x):
-        self.looks.append(self.metrics.inside)
-        return super().host(x)
-
-
-class WatchedMetrics(Metrics):
-    """Knows whether it is timing a pass right now."""
-
-    inside = False
-
-    def record_timed(self, work):
-        self.inside = True
-        try:
-            return super().record_timed(work)
-        finally:
-            self.inside = False
-
-
-@pytest.mark.parametrize("kv", [True, False])
-def test_no_lazy_result_is_waited_for_outside_of_a_pass(kv):
-    metrics = WatchedMetrics()
-    be = LazyBackend(metrics)
-    checkpoint = open_checkpoint(DATA / "model-q8_0.gguf")
-    model = load_model(checkpoint, be)
-    pick = Sampler(be, Sampling(temperature=0.5, seed=1), [1, 2, 3])
-    loop = decode(model, [1, 2, 3], model.new_cache(9), pick, metrics) if kv else None
-    loop = loop or decode_without_cache(model, [1, 2, 3], pick, metrics)
-    for _ in range(4):
-        next(loop)
-    assert be.looks == [True] * 4
-    assert metrics.sampling == []
-    pick.probability()
-    assert be.looks[-1] is False

@@ -7,7 +7,7 @@ from mlx_engine.backends import create_backend
 from mlx_engine.cache import FullCache
 
 
-@pytest.fixture(params=["scalar", "simd"])
+@pytest.fixture(params=["scalar", "simd", "mlx"])
 def cache(request: pytest.FixtureRequest) -> FullCache:
     return FullCache(create_backend(request.param), n_layers=1, n_kv_heads=1, head_dim=2, capacity=4, step=2)
 

@@ -78,13 +78,14 @@ def test_a_pass_is_told_in_four_parts():
 
 
 def test_every_operation_of_the_seam_is_timed():
-    crossing = {"prepare", "array", "host", "token_id", "session", "wait", "read_ahead", "kv_empty", "kv_nbytes"}
+    crossing = {"prepare", "array", "host", "token_id", "session", "begin", "wait", "kv_empty", "kv_nbytes"}
+    crossing |= {"read_ahead", "warm_up"}
     dispatching = {"norm", "activate", "note"}
     operations = {n for n, member in vars(Backend).items() if callable(member) and not n.startswith("_")}
     assert {*PRIMITIVES, *BLOCKS} == operations - crossing - dispatching
 
 
-@pytest.mark.parametrize("name", ["scalar", "simd", "parallel"])
+@pytest.mark.parametrize("name", ["scalar", "simd", "parallel", "mlx"])
 def test_a_profiled_backend_computes_the_same(name: str):
     plain = mlx_engine.load(MODEL, name)
     want = np.asarray(plain.logits([3, 1, 4]))
