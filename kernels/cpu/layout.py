@@ -47,8 +47,9 @@ FEW = 8
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
 # Rows and vectors of a chunk for many vectors. What is expanded of 96 rows, and the sums, stay in a core's second-level
-# cache; more rows read the vectors less often, more vectors expand the rows less often.
-MANY_ROWS, MANY_TOKENS = 96, 256
+# cache; more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than
+# MANY_CHUNKS has chunks of half the rows: at its end threads wait for whoever has the last one.
+MANY_ROWS, MANY_TOKENS, MANY_CHUNKS = 96, 256, 40
 
 # ---- a block of query and key heads ----
 
@@ -75,6 +76,6 @@ QUERIES = 256
 def attention_scratch(group: int, width: int) -> int:
     """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
     panels = max(QUERIES // LANES, group)
-    many = BLOCK * LANES + panels * LANES * (2 * width + 2)
+    many = BLOCK * (width + 2 * LANES) + panels * LANES * (2 * width + 2)
     one = (group + 1) * (KEYS + LANES + width)
     return 4 * max(many, one)
