@@ -39,9 +39,10 @@ CPU = "../kernels/cpu/"
 JOBS = CPU + "jobs.py"
 Q8_0_DOT, FORMATS, LINEAR, GEMM = CPU + "q8_0.py", CPU + "formats.py", CPU + "linear.py", CPU + "gemm.py"
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
+LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
 MUTANTS = [
     Mutant("values projected with attn_k", QWEN3, "(w.attn_q, w.attn_k, w.attn_v)", "(w.attn_q, w.attn_k, w.attn_k)"),
-    Mutant("attention scale forgotten", QWEN3, "cfg.head_dim**-0.5", "1.0"),
+    Mutant("attention scale forgotten", QWEN3, "config.head_dim**-0.5", "1.0"),
     Mutant("query and key norm forgotten", QWEN3, "(w.attn_q_norm, w.attn_k_norm)", "None"),
     Mutant("query norm used for keys", QWEN3, "(w.attn_q_norm, w.attn_k_norm)", "(w.attn_q_norm, w.attn_q_norm)"),
     Mutant("rope at position 0 always", QWEN3, "self.rope, offset", "self.rope, 0"),
@@ -95,6 +96,9 @@ MUTANTS = [
            "load(state, at + e * LANES)"),
     Mutant("heads at the first position", HEADS, "row = (job[OFFSET] + t) * (width // 2)",
            "row = job[OFFSET] * (width // 2)"),
+    Mutant("all new keys in the last slot", LAYERS, "(w[KV_STOP] - n_tokens)", "(w[KV_STOP] - 1)"),
+    Mutant("the first layer's input in every layer", LAYERS, "x if i == 0 else y", "x"),
+    Mutant("room beside what is reserved", FULL_CACHE, "Visible(store, 0, self._length + n)", "Visible(store, 0, n)"),
     Mutant("table of rotations does not grow", COMPILED, "if found is None or len(found[1]) < length:",
            "if found is None:"),
     Mutant("keys written one slot early", SIMD, "store[0, :, at : at + len(k)]",

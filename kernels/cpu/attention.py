@@ -149,10 +149,11 @@ def _visible(scores: Any, n_keys: int, first: int, key: int, window: int) -> Non
 
 
 @jit
-def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, value: int, width: int) -> None:
+def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, row: int, width: int) -> None:
     """A block of keys and values joins what 16 queries have seen; `state[at ...]` is (2 + E, 16).
 
-    Its rows are the largest score, the sum, and E weighted sums. Scores are (n_keys, 16), scaled.
+    Its rows are the largest score, the sum, and E weighted sums. Scores are (n_keys, 16), scaled. Values lie `row`
+    elements apart.
     """
     before = load(state, at)
     largest = before
@@ -170,7 +171,7 @@ def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, va
     store(state, at + LANES, sums)
     for e in range(2, width + 2):
         store(state, at + e * LANES, mul(load(state, at + e * LANES), factor))
-    multiply_add(values, value, 1, width, width, scores, 0, state, at + 2 * LANES, n_keys)
+    multiply_add(values, 0, 1, row, width, scores, 0, state, at + 2 * LANES, n_keys)
 
 
 @jit
@@ -204,10 +205,10 @@ def attend_many(job: Any, chunk: int, scratch: int) -> None:
     slot = job[STOP] - job[T] + t
     first = job[START] if job[WINDOW] == 0 else max(job[START], slot + 1 - job[WINDOW])
     row = job[H] * width
-    # Scratch memory: scores (BLOCK, 16), then per panel the packed queries (E, 16), then per panel the state.
-    size, packed = LANES * (width + 2), BLOCK * LANES
-    scores, queries = floats(scratch), floats(scratch + 4 * packed)
-    state = floats(scratch + 4 * (packed + group * n_panels * LANES * width))
+    # Scratch memory: scores (BLOCK, 16), a block of values, then per panel the packed queries (E, 16) and the state.
+    size, apart, queries_at = LANES * (width + 2), width + LANES, BLOCK * (width + 2 * LANES)
+    scores, block, queries = floats(scratch), floats(scratch + 4 * BLOCK * LANES), floats(scratch + 4 * queries_at)
+    state = floats(scratch + 4 * (queries_at + group * n_panels * LANES * width))
     state[: group * n_panels * size] = 0
     for g in range(group):
         for p in range(n_panels):
@@ -216,6 +217,10 @@ def attend_many(job: Any, chunk: int, scratch: int) -> None:
             pack(q, source, row, lanes, width, np.float32(number(job[SCALE])), queries, panel * LANES * width)
             store(state, panel * size, splat(_LEAST))
     for key in range(first, slot + n_tokens, BLOCK):
+        # Values are read by column, and a power of two apart their rows would share a few places of the nearest cache.
+        for i in range(min(BLOCK, slot + n_tokens - key)):
+            for e in range(0, width, LANES):
+                store(block, i * apart + e, load(values, (key + i) * width + e))
         for panel in range(group * n_panels):
             query = slot + panel % n_panels * LANES
             n_keys = min(BLOCK, min(job[STOP], query + LANES) - key)
@@ -225,7 +230,7 @@ def attend_many(job: Any, chunk: int, scratch: int) -> None:
             multiply_add(keys, key * width, width, 1, n_keys, queries, panel * LANES * width, scores, 0, width)
             if key + n_keys > query + 1 or job[WINDOW] > 0:
                 _visible(scores, n_keys, query, key, job[WINDOW])
-            _attend_panel(scores, n_keys, state, panel * size, values, key * width, width)
+            _attend_panel(scores, n_keys, state, panel * size, block, apart, width)
     for panel in range(group * n_panels):
         head_, first_token = head * group + panel // n_panels, t + panel % n_panels * LANES
         # The queries have done their duty; their place is as large.

@@ -11,9 +11,11 @@ from kernels.cpu.jobs import run
 from kernels.cpu.layout import HEAD_DIM, HEADS_TASK, JOB, K_EPS, K_GAIN, K_HEADS, Q_EPS, Q_GAIN, Q_HEADS
 from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import norm_rotate
+from kernels.cpu.vectors import get, put
 
-# Words of a job: the input has ROW elements per token; OUT takes HEADS x WIDTH of them. A gain of 0 is no norm.
-X, ROW, HEADS, WIDTH, GAIN, EPS, COS, SIN, OFFSET, OUT, TOKENS = range(11)
+# Words of a job: the input has ROW elements per token; in the output BY_TOKEN elements lie from one token to the next,
+# and BY_HEAD from one head to the next. A gain of 0 is no norm.
+X, ROW, HEADS, WIDTH, GAIN, EPS, COS, SIN, OFFSET, OUT, TOKENS, BY_TOKEN, BY_HEAD = range(13)
 # Tokens of a chunk.
 SPAN = 32
 
@@ -27,15 +29,42 @@ def norm_rope(job: Any, chunk: int, scratch: int) -> None:
     for t in range(chunk * SPAN, min((chunk + 1) * SPAN, job[TOKENS])):
         row = (job[OFFSET] + t) * (width // 2)
         norm_rotate(
-            x, t * job[ROW], job[HEADS], width, floats(job[GAIN]), eps, cos, sin, row, out, t * job[HEADS] * width
-        )
+            x, t * job[ROW], job[HEADS], width, floats(job[GAIN]), eps, cos, sin, row, out, t * job[BY_TOKEN],
+            job[BY_HEAD],
+        )  # fmt: skip
 
 
 @jit
-def _run(control: Any, task: int, x: int, row: int, n_heads: int, width: int, gain: int, eps: int, out: int) -> None:
+def _run(
+    control: Any, task: int, x: int, row: int, n_heads: int, width: int, gain: int, eps: int, out: int, by_token: int,
+    by_head: int,
+) -> None:  # fmt: skip
     job = control[JOB:]
+    job[BY_TOKEN], job[BY_HEAD] = by_token, by_head
     job[X], job[ROW], job[OUT], job[HEADS], job[WIDTH], job[GAIN], job[EPS] = x, row, out, n_heads, width, gain, eps
     run(control, task, (job[TOKENS] + SPAN - 1) // SPAN)
+
+
+@jit
+def norm_rope_to(
+    address: int, block: int, n_tokens: int, offset: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
+    q_out: int, k_out: int, by_token: int, by_head: int,
+) -> None:  # fmt: skip
+    """What `norm_rope_pair` does; keys lie `by_token` and `by_head` elements apart."""
+    control, b = words(address), words(block)
+    width, job = b[HEAD_DIM], control[JOB:]
+    job[TOKENS], job[OFFSET], job[COS], job[SIN] = n_tokens, offset, cos, sin
+    _run(control, b[HEADS_TASK], q, q_row, b[Q_HEADS], width, b[Q_GAIN], b[Q_EPS], q_out, b[Q_HEADS] * width, width)
+    _run(control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_GAIN], b[K_EPS], k_out, by_token, by_head)
+
+
+@jit
+def put_heads(x: Any, row: int, n_tokens: int, n_heads: int, width: int, out: Any, by_token: int, by_head: int) -> None:
+    """Heads as they are, from rows that are `row` elements apart to where `norm_rope_to` puts keys."""
+    for t in range(n_tokens):
+        for h in range(n_heads):
+            for e in range(width):
+                put(out, t * by_token + h * by_head + e, get(x, t * row + h * width + e))
 
 
 @entry
@@ -59,8 +88,8 @@ def norm_rope_pair(
         q_out: address of (T, H, E).
         k_out: address of (T, K, E).
     """
-    control, b = words(address), words(block)
-    job = control[JOB:]
-    job[TOKENS], job[OFFSET], job[COS], job[SIN] = n_tokens, offset, cos, sin
-    _run(control, b[HEADS_TASK], q, q_row, b[Q_HEADS], b[HEAD_DIM], b[Q_GAIN], b[Q_EPS], q_out)
-    _run(control, b[HEADS_TASK], k, k_row, b[K_HEADS], b[HEAD_DIM], b[K_GAIN], b[K_EPS], k_out)
+    b = words(block)
+    width = b[HEAD_DIM]
+    norm_rope_to(
+        address, block, n_tokens, offset, q, q_row, k, k_row, cos, sin, q_out, k_out, b[K_HEADS] * width, width
+    )

@@ -17,6 +17,7 @@ from kernels.cpu.layout import (
     JOB,
     LEFT,
     LINE,
+    ON,
     SCRATCH,
     SCRATCH_BYTES,
     STOP,
@@ -85,11 +86,11 @@ def run_alone(control: Any, task: int, chunks: int) -> None:
 
 @entry
 def help_out(address: int, me: int, patience: int) -> None:
-    """Take chunks of the pool's jobs until there have been none for `patience` looks, or the pool is closed."""
+    """Take chunks of the pool's jobs until there were none for `patience` looks while it is off, or it is closed."""
     control, looks = words(address), 0
     while looks < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:
             looks = 0
         else:
             relax()
-            looks += 1
+            looks += 1 - read(control, ON)

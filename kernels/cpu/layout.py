@@ -19,8 +19,8 @@ SILU, GELU = 1, 2
 
 # Words of the control block; those that threads write lie on cache lines of their own. SCRATCH is the address of the
 # threads' scratch memory; from JOB on lies the job. From LEFT on there is one cache line per thread, which begins with
-# how many chunks of its stretch are left.
-DONE, STOP = 0, 16
+# how many chunks of its stretch are left. While ON is 1 more jobs are about to come: nobody goes to sleep.
+DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, JOB, LEFT = 32, 33, 34, 35, 40, 256
 LINE = 16
 # Bytes of scratch memory that each thread has; behind the last thread's lie as many for who brings the job.
@@ -47,13 +47,21 @@ FEW = 8
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
 # Rows and vectors of a chunk for many vectors. What is expanded of 96 rows, and the sums, stay in a core's second-level
-# cache; more rows read the vectors less often, more vectors expand the rows less often.
-MANY_ROWS, MANY_TOKENS = 96, 256
+# cache; more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than
+# MANY_CHUNKS has chunks of half the rows: at its end threads wait for whoever has the last one.
+MANY_ROWS, MANY_TOKENS, MANY_CHUNKS = 96, 256, 40
 
 # ---- a block of query and key heads ----
 
 # Words: the task, how many heads there are, how wide one is, and the norms of both; a gain of 0 is none.
 HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
+
+# ---- a stack of layers ----
+
+# Words of a stack: the tasks of attention, and the scale of its scores as a float64. From LAYERS on come the layers,
+# DEEP words each: the addresses of the blocks, and what attention may look at, the last slots of which are written.
+ATTEND_ONE, ATTEND_MANY, SCORE_SCALE, LAYERS = range(4)
+QKV, HEADS, OUTPUT, GATE_UP, DOWN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, DEEP = range(11)
 
 # ---- attention ----
 
@@ -68,6 +76,6 @@ QUERIES = 256
 def attention_scratch(group: int, width: int) -> int:
     """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
     panels = max(QUERIES // LANES, group)
-    many = BLOCK * LANES + panels * LANES * (2 * width + 2)
+    many = BLOCK * (width + 2 * LANES) + panels * LANES * (2 * width + 2)
     one = (group + 1) * (KEYS + LANES + width)
     return 4 * max(many, one)

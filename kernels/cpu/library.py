@@ -26,6 +26,7 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "attend": "iiiiiiiiiiiiifii",
+    "layers": "iiiiiiiiiii",
     "embed": "iiiiii",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
@@ -117,6 +118,7 @@ class Library:
     project: Callable[..., None]
     norm_rope_pair: Callable[..., None]
     attend: Callable[..., None]
+    layers: Callable[..., None]
     embed: Callable[..., None]
 
     def __init__(self, code: bytes) -> None:

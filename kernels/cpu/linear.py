@@ -29,6 +29,7 @@ from kernels.cpu.layout import (
     JOB,
     KIND,
     LANES,
+    MANY_CHUNKS,
     MANY_ROWS,
     MANY_TOKENS,
     MATRICES,
@@ -247,11 +248,14 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, pane
         job[X], job[Y] = x, panels
         n_panels = (n_tokens + LANES - 1) // LANES
         run(control, b[TASK_PACK], n_panels)
-        # As many spans as needed, and of one size: whole panels. Few tokens are one span, and would be few chunks.
+        # As many spans as needed, and of one size: whole panels.
         n_spans = (n_tokens + MANY_TOKENS - 1) // MANY_TOKENS
-        height = b[CHUNK_MANY] if n_spans > 1 else b[CHUNK_MANY] // 2
-        job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, height
-        job[PIECES], job[SPAN] = _number_chunks(job, height), (n_panels + n_spans - 1) // n_spans * LANES
+        job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, b[CHUNK_MANY]
+        job[SPAN] = (n_panels + n_spans - 1) // n_spans * LANES
+        job[PIECES] = _number_chunks(job, job[HEIGHT])
+        if job[PIECES] * n_spans < MANY_CHUNKS:
+            job[HEIGHT] //= 2
+            job[PIECES] = _number_chunks(job, job[HEIGHT])
         run(control, b[TASK_MANY], job[PIECES] * ((n_tokens + job[SPAN] - 1) // job[SPAN]))
         return
     source = x

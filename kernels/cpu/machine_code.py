@@ -8,10 +8,10 @@ from llvmlite import ir
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from kernels.cpu import attention, embedding, heads, jit, jobs, linear
+from kernels.cpu import attention, embedding, heads, jit, jobs, layers, linear
 
 # Importing a module exports its kernels.
-MODULES = (attention, embedding, heads, jobs, linear)
+MODULES = (attention, embedding, heads, jobs, layers, linear)
 
 
 @global_compiler_lock

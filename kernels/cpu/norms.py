@@ -40,11 +40,15 @@ def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, t
 
 @jit
 def norm_rotate(
-    x: Any, at: int, n_heads: int, width: int, gain: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int
-) -> None:
-    """Every head of one token normed, if eps >= 0, then rotated. No gain is read where eps is negative."""
+    x: Any, at: int, n_heads: int, width: int, gain: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
+    step: int,
+) -> None:  # fmt: skip
+    """Every head of one token normed, if eps >= 0, then rotated; `step` elements lie between heads of the output.
+
+    No gain is read where eps is negative.
+    """
     for h in range(n_heads):
-        source, target = at + h * width, to + h * width
+        source, target = at + h * width, to + h * step
         if eps >= 0:
             rms_norm(x, source, width, gain, eps, out, target)
             rotate(out, target, width // 2, cos, sin, row, out, target)

@@ -1,7 +1,8 @@
 """Threads that wait in compiled code, so that waking them costs less than the work they are given. See `jobs.py`.
 
-Helpers look for chunks without pause for at most a millisecond after the last; then they sleep until somebody brings a
-job again. A sleeping thread is woken, not waited for: whoever brought the job may have finished it by then.
+Helpers look for chunks without pause for at most a millisecond after the last, or the last of several jobs; then they
+sleep until somebody brings a job again. A sleeping thread is woken, not waited for: whoever brought the job may have
+finished it by then.
 """
 
 from __future__ import annotations

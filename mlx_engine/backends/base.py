@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Token, Visible
+from mlx_engine.backends.parameters import Activation, Array, Layer, Linear, Norm, RMSNorm, Rope, Token, Visible
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
@@ -196,6 +196,23 @@ class Backend(ABC):
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """Logits of the last token (1, V), or of `every` token (T, V). The head is the largest matrix by far."""
         return self.linear(self.norm(x if every else self.last(x), norm), head)
+
+    def layers(
+        self,
+        x: Array,
+        layers: Sequence[Layer],
+        head_dim: int,
+        rope: Rope,
+        scale: float,
+        offset: int,
+        rooms: Sequence[Visible] | None,
+    ) -> Array | None:
+        """All layers at once, for a backend that can; None, and nothing has been done, for one that cannot.
+
+        The model then says them word by word, which is what they mean. `rooms` are what each layer's attention may
+        look at; its last T slots are the new tokens', to be written here. None: the cache does not keep slots.
+        """
+        return None
 
     def activate(self, x: Array, activation: Activation) -> Array:
         """The named activation."""

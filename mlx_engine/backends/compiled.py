@@ -17,8 +17,9 @@ from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.parameters import Activation, Array, Layer, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.simd import SimdBackend, rope_table
+from mlx_engine.backends.stack import Blocks, Stack
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -37,6 +38,7 @@ class CompiledBackend(SimdBackend):
         self._mapped: list[np.ndarray] = []
         self._blocks: dict[tuple[int, ...], Block] = {}
         self._heads: dict[tuple[int, ...], tuple[np.ndarray, object]] = {}
+        self._stacks: dict[int, tuple[Sequence[Layer], Stack | None]] = {}
         self._tables: dict[int, tuple[Rope, np.ndarray, np.ndarray]] = {}
         self._room = np.empty(0, dtype=np.float32)
 
@@ -183,7 +185,7 @@ class CompiledBackend(SimdBackend):
         """Keys and values are read where they lie."""
         n, n_heads, width = q.shape
         _, n_kv_heads, slots, _ = seen.store.shape
-        if width % layout.LANES or layout.attention_scratch(n_heads // n_kv_heads, width) > layout.SCRATCH_BYTES:
+        if not _attends(n_heads // n_kv_heads, width):
             return super().attention(q, seen, scale)
         q, store, out = _rows(q), _rows(seen.store), np.empty(q.shape, dtype=np.float32)
         n_parts = -(-(seen.stop - seen.start) // layout.KEYS)
@@ -195,6 +197,62 @@ class CompiledBackend(SimdBackend):
             address(out),
         )  # fmt: skip
         return out
+
+    def layers(
+        self,
+        x: Array,
+        layers: Sequence[Layer],
+        head_dim: int,
+        rope: Rope,
+        scale: float,
+        offset: int,
+        rooms: Sequence[Visible] | None,
+    ) -> Array | None:
+        """All of them in one call, for few tokens: more are worth the calls, and Ctrl-C waits for a call to end."""
+        n, width = x.shape
+        stack = self._stack(layers, head_dim, scale) if n <= layout.FEW and rooms else None
+        if stack is None or rooms is None:
+            return None
+        stack.look_at(rooms)
+        cos, sin = self._table(rope, offset + n)
+        x, y = _rows(x), np.empty(x.shape, dtype=np.float32)
+        room = self._room_for(n * width + stack.room(n, max(seen.stop - seen.start for seen in rooms)))
+        self._awake()
+        self.library.layers(
+            self.pool.address, stack.address, len(layers), n, offset, address(x), address(cos), address(sin), room,
+            room + 4 * n * width, address(y),
+        )  # fmt: skip
+        return y
+
+    def _stack(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Stack | None:
+        """None if a layer has something that the kernels lack."""
+        found = self._stacks.get(id(layers))
+        if found is None:
+            blocks = [self._blocks_of(w, head_dim) for w in layers]
+            whole = [b for b in blocks if b is not None]
+            tasks = self._tasks["attend_one"], self._tasks["attend_many"]
+            stack = Stack(layers, whole, scale, *tasks) if whole and len(whole) == len(layers) else None
+            found = self._stacks[id(layers)] = layers, stack
+        return found[1]
+
+    def _blocks_of(self, w: Layer, head_dim: int) -> Blocks | None:
+        n_q, n_k = (p.weight.shape[0] // head_dim for p in (w.attn_q, w.attn_k))
+        if not (self._fits(w.attn_norm) and self._fits(w.ffn_norm) and _attends(n_q // n_k, head_dim)):
+            return None
+        if w.ffn_gate.bias is not None or w.ffn_up.bias is not None:
+            return None
+        return Blocks(
+            self._block((w.attn_q, w.attn_k, w.attn_v), w.attn_norm),
+            self._head_block(n_q, n_k, head_dim, (w.attn_q_norm, w.attn_k_norm)),
+            self._block((w.attn_output,)),
+            self._block((w.ffn_gate, w.ffn_up), w.ffn_norm, _KINDS[w.activation]),
+            self._block((w.ffn_down,)),
+        )
+
+
+def _attends(group: int, width: int) -> bool:
+    """Whether the kernels have heads of this width, and scratch memory for those that share keys."""
+    return width % layout.LANES == 0 and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
 
 
 def _in_rows(x: np.ndarray) -> np.ndarray:

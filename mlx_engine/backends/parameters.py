@@ -51,6 +51,24 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """The parameters of a transformer layer, under their GGUF names."""
+
+    attn_norm: Norm
+    attn_q: Linear
+    attn_k: Linear
+    attn_v: Linear
+    attn_q_norm: RMSNorm
+    attn_k_norm: RMSNorm
+    attn_output: Linear
+    ffn_norm: Norm
+    ffn_gate: Linear
+    ffn_up: Linear
+    ffn_down: Linear
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary position embedding: pair j of a head turns by `position * frequencies[j]` radians.
 

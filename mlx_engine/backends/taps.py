@@ -15,6 +15,7 @@ BLOCKS = (
     "project_add",
     "norm_gate_up",
     "norm_head",
+    "layers",
     "activate",
     "note",
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Linear, RMSNorm, Rope
+from mlx_engine.backends.parameters import Array, Layer, Rope
 from mlx_engine.cache import Cache, FullCache, NoCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.parameters import Parameters, Plan, Tensor
@@ -38,23 +38,6 @@ class Config:
     rope_theta: float
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One transformer layer's parameters, under their GGUF names."""
-
-    attn_norm: RMSNorm
-    attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
-    attn_q_norm: RMSNorm
-    attn_k_norm: RMSNorm
-    attn_output: Linear
-    ffn_norm: RMSNorm
-    ffn_gate: Linear
-    ffn_up: Linear
-    ffn_down: Linear
-
-
 class Model:
     """Token ids in, logits out; the cache is the caller's."""
 
@@ -64,7 +47,7 @@ class Model:
         self.layers = [_layer(parameters, config, f"blk.{i}.") for i in range(config.n_layers)]
         self.output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
-        self.rope = Rope.plain(config.head_dim, config.rope_theta)
+        self.rope, self.scale = Rope.plain(config.head_dim, config.rope_theta), config.head_dim**-0.5
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
         """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
@@ -75,19 +58,26 @@ class Model:
         be, cfg = self.backend, self.config
         offset = cache.reserve(len(ids))
         x = be.note("embed", be.embed(self.token_embd, ids))
+        y = be.layers(x, self.layers, cfg.head_dim, self.rope, self.scale, offset, cache.rooms(len(ids)))
+        x = self._word_by_word(x, cache, offset) if y is None else y
+        logits = be.norm_head(x, self.output_norm, self.output, every=every)
+        cache.advance(len(ids))
+        return logits
+
+    def _word_by_word(self, x: Array, cache: Cache, offset: int) -> Array:
+        """The layers, as the paper has them; a backend that does them at once does the same."""
+        be, cfg = self.backend, self.config
         for i, w in enumerate(self.layers):
             q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
             q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, (w.attn_q_norm, w.attn_k_norm), self.rope, offset)
             be.note(f"blk.{i}.q_rope", q)
             be.note(f"blk.{i}.k_rope", k)
-            y = be.attention(q, cache.append(i, k, v), cfg.head_dim**-0.5)
+            y = be.attention(q, cache.append(i, k, v), self.scale)
             y = be.note(f"blk.{i}.attn_out", be.merge(y))
             x = be.note(f"blk.{i}.attn_residual", be.project_add(y, w.attn_output, x))
-            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "silu")
+            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
             x = be.note(f"blk.{i}.layer_out", be.project_add(h, w.ffn_down, x))
-        logits = be.norm_head(x, self.output_norm, self.output, every=every)
-        cache.advance(len(ids))
-        return logits
+        return x
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for at most `capacity` tokens."""

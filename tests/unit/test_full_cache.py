@@ -33,6 +33,16 @@ def test_only_reserved_slots_can_be_written_and_counted(cache: FullCache):
     assert cache.length == 2
 
 
+def test_rooms_are_the_reserved_slots_of_every_layer(cache: FullCache):
+    cache.reserve(2)
+    with pytest.raises(ValueError, match="2 slots left"):
+        cache.rooms(3)
+    first = cache.append(0, tokens(cache, 1), tokens(cache, 1))
+    assert cache.rooms(1) == [first]
+    cache.advance(1)
+    assert [(seen.start, seen.stop, seen.window) for seen in cache.rooms(1)] == [(0, 2, None)]
+
+
 @pytest.mark.parametrize("wrong", [{"capacity": 0}, {"step": 0}])
 def test_a_cache_of_nothing_cannot_be_made(wrong: dict[str, int]):
     with pytest.raises(ValueError, match="at least 1"):

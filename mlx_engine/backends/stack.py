@@ -1,0 +1,54 @@
+"""A model's layers as machine code has them: the blocks that each is made of, and where its keys and values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.cpu import layout
+from mlx_engine.backends.matrices import Block, address
+from mlx_engine.backends.parameters import Layer, Visible
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What one layer is made of; `heads` is the address of its words."""
+
+    qkv: Block
+    heads: int
+    output: Block
+    gate_up: Block
+    down: Block
+
+
+class Stack:
+    """Layers of one shape, run one after the other."""
+
+    def __init__(
+        self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, attend_one: int, attend_many: int
+    ) -> None:
+        # Who knows layers by their identity must keep them.
+        self.layers, self.scale, self._first = layers, scale, blocks[0]
+        self._words = words = np.zeros(layout.LAYERS + len(layers) * layout.DEEP, dtype=np.int64)
+        self.address = address(words)
+        words[layout.ATTEND_ONE], words[layout.ATTEND_MANY] = attend_one, attend_many
+        words[layout.SCORE_SCALE :].view(np.float64)[0] = scale
+        self._table = words[layout.LAYERS :].reshape(-1, layout.DEEP)
+        self._table[:, : layout.KV_STORE] = [
+            (b.qkv.address, b.heads, b.output.address, b.gate_up.address, b.down.address) for b in blocks
+        ]
+
+    def look_at(self, rooms: Sequence[Visible]) -> None:
+        """Say where the keys and values of each layer lie, the new ones last."""
+        self._table[:, layout.KV_STORE :] = [
+            (address(seen.store), seen.store.shape[2], seen.start, seen.stop, seen.window or 0) for seen in rooms
+        ]
+
+    def room(self, n_tokens: int, n_slots: int) -> int:
+        """Floats that a layer needs for its intermediate values, behind `n_slots` visible slots."""
+        n_heads_width, hidden = self._first.output.n_inputs, self._first.down.n_inputs
+        # Of each part of the keys: two numbers and a width for every head, which is never narrower than two.
+        parts = 2 * n_heads_width * -(-n_slots // layout.KEYS)
+        return max(n_tokens * (self._first.qkv.n_outputs + 2 * n_heads_width) + parts, n_tokens * hidden)
