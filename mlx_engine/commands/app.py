@@ -8,6 +8,7 @@ from mlx_engine.commands.backends import backends
 from mlx_engine.commands.bench import bench
 from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
+from mlx_engine.commands.kernels import kernels
 from mlx_engine.commands.root import root
 from mlx_engine.commands.tokenize import tokenize
 
@@ -24,3 +25,4 @@ app.command()(bench)
 app.command()(inspect)
 app.add_typer(tokenize, name="tokenize")
 app.command()(backends)
+app.add_typer(kernels, name="kernels")

@@ -1,0 +1,153 @@
+"""The arrays of an experiment: what "float16 V K" and "q8_0 N K" mean, for given sizes of the axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.blocks import Q8_0
+from kernels.metal.layout import BLOCK, expanded, in_device_memory, split_q8_0
+
+Sizes = Mapping[str, int]
+
+FLOATS = ("float32", "float16", "bfloat16")
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+# Of a type that the caller of a kernel chooses; the kernel's text knows it as T.
+CHOSEN = "T"
+TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, "q8_0")
+
+_AXIS = re.compile(r"(\d+|[A-Za-z]\w*)((?:[*/]\d+)*)")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: a number or a name, times or divided by numbers ("K/32", "2*N" is written "N*2")."""
+
+    text: str
+    base: str
+    factors: tuple[tuple[str, int], ...]
+
+    @property
+    def name(self) -> str | None:
+        """The name in it, if there is one."""
+        return None if self.base.isdigit() else self.base
+
+    @property
+    def multiple(self) -> int:
+        """What its named size must be a multiple of."""
+        return prod(factor for operator, factor in self.factors if operator == "/")
+
+    def size(self, sizes: Sizes) -> int:
+        """Its length.
+
+        Raises:
+            ValueError: the size is unknown, or not divisible.
+        """
+        if self.name is not None and self.name not in sizes:
+            raise ValueError(f"axis {self.text}: expected a size for {self.name}, found sizes for {', '.join(sizes)}")
+        size = sizes[self.base] if self.name is not None else int(self.base)
+        for operator, factor in self.factors:
+            if operator == "/" and size % factor:
+                raise ValueError(f"axis {self.text}: expected a multiple of {factor}, found {size}")
+            size = size // factor if operator == "/" else size * factor
+        return size
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array's name, type and axes. A "q8_0" one is a matrix, which a kernel gets as two arrays, `q` and `s`."""
+
+    name: str
+    type: str
+    axes: tuple[Axis, ...]
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """Its shape, for these sizes of the axes."""
+        return tuple(axis.size(sizes) for axis in self.axes)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names by which a kernel knows it: codes `wq` and scales `ws` of a Q8_0 matrix `w`."""
+        return (f"{self.name}q", f"{self.name}s") if self.type == "q8_0" else (self.name,)
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What the sizes that it names must be multiples of."""
+        found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
+        last = self.axes[-1].name if self.axes else None
+        if self.type == "q8_0" and last is not None:
+            found[last] = lcm(found[last], BLOCK)
+        return found
+
+
+def parse(name: str, text: str, kernel: str) -> Array:
+    """The array that `text` describes: its type, float32 if none is given, then its axes.
+
+    Raises:
+        ValueError: it cannot be understood.
+    """
+    words = text.split()
+    type_ = words.pop(0) if words and words[0] in TYPES else "float32"
+    axes = []
+    for word in words:
+        match = _AXIS.fullmatch(word)
+        if match is None or match[1] in TYPES:
+            raise ValueError(
+                f"{kernel}: {name}: expected a type and axes such as 'float16 V K' or 'uint32 N K/4', "
+                f"found {word!r} in {text!r}; types are {', '.join(TYPES)}"
+            )
+        factors = re.findall(r"([*/])(\d+)", match[2])
+        axes.append(Axis(word, match[1], tuple((operator, int(factor)) for operator, factor in factors)))
+    if type_ == "q8_0" and len(axes) != 2:
+        raise ValueError(f"{kernel}: {name}: expected two axes for a q8_0 matrix, rows and columns, found {text!r}")
+    return Array(name, type_, tuple(axes))
+
+
+def dtype_of(type_: str, chosen: str) -> mx.Dtype:
+    """MLX's name for a type; `chosen` is what T stands for."""
+    dtype: mx.Dtype = getattr(mx, "bool_" if type_ == "bool" else chosen if type_ == CHOSEN else type_)
+    return dtype
+
+
+def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    """Values to try a kernel with: normal ones, small whole ones, or Q8_0 blocks with every code.
+
+    A quarter of the mean is not noise: sums that cancel would hide what is missing from them.
+    """
+    if array.type == "q8_0":
+        blocks = np.empty((shape[0], shape[1] // BLOCK), Q8_0)
+        blocks["qs"] = rng.integers(-128, 128, (*blocks.shape, BLOCK))
+        blocks["d"] = rng.uniform(0.5, 1.5, blocks.shape) / 128
+        return blocks
+    if array.type == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if array.type in INTEGERS:
+        return rng.integers(0, 100, shape)
+    return rng.standard_normal(shape) + 0.25
+
+
+def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], NDArray[Any]]:
+    """What the kernel is given, and the same numbers for a reference: float64, or whole numbers as int64."""
+    if array.type == "q8_0":
+        shape = values.shape[0], values.shape[1] * BLOCK
+        matrix = split_q8_0(values.view(np.uint8), shape)
+        return [in_device_memory(matrix.wq), in_device_memory(matrix.ws)], expanded(matrix)
+    given = mx.array(np.asarray(values)).astype(dtype_of(array.type, chosen))
+    return [given], in_numpy(given)
+
+
+def in_numpy(array: mx.array) -> NDArray[Any]:
+    """The numbers of an array as NumPy computes with them exactly: float64, int64 or bool."""
+    if array.dtype == mx.bfloat16:
+        array = array.astype(mx.float32)
+    values = np.array(array)
+    if values.dtype.kind == "f":
+        return values.astype(np.float64)
+    return values if values.dtype.kind == "b" else values.astype(np.int64)

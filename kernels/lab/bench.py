@@ -1,0 +1,233 @@
+"""`bench`: how fast a kernel is with weights that no cache holds; without a GPU, what it would have to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import mlx.core as mx
+
+from kernels.lab.arrays import Sizes, in_numpy
+from kernels.lab.check import EPSILON, compare
+from kernels.lab.experiment import Experiment
+from kernels.lab.run import counted, require, run
+from kernels.lab.timing import are_cold, cold_inputs, nbytes, seconds_per_call, seconds_per_launch
+from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch
+from kernels.launch import executor as default_executor
+from kernels.metal.layout import BLOCK
+from kernels.metal.twins import Expected
+
+# Beyond so many numbers a reference in float64 takes longer than the measurement.
+MOST_CHECKED = 1 << 25
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a launch takes on a GPU.
+
+    Attributes:
+        name: of the kernel.
+        executor: who ran it.
+        chip: the GPU.
+        shape: the sizes of the axes.
+        seconds: the median sample, per launch.
+        nbytes: of all inputs and outputs, each once.
+        is_cold: whether no launch found its inputs in a cache; tiny arrays do not fill one.
+        nominal_gbs: the chip's bandwidth on paper, if it is known.
+        read_gbs: what a kernel that only reads reaches here.
+        stock_seconds: `mx.quantized_matmul` with the same numbers, where the kernel is a product with a Q8_0 matrix.
+        wrong: the first number that is wrong, if one is; a fast kernel may be fast because it is.
+    """
+
+    name: str
+    executor: str
+    chip: str
+    shape: str
+    seconds: float
+    nbytes: int
+    is_cold: bool
+    nominal_gbs: float | None
+    read_gbs: float
+    stock_seconds: float | None
+    wrong: str | None
+
+    @property
+    def gbs(self) -> float:
+        """Bytes per nanosecond."""
+        return self.nbytes / self.seconds / 1e9
+
+    def __str__(self) -> str:
+        share = f"{self.gbs / self.read_gbs:.0%} of a plain read ({self.read_gbs:.1f} GB/s)"
+        if self.nominal_gbs is not None:
+            share += f", {self.gbs / self.nominal_gbs:.0%} of the {self.nominal_gbs:g} GB/s on paper"
+        lines = [f"{self.name} ({self.executor}, {self.chip}) {self.shape}"]
+        lines.append(f"  {self.seconds * 1e6:.1f} us, {self.gbs:.1f} GB/s: {share}")
+        if self.stock_seconds is not None:
+            factor = self.stock_seconds / self.seconds
+            lines.append(f"  mx.quantized_matmul takes {self.stock_seconds * 1e6:.1f} us: x{factor:.2f}")
+        if not self.is_cold:
+            lines.append("  its arrays are so small that they stay in a cache: this is not the rate of memory")
+        if self.wrong is not None:
+            lines.append(f"  the result is WRONG: {self.wrong}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a launch would have a GPU do. No time follows from it.
+
+    Attributes:
+        name: of the kernel.
+        shape: the sizes of the axes.
+        threads: of all threadgroups.
+        threadgroups: how many.
+        simd_operations: such as `simd_sum`, once per SIMD-group.
+        barriers: once per threadgroup.
+        threadgroup_bytes: of a threadgroup's own memory.
+        nbytes: of all inputs and outputs, each once.
+        weight_bytes: bytes per weight of the Q8_0 matrices among the inputs, or of the largest input.
+        threads_per_output: threads that there are, by numbers that they write.
+        wrong: the first number that is wrong, if one is.
+    """
+
+    name: str
+    shape: str
+    threads: int
+    threadgroups: int
+    simd_operations: int
+    barriers: int
+    threadgroup_bytes: int
+    nbytes: int
+    weight_bytes: float
+    threads_per_output: float
+    wrong: str | None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name} (emulator) {self.shape}: counts; only a GPU can tell times",
+            f"  {self.threads:,} threads in {self.threadgroups:,} threadgroups",
+            f"  {self.simd_operations:,} SIMD operations, {self.barriers:,} barriers, "
+            f"{self.threadgroup_bytes:,} bytes of threadgroup memory",
+            f"  {self.nbytes:,} bytes in all arrays, {self.weight_bytes:.4g} bytes per weight, "
+            f"{self.threads_per_output:.4g} threads per output",
+        ]
+        if self.wrong is not None:
+            lines.append(f"  the result is WRONG: {self.wrong}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def bench(
+    experiment: Experiment, sizes: Sizes, *, dtype: str = "float32", executor: ExecutorName | None = None
+) -> Timing | Counts:
+    """Measure a kernel: each launch of a row reads other copies of the inputs, more bytes than a cache holds.
+
+    Launches are handed over together, and a GPU may overlap the end of one with the beginning of the next: this is
+    the rate that a kernel sustains, not the time until a lone launch has its result.
+
+    Args:
+        experiment: the kernel.
+        sizes: of the axes, {"N": 4096, "K": 1024}.
+        dtype: what the type T stands for, where it occurs.
+        executor: "metal" or "cuda"; without it, the one that this machine has. "emulator" counts instead.
+
+    Raises:
+        ValueError: the sizes do not fit the experiment.
+        ExecutorUnavailableError: the machine lacks the executor, or has no GPU and the emulator was not asked for.
+    """
+    chosen = executor or default_executor()
+    if executor is None and chosen == "emulator":
+        raise ExecutorUnavailableError(
+            "there is no GPU here, and the emulator's times say nothing about one; "
+            "ask for executor='emulator' to count what the kernel does"
+        )
+    require(chosen)
+    launch, numbers = experiment.launch(sizes, dtype)
+    shape = " ".join(f"{name}={size}" for name, size in sizes.items()) + (
+        f" T={dtype}" if experiment.has_choice else ""
+    )
+    wrong = None
+    if sum(x.size for x in numbers.values()) <= MOST_CHECKED:
+        expected = [Expected(v, experiment.bound * EPSILON * m) for v, m in experiment.expected(sizes, numbers)]
+        wrong = compare(launch, [in_numpy(output) for output in run(launch, chosen)], expected)[1]
+    if chosen == "emulator":
+        return _counts(experiment, launch, sizes, shape, wrong)
+    from kernels.lab.chips import chip, nominal_gbs, read_gbs
+
+    sets = cold_inputs(launch.inputs)
+    stock = stock_product(experiment, launch)
+    return Timing(
+        name=experiment.name,
+        executor=chosen,
+        chip=chip(),
+        shape=shape,
+        seconds=seconds_per_launch(launch, sets, chosen),
+        nbytes=nbytes(launch),
+        is_cold=are_cold(sets),
+        nominal_gbs=nominal_gbs(),
+        read_gbs=read_gbs(chosen),
+        stock_seconds=None if stock is None else seconds_per_call([stock(inputs) for inputs in sets]),
+        wrong=wrong,
+    )
+
+
+def stock_product(
+    experiment: Experiment, launch: Launch
+) -> Callable[[Sequence[mx.array]], Callable[[], mx.array]] | None:
+    """MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T`; None for any other experiment.
+
+    Given the inputs of a launch, a call. Scales and biases have the type of x: else MLX would convert them each time.
+    """
+    given, made = experiment.arrays
+    matrices = [array for array in given if array.type == "q8_0"]
+    if len(matrices) != 1 or len(given) != 2 or len(made) != 1:
+        return None
+    (x,) = (array for array in given if array.type != "q8_0")
+    rows, columns = (axis.text for axis in matrices[0].axes)
+    if [axis.text for axis in x.axes[-1:]] != [columns] or [axis.text for axis in made[0].axes[-1:]] != [rows]:
+        return None
+    places = [launch.kernel.input_names.index(name) for name in (x.name, *matrices[0].parts)]
+
+    def product_of(inputs: Sequence[mx.array]) -> Callable[[], mx.array]:
+        vectors, codes, scales = (inputs[place] for place in places)
+        scales = scales.astype(vectors.dtype)
+        biases = -128 * scales
+        mx.eval(scales, biases)
+        return partial(mlx_product, vectors, codes, scales, biases)
+
+    return product_of
+
+
+def mlx_product(x: mx.array, codes: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
+    """MLX's product with a Q8_0 matrix in its own arrangement."""
+    return mx.quantized_matmul(x, codes, scales, biases, group_size=BLOCK, bits=8)
+
+
+def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wrong: str | None) -> Counts:
+    found = counted(launch)
+    matrices = [array for array in experiment.arrays[0] if array.type == "q8_0"]
+    weights = sum(prod(array.shape(sizes)) for array in matrices)
+    parts = {part for array in matrices for part in array.parts}
+    of_weights = [x for name, x in zip(launch.kernel.input_names, launch.inputs, strict=True) if name in parts]
+    if not weights:
+        of_weights = [max(launch.inputs, key=lambda x: x.nbytes)]
+        weights = of_weights[0].size
+    outputs = sum(prod(shape) for shape in launch.output_shapes)
+    return Counts(
+        name=experiment.name,
+        shape=shape,
+        threads=found["threads"],
+        threadgroups=found["threadgroups"],
+        simd_operations=found["simd_operations"],
+        barriers=found["barriers"],
+        threadgroup_bytes=found["threadgroup_bytes"],
+        nbytes=nbytes(launch),
+        weight_bytes=sum(x.nbytes for x in of_weights) / weights,
+        threads_per_output=found["threads"] / outputs,
+        wrong=wrong,
+    )

@@ -1,0 +1,130 @@
+"""The kernels of this package: what each is for, what it is given and gives, and what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import NamedTuple
+
+from kernels.kernel import Kernel
+from kernels.lab.check import Case, Orders, Progress, check_cases
+from kernels.lab.run import cuda_text, metal_text
+from kernels.lab.verdict import Verdict
+from kernels.launch import ExecutorName, Launch
+from kernels.metal.cases import cases
+from kernels.metal.twins import PRODUCT, SEQUENTIAL
+
+
+class About(NamedTuple):
+    """What a kernel needs of its arrays; the error it may have, in float32 epsilons, and of what."""
+
+    needs: str
+    bound: float
+    of: str
+
+
+_ROWS = "K a multiple of 32, 1 to 8 vectors"
+_ANY = "K a multiple of 32, any number of vectors"
+# What the twins call a rounding is half an epsilon.
+_LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
+_SUM, _CARRIED = "sum |w||x|", "sum |w||x|, carried through"
+# In the order of the ladder.
+_ABOUT = {
+    "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
+    "simd_per_row": About(_ANY, _LANES, _SUM),
+    "matvec": About(_ROWS, _LANES, _SUM),
+    "tiles": About(_ANY, _ONE_BY_ONE, _SUM),
+    "norm_project": About(_ROWS, _LANES, _CARRIED),
+    "norm_qkv": About(_ROWS, _LANES, _CARRIED),
+    "norm_gate_up": About(_ROWS, _LANES, _CARRIED),
+    "project_add": About(_ROWS + ", a float32 residual", _LANES, _CARRIED),
+    "head_norm_rope": About(
+        "an even head width from 8 on, any number of tokens", 1, "two products, and a norm's error"
+    ),
+    "embed_rows": About("K a multiple of 32, int32 ids", 0, "exact"),
+    "dequantize": About("K a multiple of 32, float32 or float16 results", 0, "exact"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel of the list."""
+
+    name: str
+
+    @cached_property
+    def module(self) -> ModuleType:
+        """Where its geometry, its twin and its typed call are."""
+        return importlib.import_module(f"kernels.metal.{self.name}")
+
+    @property
+    def kernel(self) -> Kernel:
+        """What is launched."""
+        kernel: Kernel = self.module.KERNEL
+        return kernel
+
+    @property
+    def rung(self) -> int | None:
+        """Its place on the ladder of products, from the slowest on; None for what is no product alone."""
+        found = re.match(r"Rung (\d+)", self._first_line)
+        return int(found[1]) if found else None
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a line."""
+        text = re.sub(r"^Rung \d+ of the Q8_0 ladder: ", "", self._first_line)
+        return text[:1].lower() + text[1:].rstrip(".") if not text[1:2].isupper() else text.rstrip(".")
+
+    @property
+    def about(self) -> About:
+        """What it needs, and how exact it is."""
+        return _ABOUT[self.name]
+
+    @property
+    def _first_line(self) -> str:
+        paragraph = (self.module.__doc__ or "").strip().split("\n\n")[0]
+        return " ".join(paragraph.split())
+
+    @cached_property
+    def n_cases(self) -> int:
+        """How many launches a check consists of."""
+        return len(cases(self.name))
+
+    def cases(self) -> list[Case]:
+        """Its launches over all shapes, with what must come out."""
+        return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
+
+    def typical(self) -> Launch:
+        """The largest of these launches: its arrays lie where those of a model do."""
+        return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
+
+    def metal_text(self) -> str:
+        """What MLX hands to Metal for a typical launch, after its own preamble."""
+        return metal_text(self.typical())
+
+    def cuda_text(self) -> str:
+        """What MLX hands to CUDA: the same, translated."""
+        return cuda_text(self.kernel)
+
+    def check(self, executor: ExecutorName, orders: Orders, progress: Progress | None = None) -> Verdict:
+        """Run it over all shapes."""
+        return check_cases(self.name, self.cases(), executor, orders, bound=self.about.bound, progress=progress)
+
+
+def entries() -> list[Entry]:
+    """All kernels, the ladder first."""
+    return [Entry(name) for name in _ABOUT]
+
+
+def entry(name: str) -> Entry:
+    """One of them.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    if name not in _ABOUT:
+        raise KeyError(name)
+    return Entry(name)

@@ -1,0 +1,239 @@
+"""`check`: a kernel over ragged shapes, in several orders of its threads, against float64."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.emulator import EmulatorError
+from kernels.lab.arrays import Sizes, in_numpy
+from kernels.lab.experiment import Experiment
+from kernels.lab.run import BUILDS, SEEDS, prepare, require, run
+from kernels.lab.verdict import Failure, Verdict
+from kernels.launch import ExecutorName, Launch
+from kernels.launch import executor as default_executor
+from kernels.metal.twins import Expected
+
+DTYPES = ("float32", "float16")
+EPSILON = 2.0**-23  # float32's
+# With so many shapes wrong, more of them tell nothing new. As many are compiled before the rest, in case they are.
+MOST_FAILURES = 4
+# Half a unit in the last place, relative and, where numbers are tiny, absolute.
+ROUNDING = {mx.float16: (2.0**-11, 2.0**-25), mx.bfloat16: (2.0**-8, 0.0)}
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch, what it should give for each output, and the sizes that made it, as a person and as Python say them."""
+
+    label: str
+    launch: Launch
+    expected: Callable[[], Sequence[Expected]]
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """In which orders threads run, and from which of the emulator's builds."""
+
+    seeds: Sequence[int] = SEEDS
+    builds: Sequence[str] = BUILDS
+
+
+def check(
+    experiment: Experiment,
+    sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None = None,
+    *,
+    dtypes: Sequence[str] = DTYPES,
+    executor: ExecutorName | None = None,
+    seeds: Sequence[int] = SEEDS,
+    builds: Sequence[str] = BUILDS,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Run a kernel over many shapes and compare what it gives with its reference in float64.
+
+    Threads run in a different order with each seed; a result whose bits depend on it is wrong however small the
+    difference. On a GPU, where the order cannot be chosen, each shape runs as many times.
+
+    Args:
+        experiment: the kernel.
+        sizes: a list of sizes, {"N": 33, "K": 64}; or for each axis the sizes that are combined with those of all
+            others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes.
+        dtypes: what the type T stands for, where it occurs.
+        executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has.
+        seeds: orders of the threads.
+        builds: the emulator's builds: "spaces" keeps pointers to memory of different kinds apart, "undefined" finds
+            overflow and misalignment.
+        progress: told after each shape how many are done, and of how many.
+
+    Returns:
+        The verdict. Print it, or use it as a truth value.
+
+    Raises:
+        ValueError: the sizes do not fit the experiment, or the reference's shape does not.
+        ExecutorUnavailableError: the machine lacks the executor.
+    """
+    chosen = executor or default_executor()
+    require(chosen)
+    cases = list(cases_of(experiment, sizes, dtypes))
+    orders = Orders(seeds, builds)
+    return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
+
+
+def cases_of(
+    experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
+) -> list[Case]:
+    """Each of the sizes with each of the types, the smallest first."""
+    if sizes is None:
+        every: Sequence[Sizes] = experiment.ragged()
+    elif isinstance(sizes, Mapping):
+        lists = [[size] if isinstance(size, int) else size for size in sizes.values()]
+        every = [dict(zip(sizes, chosen, strict=True)) for chosen in product(*lists)]
+    else:
+        every = sizes
+    tried = dtypes if experiment.has_choice else DTYPES[:1]
+    return [_case(experiment, one, dtype) for one in sorted(every, key=lambda s: prod(s.values())) for dtype in tried]
+
+
+def _case(experiment: Experiment, sizes: Sizes, dtype: str) -> Case:
+    launch, numbers = experiment.launch(sizes, dtype)
+
+    def expected() -> list[Expected]:
+        results = experiment.expected(sizes, numbers)
+        return [Expected(value, experiment.bound * EPSILON * magnitude) for value, magnitude in results]
+
+    arguments = f"[{dict(sizes)}]" + (f', dtypes=["{dtype}"]' if experiment.has_choice else "")
+    return Case(experiment.label(sizes, dtype), launch, expected, arguments)
+
+
+def check_cases(
+    name: str,
+    cases: Sequence[Case],
+    executor: ExecutorName,
+    orders: Orders,
+    *,
+    bound: float,
+    wary: bool = False,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Run the cases in turn, until too many are wrong to tell anything new.
+
+    The emulator compiles all of them together; with `wary` the first ones apart, as most kernels that are being
+    written are wrong.
+    """
+    verdict, started = Verdict(name, executor, bound), time.perf_counter()
+    units = {0: cases[:MOST_FAILURES], MOST_FAILURES: cases[MOST_FAILURES:]} if wary else {0: cases}
+    for i, case in enumerate(cases):
+        if executor == "emulator" and i in units:
+            verdict.compile_seconds += _prepare(units[i], orders)
+        ratio, runs, failure = _examine(case, executor, orders)
+        verdict.shapes, verdict.runs = verdict.shapes + 1, verdict.runs + runs
+        verdict.worst = max(verdict.worst, ratio * bound)
+        if failure is not None:
+            if not verdict.failures and case.arguments:
+                seeds = "" if failure.seed is None else f", seeds=[{failure.seed}]"
+                verdict.again = f"kernels.check({name}, {case.arguments}{seeds})"
+            verdict.failures.append(failure)
+        if progress is not None:
+            progress(verdict.shapes, len(cases))
+        if len(verdict.failures) == MOST_FAILURES:
+            break
+    verdict.seconds = time.perf_counter() - started
+    return verdict
+
+
+def _prepare(cases: Sequence[Case], orders: Orders) -> float:
+    """Compile them as one unit; the seconds that it took."""
+    started = time.perf_counter()
+    # What does not compile is said by the case that it belongs to, when it runs.
+    with suppress(EmulatorError):
+        prepare((case.launch for case in cases), orders.builds)
+    return time.perf_counter() - started
+
+
+def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float, int, Failure | None]:
+    """The largest error as a share of what is allowed, the number of runs, and what went wrong."""
+    expected, worst, runs = case.expected(), 0.0, 0
+    for build in orders.builds if executor == "emulator" else (None,):
+        results: dict[int, list[NDArray[Any]]] = {}
+        for seed in orders.seeds:
+            runs += 1
+            try:
+                outputs = run(case.launch, executor, seed=seed, build=build)
+            except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
+                return worst, runs, Failure(case.label, seed, build, str(error))
+            results[seed] = [in_numpy(output) for output in outputs]
+        text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
+        if text is not None:
+            return worst, runs, Failure(case.label, None, build, text)
+        for seed, found in results.items():
+            ratio, text = compare(case.launch, found, expected)
+            worst = max(worst, ratio)
+            if text is not None:
+                return worst, runs, Failure(case.label, seed, build, text)
+    return worst, runs, None
+
+
+def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str | None:
+    """What differs between runs, which nothing may."""
+    (first, reference), *others = results.items()
+    for seed, found in others:
+        for name, one, other in zip(launch.kernel.output_names, reference, found, strict=True):
+            differs = (one != other) & ~(np.isnan(one) & np.isnan(other))
+            if differs.any():
+                at = _first(differs)
+                return (
+                    f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
+                    "the result depends on the order of threads: a barrier is missing, or several threads write here"
+                )
+    return None
+
+
+def compare(launch: Launch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]) -> tuple[float, str | None]:
+    """The largest error of all outputs as a share of what is allowed, and the first number that is wrong."""
+    worst, text = 0.0, None
+    for name, dtype, got, (value, bound) in zip(
+        launch.kernel.output_names, launch.output_dtypes, found, expected, strict=True
+    ):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            relative, absolute = ROUNDING.get(dtype, (0.0, 0.0))
+            distance = np.abs(got.astype(np.float64) - value)
+            error = np.maximum(distance - np.maximum(relative * np.abs(value), absolute), 0)
+            same = (got == value) | (np.isnan(got) & np.isnan(np.asarray(value, dtype=np.float64)))
+            ratio = np.where(same, 0.0, np.nan_to_num(error / bound, nan=np.inf, posinf=np.inf))
+        worst = max(worst, float(ratio.max(initial=0.0)))
+        wrong = ratio > 1
+        if text is None and wrong.any():
+            text = _described(name, got, value, wrong, ratio)
+    return worst, text
+
+
+def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray[Any], ratio: NDArray[Any]) -> str:
+    at = _first(wrong)
+    lines = [f"{element(name, at)}: expected {value[at]:.9g}, found {got[at]:.9g}"]
+    if np.isnan(got[at]):
+        lines[0] += "; it was never written, or made of what nobody wrote"
+    elif np.isfinite(ratio[at]):
+        lines[0] += f", {ratio[at]:.3g} times the error that is allowed"
+    lines.append(f"{int(wrong.sum()):,} of {wrong.size:,} numbers of {name} are wrong, this is the first")
+    return "\n".join(lines)
+
+
+def _first(wrong: NDArray[Any]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+
+
+def element(name: str, at: tuple[int, ...]) -> str:
+    """One number of an output: "y[0, 32]"."""
+    return f"{name}[{', '.join(map(str, at))}]" if at else name

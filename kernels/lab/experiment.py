@@ -1,0 +1,217 @@
+"""A kernel of your own, as a value: its text, its arrays, how many threads run it, and what it should compute."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import lcm, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.kernel import Kernel
+from kernels.lab.arrays import CHOSEN, Array, Sizes, dtype_of, on_device, parse, random_values
+from kernels.launch import Launch, Size
+
+# Sizes at which kernels go wrong: around 1, around a SIMD-group, around a threadgroup, and odd.
+RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
+SHAPES = 24
+# Numbers that the axes of one automatic shape span together: NumPy and the emulator are quick below.
+MOST_NUMBERS = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A kernel, and all that is needed to run it and to tell whether it is right.
+
+    Arrays are described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
+    The type T stands for float32 and for float16: both are tried. "q8_0 N K" is a Q8_0 matrix `w`; the kernel gets it
+    as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64.
+
+    Every named axis is a number that the kernel's text can use by that name, and so is every constant.
+
+    Functions name what they want to know as their parameters: arrays, axes, constants, or `rng` in `data`.
+
+    Attributes:
+        name: an identifier.
+        source: the body, in Metal Shading Language; MLX writes the signature.
+        inputs: array descriptions by name.
+        outputs: the same.
+        reference: the outputs, in NumPy, from float64 inputs; a tuple if there are several.
+        threads: how many in each direction; rounded up to whole threadgroups.
+        threadgroup: threads of a threadgroup in each direction.
+        constants: more numbers for the text.
+        header: text before the kernel, for functions.
+        data: inputs by name that must not be random.
+        magnitude: what an error is measured against, of an output's shape: for a product, that of absolute values.
+            Without it, the largest expected number.
+        bound: the error that is accepted, in float32 epsilons of the magnitude, and that of rounding the result to
+            its type, if that is shorter.
+        init_value: what outputs hold beforehand.
+        atomic_outputs: whether the outputs are atomic.
+    """
+
+    name: str
+    source: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    reference: Callable[..., Any]
+    threads: Callable[..., int | tuple[int, ...]]
+    threadgroup: int | tuple[int, ...] = 256
+    constants: Mapping[str, int | bool] = field(default_factory=dict)
+    header: str = ""
+    data: Callable[..., Mapping[str, Any]] | None = None
+    magnitude: Callable[..., Any] | None = None
+    bound: float = 4.0
+    init_value: float | None = None
+    atomic_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        self.kernel, self.axes  # noqa: B018 - what is wrong with them is said now
+        unknown = set(self.constants) & set(self.axes)
+        if unknown:
+            raise ValueError(f"{self.name}: expected constants beside the axes, found {', '.join(unknown)} as both")
+
+    @cached_property
+    def arrays(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Inputs and outputs, understood.
+
+        Raises:
+            ValueError: one of them cannot be; or an output is q8_0.
+        """
+        given, made = (
+            tuple(parse(name, text, self.name) for name, text in described.items())
+            for described in (self.inputs, self.outputs)
+        )
+        if any(array.type == "q8_0" for array in made):
+            raise ValueError(f"{self.name}: expected outputs of numbers, found a q8_0 matrix")
+        return given, made
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """What is launched."""
+        given, made = self.arrays
+        return Kernel(
+            self.name,
+            tuple(part for array in given for part in array.parts),
+            tuple(array.name for array in made),
+            self.source,
+            self.header,
+            atomic_outputs=self.atomic_outputs,
+        )
+
+    @cached_property
+    def axes(self) -> dict[str, int]:
+        """The named axes in the order of their appearance, and what each must be a multiple of."""
+        found: dict[str, int] = {}
+        for array in (*self.arrays[0], *self.arrays[1]):
+            for name, multiple in array.multiples.items():
+                found[name] = lcm(found.get(name, 1), multiple)
+        return found
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether an array is of type T."""
+        return any(array.type == CHOSEN for arrays in self.arrays for array in arrays)
+
+    def label(self, sizes: Sizes, dtype: str) -> str:
+        """The sizes, and the type where there is a choice, as a person reads them."""
+        text = " ".join(f"{name}={size}" for name, size in sizes.items())
+        return f"{text} T={dtype}" if self.has_choice else text
+
+    def ragged(self, n: int = SHAPES) -> list[dict[str, int]]:
+        """Sizes that find mistakes, smallest first, the same ones each time; fewer if there are not so many."""
+        choices = [[multiple * size for size in RAGGED] for multiple in self.axes.values()]
+        every = [sizes for sizes in product(*choices) if prod(sizes) <= MOST_NUMBERS]
+        chosen = [every[0], *random.Random(0).sample(every[1:], min(n, len(every)) - 1)]
+        return [dict(zip(self.axes, sizes, strict=True)) for sizes in sorted(chosen, key=lambda s: (prod(s), s))]
+
+    def launch(self, sizes: Sizes, dtype: str = "float32", seed: int = 0) -> tuple[Launch, dict[str, NDArray[Any]]]:
+        """A launch with values that `seed` chooses, and the inputs as the reference wants them.
+
+        Raises:
+            ValueError: sizes are missing or not divisible, or a function's result has the wrong shape.
+        """
+        self._check(sizes)
+        known = {**sizes, **self.constants}
+        rng = np.random.default_rng(seed)
+        special = {} if self.data is None else call(self.data, {**known, "rng": rng}, f"{self.name}.data")
+        given: list[Any] = []
+        numbers: dict[str, NDArray[Any]] = {}
+        for array in self.arrays[0]:
+            shape = array.shape(sizes)
+            values = special[array.name] if array.name in special else random_values(array, shape, rng)
+            parts, numbers[array.name] = on_device(array, values, dtype)
+            if numbers[array.name].shape != shape:
+                raise ValueError(f"{self.name}.data: expected {array.name} {shape}, found {numbers[array.name].shape}")
+            given += parts
+        template: list[tuple[str, Any]] = list(known.items())
+        if self.has_choice:
+            template.append((CHOSEN, dtype_of(CHOSEN, dtype)))
+        grid, threadgroup = self.geometry(sizes)
+        made = self.arrays[1]
+        shapes, dtypes = [array.shape(sizes) for array in made], [dtype_of(array.type, dtype) for array in made]
+        return Launch(self.kernel, given, template, grid, threadgroup, shapes, dtypes, self.init_value), numbers
+
+    def geometry(self, sizes: Sizes) -> tuple[Size, Size]:
+        """Threads in all, a whole number of threadgroups, and threads of one."""
+        wanted = _three(call(self.threads, {**sizes, **self.constants}, f"{self.name}.threads"))
+        group = _three(self.threadgroup)
+        x, y, z = (-(-threads // size) * size for threads, size in zip(wanted, group, strict=True))
+        return (x, y, z), group
+
+    def expected(self, sizes: Sizes, numbers: Mapping[str, Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """For each output: what it should be, and the magnitude that errors are measured against.
+
+        Raises:
+            ValueError: the reference's result has the wrong shape.
+        """
+        known = {**sizes, **self.constants, **numbers}
+        results = _tuple(call(self.reference, known, f"{self.name}.reference"))
+        magnitudes: tuple[Any, ...] = (None,) * len(results)
+        if self.magnitude is not None:
+            magnitudes = _tuple(call(self.magnitude, known, f"{self.name}.magnitude"))
+        if not len(results) == len(magnitudes) == len(self.outputs):
+            raise ValueError(f"{self.name}.reference: expected {len(self.outputs)} arrays, found {len(results)}")
+        for array, result, magnitude in zip(self.arrays[1], results, magnitudes, strict=True):
+            result, shape = np.asarray(result), array.shape(sizes)
+            if result.shape != shape:
+                raise ValueError(f"{self.name}.reference: expected {array.name} {shape}, found {result.shape}")
+            against = np.max(np.abs(result), initial=0, where=np.isfinite(result)) if magnitude is None else magnitude
+            yield result, np.broadcast_to(np.asarray(against, dtype=np.float64), shape)
+
+    def _check(self, sizes: Sizes) -> None:
+        wrong = [f"{name}={size}" for name, size in sizes.items() if size < 1 or size % self.axes.get(name, 1)]
+        if set(sizes) != set(self.axes) or wrong:
+            wanted = [name if m == 1 else f"{name}, a multiple of {m}" for name, m in self.axes.items()]
+            found = wrong or [f"{name}={size}" for name, size in sizes.items()]
+            raise ValueError(
+                f"{self.name}: expected sizes >= 1 of {'; '.join(wanted)}, found {', '.join(found) or 'none'}"
+            )
+
+
+def call(function: Callable[..., Any], known: Mapping[str, Any], where: str) -> Any:
+    """`function` with those of the known values that its parameters name.
+
+    Raises:
+        ValueError: it wants something else.
+    """
+    wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"{where}: expected parameters among {', '.join(known)}, found {', '.join(unknown)}")
+    return function(**{name: known[name] for name in wanted})
+
+
+def _three(size: int | tuple[int, ...]) -> Size:
+    x, y, z = (*((size,) if isinstance(size, int) else size), 1, 1)[:3]
+    return x, y, z
+
+
+def _tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)

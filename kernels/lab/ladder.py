@@ -1,0 +1,143 @@
+"""The Q8_0 ladder on the matrices of a model: every rung, every tuning, and MLX's own product beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.lab.bench import mlx_product
+from kernels.lab.run import counted
+from kernels.lab.timing import cold_inputs, nbytes, seconds_per_call, seconds_per_launch
+from kernels.launch import ExecutorName, Launch, planned
+from kernels.metal.cases import matrix, numbers
+from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.matvec import matvec
+from kernels.metal.norm_gate_up import norm_gate_up
+from kernels.metal.norm_project import norm_project
+from kernels.metal.norm_qkv import norm_qkv
+from kernels.metal.project_add import project_add
+from kernels.metal.rows import TUNINGS, Tuning
+from kernels.metal.simd_per_row import simd_per_row
+from kernels.metal.thread_per_output import thread_per_output
+
+Row = dict[str, Any]
+Call = Callable[..., Any]
+
+STOCK = "mx.quantized_matmul"
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a decode step: the rows of its matrices, which share their columns."""
+
+    title: str
+    rows: tuple[int, ...]
+    columns: int
+
+
+def products(
+    *, hidden_size: int, intermediate_size: int, n_heads: int, n_kv_heads: int, head_dim: int, vocab_size: int
+) -> list[Product]:
+    """Those of a layer, and the head."""
+    queries, keys = n_heads * head_dim, n_kv_heads * head_dim
+    return [
+        Product("q+k+v", (queries, keys, keys), hidden_size),
+        Product("o", (hidden_size,), queries),
+        Product("gate+up", (intermediate_size, intermediate_size), hidden_size),
+        Product("down", (hidden_size,), intermediate_size),
+        Product("head", (vocab_size,), hidden_size),
+    ]
+
+
+def climb(
+    every: Sequence[Product], executor: ExecutorName, vectors: int = 1, tunings: Sequence[Tuning] = TUNINGS
+) -> Iterator[Row]:
+    """A row per product and rung, as they are measured; in the emulator counted instead.
+
+    The rungs before the fused ones, and MLX, multiply all rows of a product as one matrix.
+    """
+    for product in every:
+        rng = np.random.default_rng(0)
+        x = numbers(rng, (vectors, product.columns))
+        matrices = [matrix(rng, n, product.columns) for n in product.rows]
+        whole = _joined(matrices)
+        common = {"product": product.title, "rows": product.rows, "columns": product.columns, "vectors": vectors}
+        for call in (thread_per_output, simd_per_row):
+            yield common | _measured([_planned(partial(call, x, whole))], executor)
+        for call in (partial(matvec, x, whole), _fused(product, x, matrices, rng)):
+            yield common | _measured(_tuned(call, tunings), executor)
+        if executor != "emulator":
+            yield common | _stock(x, whole)
+
+
+def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
+    """What the `metal` backend launches for this product."""
+    gain = numbers(rng, (product.columns,), mean=1)
+    if product.title == "q+k+v":
+        return partial(norm_qkv, x, gain, EPS, *matrices)
+    if product.title == "gate+up":
+        gate, up = matrices
+        return partial(norm_gate_up, x, gain, EPS, gate, up)
+    if product.title == "head":
+        return partial(norm_project, x, gain, EPS, *matrices)
+    return partial(project_add, x, matrices[0], numbers(rng, (len(x), product.rows[0])))
+
+
+def _joined(matrices: list[Q8_0Matrix]) -> Q8_0Matrix:
+    if len(matrices) == 1:
+        return matrices[0]
+    whole = Q8_0Matrix(mx.concatenate([m.wq for m in matrices]), mx.concatenate([m.ws for m in matrices]))
+    mx.eval(whole.wq, whole.ws)
+    return whole
+
+
+def _planned(call: Call) -> Launch:
+    with planned() as launches:
+        call()
+    (launch,) = launches
+    return launch
+
+
+def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
+    """A launch for each tuning that the kernel takes: SIMD-groups that share rows must stand in one threadgroup."""
+    launches = []
+    for tuning in tunings:
+        try:
+            launches.append(_planned(partial(call, tuning=tuning)))
+        except ValueError:
+            continue
+    return launches
+
+
+def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
+    """The fastest of them, or in the emulator the first; and what all took."""
+    row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
+    if executor == "emulator":
+        return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
+    sets = cold_inputs(launches[0].inputs)
+    tried = [_parameters(launch) | {"seconds": seconds_per_launch(launch, sets, executor)} for launch in launches]
+    best = min(tried, key=lambda one: one["seconds"])
+    return row | best | {"gbs": row["nbytes"] / best["seconds"] / 1e9} | ({"tried": tried} if len(tried) > 1 else {})
+
+
+def _parameters(launch: Launch) -> Row:
+    """Rows per SIMD-group, SIMD-groups per threadgroup, and how many share a row, where a kernel has them."""
+    template = dict(launch.template)
+    return {name: template[name] for name in ("R", "NSG", "KS") if name in template}
+
+
+def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
+    """MLX's product with the same numbers, float32: it reads 40 bytes for 32 weights, of which we count 34."""
+    scales = weight.ws.astype(mx.float32)
+    biases = -128 * scales
+    mx.eval(scales, biases)
+    calls = [partial(mlx_product, *inputs) for inputs in cold_inputs([x, weight.wq, scales, biases])]
+    needed = weight.nbytes + x.nbytes + 4 * len(x) * weight.shape[0]
+    seconds = seconds_per_call(calls)
+    return {"kernel": STOCK, "nbytes": needed, "seconds": seconds, "gbs": needed / seconds / 1e9}

@@ -1,0 +1,98 @@
+"""One launch, run as the lab needs it: on a given executor, in a given order of threads, from a given build."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, cast
+
+import mlx.core as mx
+
+from kernels.emulator import MetalKernel
+from kernels.emulator.runtime import Statistics
+from kernels.kernel import Kernel
+from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, unavailable
+from kernels.launch import _built as built
+
+# The emulator's, see there: real address spaces, and checks of undefined behaviour instead.
+BUILDS = ("spaces", "undefined")
+# Threads in order, backwards, shuffled.
+SEEDS = (0, 1, 2)
+
+
+def require(name: ExecutorName) -> None:
+    """Refuse an executor that this machine lacks.
+
+    Raises:
+        ExecutorUnavailableError: with the reason.
+    """
+    reason = unavailable(name)
+    if reason is not None:
+        raise ExecutorUnavailableError(f"kernels cannot run on {name!r}: {reason}")
+
+
+def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
+    """The outputs, which a GPU computes when they are looked at. `options`, `seed` and `build`, are the emulator's."""
+    return built(launch.kernel, executor)(
+        inputs=launch.inputs,
+        template=list(launch.template),
+        grid=launch.grid,
+        threadgroup=launch.threadgroup,
+        output_shapes=launch.output_shapes,
+        output_dtypes=launch.output_dtypes,
+        init_value=launch.init_value,
+        **(options if executor == "emulator" else {}),
+    )
+
+
+def run(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
+    """The outputs, computed."""
+    outputs = promise(launch, executor, **options)
+    mx.eval(outputs)
+    return outputs
+
+
+def emulated(kernel: Kernel) -> MetalKernel:
+    """The emulator's object for a kernel."""
+    return cast(MetalKernel, built(kernel, "emulator"))
+
+
+def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS) -> None:
+    """Compile all that these launches need in the emulator, each kernel's instantiations as one unit."""
+    wanted: dict[Kernel, list[Any]] = defaultdict(list)
+    for launch in launches:
+        wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
+    for kernel, instances in wanted.items():
+        for build in builds:
+            emulated(kernel).prepare(instances, build=build)
+
+
+def counted(launch: Launch) -> dict[str, int]:
+    """What the launch does, counted while the emulator runs it.
+
+    Returns:
+        threads and threadgroups; SIMD operations, one per SIMD-group; barriers, one per threadgroup; bytes of a
+        threadgroup's own memory.
+    """
+    kernel = emulated(launch.kernel)
+    run(launch, "emulator")
+    found = cast(Statistics, kernel.statistics)  # None only before the first call
+    return {
+        "threads": found.threads,
+        "threadgroups": found.threadgroups,
+        "simd_operations": found.simd_operations // 32,
+        "barriers": found.barriers * found.threadgroups // found.threads,
+        "threadgroup_bytes": found.threadgroup_bytes,
+    }
+
+
+def metal_text(launch: Launch) -> str:
+    """What MLX hands to Metal for this launch, after its own preamble."""
+    return emulated(launch.kernel).text(launch.inputs, launch.output_dtypes, list(launch.template))
+
+
+def cuda_text(kernel: Kernel) -> str:
+    """The header and the body that MLX hands to CUDA's compiler; templates become constants at the body's top."""
+    from kernels.cuda import header, translated
+
+    return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

@@ -1,0 +1,218 @@
+"""`kernels`: the GPU kernels, held against float64, measured, and shown as MLX hands them to a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
+from mlx_engine.commands.values import columns, print_json
+from mlx_engine.errors import OptionError
+
+if TYPE_CHECKING:
+    from kernels.lab.catalogue import Entry
+    from kernels.lab.verdict import Verdict
+    from kernels.launch import ExecutorName
+
+kernels = typer.Typer(no_args_is_help=True, help="List the GPU kernels, check them, measure them, show their text.")
+
+Executor = Annotated[
+    str | None,
+    typer.Option("--executor", "-e", help="metal, cuda or emulator.", show_default="the first that this machine has"),
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@kernels.command("list")
+@reports_errors
+def list_(json: AsJSON = False) -> None:
+    """List the kernels: what each does, its rung on the ladder of products, what it is given and gives."""
+    from kernels.lab.catalogue import entries
+    from kernels.launch import executors
+
+    every, runs_on = entries(), executors()
+    if json:
+        print_json({"executors": runs_on, "kernels": [described(entry) for entry in every]})
+        return
+    for entry in every:
+        rung = "" if entry.rung is None else f" (rung {entry.rung})"
+        print(f"{entry.name}{rung}: {entry.summary}")
+        print(f"    {', '.join(entry.kernel.input_names)} -> {', '.join(entry.kernel.output_names)}")
+        print(f"    {entry.about.needs}")
+    print()
+    for name, reason in runs_on.items():
+        print(f"{name:<10}{'yes' if reason is None else f'no: {reason}'}")
+
+
+def described(entry: Entry) -> dict[str, Any]:
+    """A kernel as JSON has it."""
+    return {
+        "name": entry.name,
+        "rung": entry.rung,
+        "summary": entry.summary,
+        "inputs": entry.kernel.input_names,
+        "outputs": entry.kernel.output_names,
+        **entry.about._asdict(),
+    }
+
+
+@kernels.command()
+@reports_errors
+def check(
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", "-k", help="May be given several times.", show_default="all")
+    ] = None,
+    executor: Executor = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Orders of the threads; on a GPU, runs.")] = 2,
+    json: AsJSON = False,
+) -> None:
+    """Run every kernel over ragged shapes, in several orders of its threads, and compare it with float64."""
+    from kernels.lab.check import Orders
+
+    every, name = chosen(kernel), executor_of(executor)
+    verdicts = []
+    with progress_bar("checking") as report:
+        done, total = 0, sum(entry.n_cases for entry in every)
+        for entry in every:
+            verdicts.append(entry.check(name, Orders(range(seeds)), partial(told, report, done, total)))
+            done += entry.n_cases
+    passed = all(verdicts)
+    if json:
+        print_json({"executor": name, "passed": passed, "kernels": [as_row(v) for v in verdicts]})
+    else:
+        print_verdicts(every, verdicts)
+    if not passed:
+        raise typer.Exit(FAILED)
+
+
+def told(report: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    """What one kernel's check reports, as a part of all."""
+    report(before + done, total)
+
+
+def as_row(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON has it."""
+    return {**asdict(verdict), "passed": verdict.passed}
+
+
+def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
+    """A table, and below it what is known of every failure."""
+    rows = [("kernel", "shapes", "runs", "worst", "bound", "float32 epsilons of", "seconds", "")]
+    for entry, verdict in zip(every, verdicts, strict=True):
+        outcome = "ok" if verdict.passed else f"{len(verdict.failures)} shapes WRONG"
+        numbers = f"{verdict.shapes}", f"{verdict.runs}", f"{verdict.worst:.2f}", f"{verdict.bound:g}"
+        rows.append((verdict.name, *numbers, entry.about.of, f"{verdict.seconds:.1f}", outcome))
+    print("\n".join(columns(rows, "<>>>><><")))
+    shapes, runs = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("shapes", "runs"))
+    seconds = sum(verdict.seconds for verdict in verdicts)
+    compiling = sum(verdict.compile_seconds for verdict in verdicts)
+    took = f"{seconds:.1f} s" + (f", {compiling:.1f} s of them to compile" if compiling >= 0.05 else "")
+    print(f"\n{len(verdicts)} kernels, {shapes:,} shapes, {runs:,} runs on {verdicts[0].executor}: {took}")
+    for verdict in verdicts:
+        if not verdict.passed:
+            print(f"\n{verdict}")
+
+
+@kernels.command()
+@reports_errors
+def bench(
+    report: Annotated[
+        bool, typer.Option("--report", help="Write a file to send: this table, the chip, and tokens per second.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Argument(help="Where --report writes: Markdown, or .json.", show_default="kernels-CHIP.md")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Whose matrices; with --report, what writes tokens.")
+    ] = "shape:qwen3-0.6b",
+    executor: Executor = None,
+    vectors: Annotated[int, typer.Option("--vectors", min=1, max=8, help="To multiply at once.")] = 1,
+    budget: Annotated[
+        float | None, typer.Option("--budget", min=0, help="With --report, seconds for each rate of tokens.")
+    ] = None,
+    json: AsJSON = False,
+) -> None:
+    """Measure every rung of the ladder on a model's matrices, cold, with MLX's own product beside them."""
+    from mlx_engine.bench import kernel_report
+
+    if file is not None and not report:
+        raise OptionError(option="FILE", expected="--report with it", found=str(file))
+    name = executor_of(executor, only_gpu=True)
+    path = None
+    if report:
+        path = kernel_report.default_file() if file is None else file
+        kernel_report.check_file(path)
+    with progress_bar("measuring") as told:
+        found = kernel_report.measure(model, name, vectors=vectors, progress=told)
+        if path is not None:
+            kernel_report.add_models(found, model, budget=budget)
+    if json:
+        print_json(found)
+    else:
+        print(kernel_report.summary(found))
+    if path is not None:
+        kernel_report.write_report(path, found)
+        notice(f"the report is in {path}: nothing in it names you or your files")
+
+
+@kernels.command()
+@reports_errors
+def source(
+    name: Annotated[str, typer.Argument(help="A kernel of `kernels list`.")],
+    body: Annotated[bool, typer.Option("--body", help="Only the body, as it stands in its file.")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="As it is translated for CUDA.")] = False,
+) -> None:
+    """Print a kernel as MLX generates it for a typical launch, without MLX's own preamble."""
+    (entry,) = chosen([name])
+    if body and cuda:
+        raise OptionError(option="source", expected="--body or --cuda", found="both")
+    if body:
+        print(entry.kernel.source, end="")
+    else:
+        print(entry.cuda_text() if cuda else entry.metal_text())
+
+
+def chosen(names: list[str] | None) -> list[Entry]:
+    """The kernels of these names, or all.
+
+    Raises:
+        OptionError: there is none of this name.
+    """
+    from kernels.lab.catalogue import entries
+
+    every = {entry.name: entry for entry in entries()}
+    for name in names or ():
+        if name not in every:
+            raise OptionError(option="kernel", expected=f"one of {', '.join(every)}", found=name)
+    return [every[name] for name in names] if names else list(every.values())
+
+
+def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
+    """The executor asked for, or this machine's; with `only_gpu` the emulator must be asked for.
+
+    Raises:
+        OptionError: there is none of this name, or the machine lacks it.
+    """
+    from kernels.launch import EXECUTORS, executors
+
+    if given is not None and given not in EXECUTORS:
+        raise OptionError(option="executor", expected=f"one of {', '.join(EXECUTORS)}", found=given)
+    reasons = executors()
+    have = [name for name, reason in reasons.items() if reason is None]
+    if given is not None and given not in have:
+        expected = f"one that works here ({', '.join(have) or 'none does'})"
+        raise OptionError(option="executor", expected=f"{expected}; {reasons[given]}", found=given)
+    if not have:
+        raise OptionError(option="executor", expected="; ".join(map(str, reasons.values())), found="none of them")
+    if given is None and only_gpu and have[0] == "emulator":
+        raise OptionError(
+            option="bench",
+            expected="a GPU, as an emulator's times say nothing about one; --executor emulator counts instead",
+            found="none here",
+        )
+    return given or have[0]

@@ -1,0 +1,52 @@
+"""The list of kernels is complete, and a check of any of them can fail."""
+
+from dataclasses import replace
+
+import pytest
+
+from kernels.kernel import METAL
+from kernels.lab.catalogue import entries, entry
+from kernels.lab.check import Orders, check_cases
+
+NAMES = [one.name for one in entries()]
+
+
+def test_every_kernel_is_listed():
+    assert sorted(NAMES) == sorted(path.stem for path in METAL.glob("*.metal") if not path.stem.endswith(".h"))
+    with pytest.raises(KeyError):
+        entry("nothing")
+
+
+def test_the_ladder_comes_first():
+    rungs = [one.rung for one in entries()]
+    assert rungs[:4] == [1, 2, 3, 4]
+    assert set(rungs[4:]) == {None}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_are_enough_shapes(name):
+    one = entry(name)
+    assert one.n_cases >= 24
+    assert one.summary
+    assert "\n" not in one.summary
+
+
+def test_a_planted_mistake_is_reported():
+    one = entry("matvec")
+    case = one.cases()[2]
+    kernel = replace(case.launch.kernel, source=case.launch.kernel.source.replace("y[size_t", "if (row != 1) y[size_t"))
+    assert kernel.source != case.launch.kernel.source
+    wrong = replace(case, launch=replace(case.launch, kernel=kernel))
+    assert check_cases("matvec", [case], "emulator", Orders((0, 1)), bound=2)
+    verdict = check_cases("matvec", [wrong], "emulator", Orders((0, 1)), bound=2)
+    assert not verdict
+    assert "[0, 1]: expected" in str(verdict)
+
+
+def test_text_is_what_mlx_would_compile():
+    text = entry("thread_per_output").metal_text()
+    assert "[[kernel]] void custom_kernel_thread_per_output" in text
+    assert entry("thread_per_output").kernel.source.strip() in text
+    cuda = entry("matvec").cuda_text()
+    assert "__shared__" in cuda
+    assert "threadgroup float" not in cuda

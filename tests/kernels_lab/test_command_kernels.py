@@ -1,0 +1,159 @@
+"""`kernels` as a user meets it."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from typer.testing import CliRunner
+
+from kernels.lab import catalogue, ladder
+from kernels.lab.catalogue import Entry
+from mlx_engine.bench import cells, kernel_report, mlx_lm_peer
+from mlx_engine.commands.app import app
+from tests.kernels_lab.toys import SMALL
+
+ON_GPU = mx.metal.is_available() or mx.cuda.is_available()
+
+
+def run(*args, code=0):
+    result = CliRunner().invoke(app, ["kernels", *map(str, args)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return SimpleNamespace(out=result.stdout, err=result.stderr)
+
+
+def mistake(*args):
+    result = run(*args, code=2)
+    assert result.out == ""
+    (line,) = result.err.splitlines()
+    return line
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Only some of the shapes."""
+    every = Entry.cases
+    monkeypatch.setattr(Entry, "cases", lambda self: every(self)[:3])
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A model of few numbers."""
+    monkeypatch.setattr(ladder, "products", lambda **sizes: SMALL if sizes["vocab_size"] else [])
+
+
+def test_list_shows_every_kernel_and_where_they_run():
+    out = run("list").out
+    assert "matvec (rung 3): several rows per SIMD-group" in out
+    assert "    x, wq, ws -> y\n    K a multiple of 32, 1 to 8 vectors" in out
+    assert "emulator  yes" in out
+    found = json.loads(run("list", "--json").out)
+    assert [kernel["name"] for kernel in found["kernels"]] == [entry.name for entry in catalogue.entries()]
+    assert set(found["executors"]) == {"metal", "cuda", "emulator"}
+
+
+def test_check_prints_a_table_and_what_was_run(few):
+    out = run("check", "-k", "dequantize", "-k", "thread_per_output", "-e", "emulator").out
+    head, first, second, _, last = out.splitlines()
+    assert head.split() == ["kernel", "shapes", "runs", "worst", "bound", "float32", "epsilons", "of", "seconds"]
+    assert first.split()[:5] == ["dequantize", "3", "12", "0.00", "0"]
+    assert second.split()[0] == "thread_per_output"
+    assert second.endswith("ok")
+    assert last.startswith("2 kernels, 6 shapes, 24 runs on emulator: ")
+
+
+def test_check_fails_with_1_and_says_where(few, monkeypatch):
+    def cases(self):
+        every = self.original()
+        kernel = every[0].launch.kernel
+        wrong = replace(kernel, source=kernel.source.replace("fma(d,", "fma(-d,").replace("float(ws", "-float(ws"))
+        return [replace(case, launch=replace(case.launch, kernel=wrong)) for case in every]
+
+    monkeypatch.setattr(Entry, "original", Entry.cases, raising=False)
+    monkeypatch.setattr(Entry, "cases", cases)
+    out = run("check", "-k", "thread_per_output", "-e", "emulator", code=1).out
+    assert "3 shapes WRONG" in out
+    assert "smallest: 1 x 32, 1 x float32" in out
+    found = json.loads(run("check", "-k", "thread_per_output", "-e", "emulator", "--json", code=1).out)
+    assert found["passed"] is False
+    assert found["kernels"][0]["failures"][0]["text"].startswith("y[0, 0]: expected")
+
+
+def test_mistakes_are_one_line_and_exit_2(tmp_path):
+    assert "expected one of thread_per_output" in mistake("check", "-k", "nothing")
+    assert "expected one of metal, cuda, emulator, found 'vulkan'" in mistake("check", "-e", "vulkan")
+    assert "expected --body or --cuda" in mistake("source", "matvec", "--body", "--cuda")
+    assert "expected --report with it" in mistake("bench", tmp_path / "report.md")
+
+
+@pytest.mark.skipif(ON_GPU, reason="there is a GPU here")
+def test_without_a_gpu_bench_refuses_unless_asked_for_counts():
+    assert "an emulator's times say nothing about one; --executor emulator counts instead" in mistake("bench")
+    assert "MLX finds no Metal GPU" in mistake("check", "-e", "metal")
+
+
+def test_source_shows_the_text():
+    assert "[[kernel]] void custom_kernel_matvec" in run("source", "matvec").out
+    body = run("source", "matvec", "--body").out
+    assert body == catalogue.entry("matvec").kernel.source
+    assert "__shared__ float parts" in run("source", "matvec", "--cuda").out
+
+
+def test_bench_counts_in_the_emulator(small):
+    found = json.loads(run("bench", "-m", "builtin", "-e", "emulator", "--vectors", "2", "--json").out)
+    assert found["executor"] == "emulator"
+    assert len(found["ladder"]) == 5 * 4
+    assert "tokens" not in found
+
+
+def test_the_report_is_one_file_with_everything(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_report, "TESTS", (cells.Test(n_prompt=4), cells.Test(n_gen=2)))
+    monkeypatch.setattr(kernel_report, "REPETITIONS", 1)
+    path = tmp_path / "report.md"
+    result = run("bench", "--report", path, "-m", "builtin", "-e", "emulator", "--vectors", 2)
+    assert str(path) in result.err
+    text = path.read_text()
+    assert text.startswith("# Kernels on ")
+    assert result.out.strip() in text
+    found = json.loads(text.split("```json\n")[1].split("\n```")[0])
+    assert {row["backend"] for row in found["tokens"]} == {"mlx", "metal"}
+    assert {row["test"] for row in found["tokens"]} == {"pp4", "tg2"}
+    assert found["model"] == "builtin"
+    assert "commit" in found
+    assert "mlx" in found["versions"]
+    assert str(tmp_path) not in text
+    assert "mlx-lm" in text
+    path = tmp_path / "report.json"
+    run("bench", "--report", path, "-m", "builtin", "-e", "emulator", "--vectors", 2)
+    assert json.loads(path.read_text())["ladder"] == found["ladder"]
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(tmp_path):
+    result = run("bench", "--report", tmp_path / "no" / "report.md", "-e", "emulator", code=1)
+    assert "cannot be written" in result.err
+
+
+def test_a_page_of_rates():
+    """As on a Mac; the numbers are made up."""
+    row = {"product": "q+k+v", "rows": [4, 2, 2], "columns": 64, "kernel": "matvec", "R": 4, "NSG": 2, "KS": 1}
+    found = {"executor": "metal", "read_gbs": 250.0, "nominal_gbs": 273.0}
+    found["ladder"] = [
+        row | {"seconds": 2e-5, "gbs": 200.0},
+        row | {"kernel": "mx.quantized_matmul", "seconds": 4e-5, "gbs": 100.0},
+    ]
+    text = kernel_report.summary(found)
+    assert "20.0 | 200.0 |       80% |" in text
+    assert "A plain read reaches 250.0 GB/s here; 273 GB/s on paper." in text
+
+
+def test_mlx_lm_is_named_with_its_rates_or_with_why_there_are_none(monkeypatch):
+    def absent(name):
+        raise mlx_lm_peer.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(mlx_lm_peer.metadata, "version", absent)
+    assert kernel_report.mlx_lm_line(mlx_lm_peer.rates(None, (), repetitions=1)).startswith("mlx-lm: not installed")
+    line = kernel_report.mlx_lm_line({"version": "0.30", "weights": "8 bit", "rates": {"tg64": 12.34}})
+    assert line == "mlx-lm 0.30 (8 bit): tg64 12.3 t/s"
