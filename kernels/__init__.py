@@ -1,1 +1,83 @@
-"""Kernels for Q8_0 and the block layouts they read; usable without mlx_engine, importable without a GPU."""
+"""Kernels for block-quantised weights: Metal text with its NumPy twins, compiled CPU kernels, and block layouts.
+
+Usable without mlx_engine, importable without a GPU. The public names are imported when they are first used, so that
+`import kernels` costs nothing. `kernels.launch` is a module, the door to the GPU, whose `launch` runs any `Kernel`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "Experiment",
+    "Kernel",
+    "Q8_0Matrix",
+    "Tuning",
+    "bench",
+    "check",
+    "counted",
+    "dequantize_q8_0",
+    "embed_rows",
+    "executors",
+    "head_norm_rope",
+    "launch",
+    "matvec",
+    "norm_gate_up",
+    "norm_project",
+    "norm_qkv",
+    "project_add",
+    "simd_per_row",
+    "split_q8_0",
+    "thread_per_output",
+    "tiles",
+    "use",
+]
+
+if TYPE_CHECKING:
+    from kernels import launch
+    from kernels.kernel import Kernel
+    from kernels.lab.bench import bench
+    from kernels.lab.check import check
+    from kernels.lab.experiment import Experiment
+    from kernels.launch import counted, executors, use
+    from kernels.metal.dequantize import dequantize_q8_0
+    from kernels.metal.embed_rows import embed_rows
+    from kernels.metal.head_norm_rope import head_norm_rope
+    from kernels.metal.layout import Q8_0Matrix, split_q8_0
+    from kernels.metal.matvec import matvec
+    from kernels.metal.norm_gate_up import norm_gate_up
+    from kernels.metal.norm_project import norm_project
+    from kernels.metal.norm_qkv import norm_qkv
+    from kernels.metal.project_add import project_add
+    from kernels.metal.rows import Tuning
+    from kernels.metal.simd_per_row import simd_per_row
+    from kernels.metal.thread_per_output import thread_per_output
+    from kernels.metal.tiles import tiles
+
+# Module of each name that is not called like its module in `kernels.metal`.
+_HOMES = {
+    "Experiment": "kernels.lab.experiment",
+    "Kernel": "kernels.kernel",
+    "Q8_0Matrix": "kernels.metal.layout",
+    "Tuning": "kernels.metal.rows",
+    "bench": "kernels.lab.bench",
+    "check": "kernels.lab.check",
+    "counted": "kernels.launch",
+    "dequantize_q8_0": "kernels.metal.dequantize",
+    "executors": "kernels.launch",
+    "split_q8_0": "kernels.metal.layout",
+    "use": "kernels.launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "launch":
+        return importlib.import_module("kernels.launch")
+    if name not in __all__:
+        raise AttributeError(f"module 'kernels' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, f"kernels.metal.{name}")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

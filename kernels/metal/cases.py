@@ -1,0 +1,230 @@
+"""One list of cases for every kernel: what it is called with, and what must come out.
+
+The tests run one case of each kernel, `kernels check` all of them, on whichever executor. Sizes are ragged on purpose:
+one row, odd rows, one block, rows that end inside a SIMD-group's 512 columns, one vector to eight, both types of x,
+columns shared by two and by four SIMD-groups. A case's inputs follow from its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from zlib import crc32
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.blocks import Q8_0
+from kernels.launch import Launch, planned
+from kernels.metal import (
+    dequantize,
+    embed_rows,
+    head_norm_rope,
+    matvec,
+    norm_gate_up,
+    norm_project,
+    norm_qkv,
+    project_add,
+    simd_per_row,
+    thread_per_output,
+    tiles,
+)
+from kernels.metal.layout import Q8_0Matrix, split_q8_0
+from kernels.metal.twins import Expected
+
+Arguments: TypeAlias = tuple[Any, ...]
+
+# (N, K, V, type of x): rows, columns, vectors.
+SHAPES = [
+    (1, 32, 1, "float32"), (1, 32, 8, "float16"), (2, 64, 1, "float16"), (3, 96, 2, "float32"),
+    (4, 32, 3, "float16"), (5, 160, 4, "float32"), (7, 32, 5, "float32"), (8, 256, 1, "float16"),
+    (9, 544, 6, "float16"), (13, 96, 7, "float32"), (16, 512, 1, "float32"), (17, 800, 8, "float32"),
+    (23, 480, 1, "float16"), (31, 1024, 8, "float16"), (32, 1056, 1, "float32"), (33, 544, 2, "float16"),
+    (37, 2080, 3, "float32"), (41, 2048, 1, "float16"), (65, 4096, 4, "float16"), (77, 1568, 8, "float32"),
+    (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
+    (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
+]  # fmt: skip
+# The same for many vectors: whole tiles of 64 x 32 too.
+MANY = [
+    (1, 32, 1, "float32"), (3, 96, 9, "float16"), (5, 160, 16, "float32"), (7, 32, 17, "float32"),
+    (8, 256, 33, "float16"), (9, 544, 2, "float16"), (13, 96, 31, "float32"), (16, 288, 15, "float32"),
+    (17, 800, 8, "float32"), (23, 480, 64, "float16"), (31, 1024, 11, "float16"), (32, 32, 100, "float32"),
+    (33, 544, 12, "float16"), (37, 2080, 3, "float32"), (41, 64, 40, "float16"), (63, 96, 32, "float32"),
+    (64, 64, 32, "float32"), (64, 288, 16, "float16"), (65, 128, 48, "float16"), (77, 1568, 10, "float32"),
+    (100, 160, 19, "float32"), (127, 256, 7, "float16"), (128, 512, 64, "float32"), (129, 64, 65, "float16"),
+    (255, 32, 5, "float32"), (513, 64, 1, "float16"),
+]  # fmt: skip
+# (T, H, K, E, type, norms): tokens, query heads, key/value heads, their width.
+HEADS = [
+    (tokens, n_heads, n_kv_heads, head_dim, ("float32", "float16")[i % 2], i % 3 != 0)
+    for i, (tokens, n_heads, n_kv_heads, head_dim) in enumerate([
+        (1, 1, 1, 8), (1, 16, 8, 128), (1, 2, 1, 64), (1, 3, 3, 80), (1, 4, 2, 256), (1, 5, 1, 14), (2, 1, 1, 8),
+        (2, 4, 2, 64), (2, 6, 3, 10), (3, 1, 1, 66), (3, 2, 2, 128), (3, 7, 1, 32), (4, 4, 4, 96), (5, 3, 1, 256),
+        (5, 8, 2, 62), (7, 1, 1, 130), (7, 2, 1, 16), (8, 4, 1, 48), (9, 6, 2, 12), (11, 2, 2, 72), (13, 4, 2, 64),
+        (16, 1, 1, 100), (17, 3, 1, 64), (31, 2, 1, 26), (33, 1, 1, 18), (40, 2, 1, 128),
+    ])
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel, as often as one likes: its inputs are made anew each time, always the same.
+
+    Attributes:
+        kernel: name of the kernel.
+        label: what is particular, unique within the kernel.
+        call: the typed call.
+        twin: the same in float64, with bounds.
+        arguments: makes what both are given.
+    """
+
+    kernel: str
+    label: str
+    call: Callable[..., Any]
+    twin: Callable[..., Any]
+    make: Callable[[np.random.Generator], Arguments]
+
+    def arguments(self) -> Arguments:
+        """What both are given."""
+        return self.make(np.random.default_rng(crc32(f"{self.kernel} {self.label}".encode())))
+
+    def outputs(self) -> list[mx.array]:
+        """What the kernel gives on the current executor."""
+        found = self.call(*self.arguments())
+        return [found] if isinstance(found, mx.array) else list(found)
+
+    def expected(self) -> list[Expected]:
+        """What it should give, and how far from it it may be."""
+        found = self.twin(*self.arguments())
+        return [found] if isinstance(found, Expected) else list(found)
+
+    def launch(self) -> Launch:
+        """What would be launched: enough to compile the kernel beforehand."""
+        with planned() as launches:
+            self.outputs()
+        (only,) = launches
+        return only
+
+    def error(self) -> float:
+        """The largest error on the current executor, as a share of what is allowed: 1 is just right, more is wrong."""
+        return max(
+            share(np.array(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
+        )
+
+
+def share(found: np.ndarray, wanted: Expected) -> float:
+    """The largest error of an output as a share of its bound; infinite for a wrong shape or an unexpected NaN."""
+    if found.shape != wanted.value.shape:
+        return float("inf")
+    error = np.abs(found.astype(np.float64) - wanted.value)
+    error[np.isnan(wanted.value) & np.isnan(found)] = 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(error == 0, 0, error / wanted.bound)
+    return float("inf") if np.isnan(shares).any() else float(shares.max())
+
+
+def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
+    """Any codes, -128 among them; scales of both signs that differ by a thousand, some subnormal and some 0."""
+    blocks = np.empty(n_rows * n_columns // 32, Q8_0)
+    blocks["qs"] = rng.integers(-128, 128, blocks["qs"].shape)
+    blocks["d"] = rng.standard_normal(len(blocks)) * 10.0 ** rng.integers(-4, -1, len(blocks))
+    blocks["d"][rng.random(len(blocks)) < 0.02] = 0
+    return split_q8_0(blocks.view(np.uint8), (n_rows, n_columns))
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
+    """Normal numbers around a mean."""
+    return mx.array((mean + rng.standard_normal(shape)).astype(dtype))
+
+
+def cases(kernel: str | None = None) -> list[Case]:
+    """All cases, or those of one kernel."""
+    return [case for case in _all() if kernel in (None, case.kernel)]
+
+
+def _all() -> Iterator[Case]:
+    for module in (thread_per_output, simd_per_row, matvec):
+        name = module.__name__.rpartition(".")[2]
+        for N, K, V, dtype in SHAPES:
+            yield _rows(name, getattr(module, name), module.twin, (N, K, V, dtype), _plain)
+    for shape in SHAPES:
+        yield _rows("project_add", project_add.project_add, project_add.twin, shape, _added)
+        yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, _normed)
+        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, _qkv)
+    for i, shape in enumerate(SHAPES):
+        activation = ("silu", "gelu")[i % 2]
+        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, _gated(activation), activation)
+    for shape in MANY:
+        yield _rows("tiles", tiles.tiles, tiles.twin, shape, _plain)
+    for sizes in HEADS:
+        yield _heads(*sizes)
+    for i, (N, K, _, _) in enumerate(SHAPES):
+        yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
+    for N, K, V, _ in SHAPES:
+        yield _embedded(N, K, V)
+
+
+_Shape: TypeAlias = tuple[int, int, int, str]
+
+
+def _rows(
+    kernel: str, call: Callable[..., Any], twin: Callable[..., Any], shape: _Shape, make: Any, note: str = ""
+) -> Case:
+    N, K, V, dtype = shape
+    label = f"{N} x {K}, {V} x {dtype}" + (f", {note}" if note else "")
+    return Case(kernel, label, call, twin, lambda rng: make(rng, *shape))
+
+
+def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+    # Every third width has numbers that do not cancel.
+    return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), matrix(rng, N, K)
+
+
+def _added(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+    return *_plain(rng, N, K, V, dtype), numbers(rng, (V, N))
+
+
+def _norm(rng: np.random.Generator, K: int, V: int, dtype: str) -> Arguments:
+    gain = numbers(rng, (K,), ("float32", "float16")[V % 2], mean=1)
+    return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), gain, (1e-6, 1e-2)[K % 64 == 0]
+
+
+def _normed(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+    return *_norm(rng, K, V, dtype), matrix(rng, N, K)
+
+
+def _qkv(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+    return *_norm(rng, K, V, dtype), matrix(rng, N, K), matrix(rng, N // 2 + 1, K), matrix(rng, N // 3 + 1, K)
+
+
+def _gated(activation: str) -> Callable[..., Arguments]:
+    def make(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+        return *_norm(rng, K, V, dtype), matrix(rng, N, K), matrix(rng, N, K), activation
+
+    return make
+
+
+def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
+    def make(rng: np.random.Generator) -> Arguments:
+        table = head_norm_rope.rotation_table([1e6 ** (-2 * j / E) for j in range(E // 2)], T, first=4000)
+        rows = (numbers(rng, (T, n * E), dtype) for n in (H, K, K))
+        gains = (numbers(rng, (E,), mean=1), numbers(rng, (E,), mean=1)) if norms else None
+        return *rows, mx.array(table), E, gains, (1e-6, 1e-5)
+
+    label = f"{T} tokens, {H} + {K} heads of {E} {dtype}, {'normed' if norms else 'no norms'}"
+    return Case("head_norm_rope", label, head_norm_rope.head_norm_rope, head_norm_rope.twin, make)
+
+
+def _dequantized(N: int, K: int, dtype: mx.Dtype) -> Case:
+    label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}"
+    call, twin = dequantize.dequantize_q8_0, dequantize.twin
+    return Case("dequantize", label, call, twin, lambda rng: (matrix(rng, N, K), dtype))
+
+
+def _embedded(N: int, K: int, T: int) -> Case:
+    def make(rng: np.random.Generator) -> Arguments:
+        # From time to time an id that the table does not have, on either side.
+        return matrix(rng, N, K), mx.array(rng.integers(-1, N + 1, T).astype(np.int32))
+
+    return Case("embed_rows", f"{T} of {N} x {K}", embed_rows.embed_rows, embed_rows.twin, make)

@@ -1,0 +1,58 @@
+"""A whole Q8_0 matrix as numbers: for what has no kernel of its own, and to look at.
+
+Each thread makes 16 weights of one 16-byte load. What comes out is two or four times as large as what went in, so
+a product that expands first is never faster than one that reads codes, unless it has hundreds of vectors.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.kernel import Kernel
+from kernels.launch import Size, launch
+from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.twins import Expected
+
+KERNEL = Kernel.load("dequantize", ["wq", "ws"], ["y"])
+THREADS = 256
+
+
+def grid(n_weights: int) -> tuple[Size, Size]:
+    """Threads, and threads of a group: thread i makes weights 16 i to 16 i + 15."""
+    return (-(-n_weights // (16 * THREADS)) * THREADS, 1, 1), (THREADS, 1, 1)
+
+
+def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.array:
+    """The weights of a matrix as float32, exactly, or as float16, each rounded once.
+
+    Args:
+        weight: (N, K).
+        dtype: float16 or float32.
+
+    Returns:
+        (N, K) of that type.
+
+    Raises:
+        ValueError: the type is another one.
+    """
+    if dtype not in (mx.float16, mx.float32):
+        raise ValueError(f"dequantize_q8_0: expected float16 or float32, found {dtype}")
+    N, K = weight.shape
+    threads, group = grid(N * K)
+    (y,) = launch(
+        KERNEL,
+        [weight.wq, weight.ws],
+        template=(("COUNT", N * K // 16),),
+        grid=threads,
+        threadgroup=group,
+        output_shapes=[(N, K)],
+        output_dtypes=[dtype],
+    )
+    return y
+
+
+def twin(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> Expected:
+    """The same, bit for bit."""
+    weights = expanded(weight).astype(np.float16 if dtype == mx.float16 else np.float32)
+    return Expected(weights.astype(np.float64), np.zeros(weight.shape))

@@ -1,0 +1,61 @@
+"""Rows of a Q8_0 table by their ids, expanded: the embedding of tokens.
+
+The ids are an array on the GPU: the host need not have seen the token that it has just computed.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.kernel import Kernel
+from kernels.launch import Size, launch
+from kernels.metal import arguments
+from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.twins import Expected
+
+KERNEL = Kernel.load("embed_rows", ["ids", "wq", "ws"], ["y"])
+THREADS = 64
+
+
+def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
+    """Threads, and threads of a group: thread (i, t) makes columns 16 i to 16 i + 15 of token t."""
+    return (-(-n_columns // (16 * THREADS)) * THREADS, tokens, 1), (THREADS, 1, 1)
+
+
+def embed_rows(table: Q8_0Matrix, ids: mx.array) -> mx.array:
+    """Rows `ids` of a table.
+
+    Args:
+        table: (N, K).
+        ids: (T,) int32. The host cannot look at them: a row that the table does not have is NaN.
+
+    Returns:
+        (T, K) float32, exact.
+
+    Raises:
+        ValueError: the ids are no such array.
+    """
+    if ids.ndim != 1 or not ids.size or ids.dtype != mx.int32:
+        raise ValueError(f"embed_rows: expected ids (T,) of int32, found {arguments.described(ids)}")
+    N, K = table.shape
+    T = ids.size
+    threads, group = grid(T, K)
+    (y,) = launch(
+        KERNEL,
+        [ids, table.wq, table.ws],
+        template=(("N", N), ("K", K)),
+        grid=threads,
+        threadgroup=group,
+        output_shapes=[(T, K)],
+        output_dtypes=[mx.float32],
+    )
+    return y
+
+
+def twin(table: Q8_0Matrix, ids: mx.array) -> Expected:
+    """The same, exactly."""
+    wanted = np.array(ids)
+    known = (wanted >= 0) & (wanted < table.shape[0])
+    rows = np.where(known[:, None], expanded(table)[np.where(known, wanted, 0)], np.nan)
+    return Expected(rows, np.zeros(rows.shape))

@@ -1,0 +1,56 @@
+"""A product added to the residual stream: how attention and the feed-forward network end.
+
+The product of `matvec`, in the same bits; the sum costs no launch of its own.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.kernel import Kernel
+from kernels.launch import launch
+from kernels.metal import arguments
+from kernels.metal.layout import Q8_0Matrix, in_device_memory
+from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
+from kernels.metal.twins import EPSILON, Expected, products, wide
+
+KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
+
+
+def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
+    """`residual + x @ weight.T` for one to eight vectors.
+
+    Args:
+        x: (V, K) float16 or float32, V from 1 to 8.
+        weight: (N, K).
+        residual: (V, N) float32.
+        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+
+    Returns:
+        (V, N) float32, within 4 roundings of `sum(|x| * |weight|)` and one of the sum.
+
+    Raises:
+        ValueError: x or the residual do not fit.
+    """
+    N, K = weight.shape
+    V = arguments.vectors("project_add", x, K)
+    arguments.array("project_add", "residual", residual, (V, N), mx.float32)
+    g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K))
+    (y,) = launch(
+        KERNEL,
+        [x, weight.wq, in_device_memory(weight.ws), residual],
+        template=(("N", N), ("K", K), ("V", V), *g.template),
+        grid=g.grid,
+        threadgroup=g.threadgroup,
+        output_shapes=[(V, N)],
+        output_dtypes=[mx.float32],
+    )
+    return y
+
+
+def twin(x: mx.array, weight: Q8_0Matrix, residual: mx.array) -> Expected:
+    """The same in float64; the sum is rounded once more."""
+    value, bound = products(wide(x), weight)
+    total = value + wide(residual)
+    return Expected(total, bound + EPSILON * (np.abs(total) + bound))

@@ -1,0 +1,56 @@
+"""Rung 1 of the Q8_0 ladder: one thread per output.
+
+The plainest way to write a product. 32 neighbouring threads read from 32 rows: every load of a SIMD-group touches 32
+places of memory, a byte each, and a few thousand threads are all that a matrix of a few thousand rows keeps busy.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from kernels.kernel import Kernel
+from kernels.launch import Size, launch
+from kernels.metal import arguments
+from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.twins import SEQUENTIAL, Expected, products, wide
+
+KERNEL = Kernel.load("thread_per_output", ["x", "wq", "ws"], ["y"])
+THREADS = 64
+
+
+def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
+    """Threads, and threads of a group: thread (n, v) makes output n of vector v; those behind the last row, none."""
+    return (-(-n_rows // THREADS) * THREADS, vectors, 1), (THREADS, 1, 1)
+
+
+def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
+    """`x @ weight.T`, each output by one thread.
+
+    Args:
+        x: (V, K) float16 or float32, any V.
+        weight: (N, K).
+
+    Returns:
+        (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.
+
+    Raises:
+        ValueError: x does not fit.
+    """
+    N, K = weight.shape
+    V = arguments.vectors("thread_per_output", x, K, most=None)
+    threads, group = grid(N, V)
+    (y,) = launch(
+        KERNEL,
+        [x, weight.wq, weight.ws],
+        template=(("N", N), ("K", K)),
+        grid=threads,
+        threadgroup=group,
+        output_shapes=[(V, N)],
+        output_dtypes=[mx.float32],
+    )
+    return y
+
+
+def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
+    """The same in float64."""
+    return products(wide(x), weight, SEQUENTIAL)

@@ -1,0 +1,310 @@
+"""The kernels' own text, run by the emulator: right, and in the same bits where that is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kernels import launch as door
+from kernels.emulator import MetalKernel
+from kernels.launch import Launch, counted, launch, planned, use
+from kernels.metal import (
+    dequantize,
+    embed_rows,
+    head_norm_rope,
+    matvec,
+    norm_gate_up,
+    norm_project,
+    norm_qkv,
+    project_add,
+    tiles,
+)
+from kernels.metal.cases import Case, cases, matrix, numbers, share
+from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.rows import Tuning
+from kernels.metal.twins import Expected
+
+KERNELS = sorted({case.kernel for case in cases()})
+# A case per kernel that has most of what can go wrong: ragged rows, columns that end early, several tiles of vectors.
+SMOKE = {
+    "head_norm_rope": "5 tokens, 3 + 1 heads of 256 float16, normed",
+    "dequantize": "9 x 544 to float32",
+    "embed_rows": "6 of 9 x 544",
+    "tiles": "100 x 160, 19 x float32",
+    "norm_gate_up": "9 x 544, 6 x float16, silu",
+}
+
+Call = Callable[..., mx.array | Sequence[mx.array]]
+
+
+@pytest.fixture(autouse=True)
+def in_the_emulator():
+    with use("emulator"):
+        yield
+
+
+def smoke(kernel: str) -> Case:
+    label = SMOKE.get(kernel, "9 x 544, 6 x float16")
+    (found,) = [case for case in cases(kernel) if case.label == label]
+    return found
+
+
+def compile_together(calls: Sequence[Callable[[], object]]) -> None:
+    """All instantiations of these calls, one unit per kernel: faster than one by one."""
+    with planned() as launches:
+        for call in calls:
+            call()
+    kernels: dict[MetalKernel, list[Launch]] = {}
+    for entry in launches:
+        kernels.setdefault(door._built(entry.kernel, "emulator"), []).append(entry)
+    for kernel, entries in kernels.items():
+        kernel.prepare([(entry.inputs, entry.output_dtypes, entry.template) for entry in entries])
+
+
+# ---- right ----
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_smoke(kernel: str):
+    with counted() as counts:
+        error = smoke(kernel).error()
+    assert error <= 1
+    assert counts == {kernel: 1}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_order_of_threads_and_no_undefined_behaviour(kernel: str):
+    entry, expected = smoke(kernel).launch(), smoke(kernel).expected()
+    built = door._built(entry.kernel, "emulator")
+    found = built(
+        inputs=entry.inputs, template=list(entry.template), grid=entry.grid, threadgroup=entry.threadgroup,
+        output_shapes=entry.output_shapes, output_dtypes=entry.output_dtypes, seed=5, build="undefined",
+    )  # fmt: skip
+    assert max(share(np.array(y), wanted) for y, wanted in zip(found, expected, strict=True)) <= 1
+
+
+def test_activations_other_than_silu():
+    rng = np.random.default_rng(0)
+    arguments = numbers(rng, (2, 96)), numbers(rng, (96,), mean=1), 1e-6, matrix(rng, 5, 96), matrix(rng, 5, 96), "gelu"
+    found, wanted = norm_gate_up.norm_gate_up(*arguments), norm_gate_up.twin(*arguments)
+    assert share(np.array(found), wanted) <= 1
+    assert share(np.array(found), norm_gate_up.twin(*arguments[:-1])) > 1
+
+
+def test_activations_do_not_overflow():
+    """Gates far beyond where exp() overflows: SiLU is then 0 or the gate itself."""
+    x, gain = mx.ones((1, 32)), mx.ones((32,))
+    gate = Q8_0Matrix(mx.array([[0xFFFFFFFF] * 8, [0x01010101] * 8], mx.uint32), mx.ones((2, 1), mx.float16))
+    for activation in ("silu", "gelu"):
+        y = np.array(norm_gate_up.norm_gate_up(x, gain, 0.0, gate, gate, activation))
+        np.testing.assert_allclose(y[0], [(32 * 127) ** 2, 0], rtol=1e-5)
+
+
+def test_half_tiles_are_inexact_and_within_their_bound():
+    rng = np.random.default_rng(1)
+    x, weight = numbers(rng, (20, 256)), matrix(rng, 70, 256)
+    compile_together([lambda: tiles.tiles(x, weight), lambda: tiles.tiles(x, weight, half_tiles=True)])
+    half = np.array(tiles.tiles(x, weight, half_tiles=True))
+    assert share(half, tiles.twin(x, weight, half_tiles=True)) <= 1
+    assert share(half, tiles.twin(x, weight)) > 10
+    assert share(np.array(tiles.tiles(x, weight)), tiles.twin(x, weight)) <= 1
+
+
+def test_no_norms_leave_lengths_as_they_are():
+    rng = np.random.default_rng(2)
+    q, k, v = numbers(rng, (3, 32)), numbers(rng, (3, 16)), numbers(rng, (3, 16))
+    table = mx.array(head_norm_rope.rotation_table([1.0, 0.5, 0.25, 0.125], 8))
+    rotated, kv = head_norm_rope.head_norm_rope(q, k, v, table[2:5], 8)
+    lengths = np.linalg.norm(np.array(q).reshape(3, 4, 8), axis=-1).T
+    np.testing.assert_allclose(np.linalg.norm(np.array(rotated), axis=-1), lengths, rtol=1e-6)
+    np.testing.assert_array_equal(np.array(kv)[1], np.array(v).reshape(3, 2, 8).transpose(1, 0, 2))
+
+
+def test_positions_of_a_table_continue():
+    frequencies = [1.0, 1e-3]
+    whole = head_norm_rope.rotation_table(frequencies, 10)
+    np.testing.assert_array_equal(head_norm_rope.rotation_table(frequencies, 4, first=6), whole[6:])
+    np.testing.assert_allclose(whole[9, 0], [np.cos(9.0), np.sin(9.0)], rtol=1e-7)
+
+
+def test_unknown_ids_are_no_numbers():
+    table = matrix(np.random.default_rng(4), 3, 64)
+    rows = np.array(embed_rows.embed_rows(table, mx.array([2, -1, 3, 0], mx.int32)))
+    np.testing.assert_array_equal(rows[[0, 3]], expanded(table)[[2, 0]])
+    assert np.isnan(rows[[1, 2]]).all()
+
+
+# ---- in the same bits ----
+
+
+def _plain(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
+    return matvec.matvec(x, weights[0], tuning=tuning)
+
+
+def _added(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
+    residual = mx.broadcast_to(mx.arange(weights[0].shape[0], dtype=mx.float32), (len(x), weights[0].shape[0]))
+    return project_add.project_add(x, weights[0], residual, tuning=tuning)
+
+
+def _normed(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
+    return norm_project.norm_project(x, mx.ones(x.shape[1]), 1e-6, weights[0], tuning=tuning)
+
+
+def _qkv(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
+    return mx.concatenate(norm_qkv.norm_qkv(x, mx.ones(x.shape[1]), 1e-6, *weights, tuning=tuning), axis=1)
+
+
+def _gated(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
+    return norm_gate_up.norm_gate_up(x, mx.ones(x.shape[1]), 1e-6, weights[0], weights[2], tuning=tuning)
+
+
+@pytest.mark.parametrize("call", [_plain, _added, _normed, _qkv, _gated], ids=lambda call: call.__name__[1:])
+def test_bits_depend_neither_on_the_batch_nor_on_the_tuning(call: Callable[..., mx.array]):
+    rng = np.random.default_rng(5)
+    # 2,080 columns: where a kernel splits them at all, these are split.
+    x, weights = numbers(rng, (8, 2080)), [matrix(rng, n, 2080) for n in (11, 6, 11)]
+    ways = [(1, None), (3, Tuning(1, 8)), (5, Tuning(4, 4)), (8, Tuning(3, 16))]
+    compile_together([lambda n=n, tuning=tuning: call(x[:n], weights, tuning) for n, tuning in ways])
+    (first, tuning), *others = ways
+    one = np.concatenate([np.array(call(x[i : i + first], weights, tuning)) for i in range(8)])
+    for n, tuning in others:
+        np.testing.assert_array_equal(np.array(call(x[:n], weights, tuning)), one[:n])
+
+
+def test_bits_of_tiles_do_not_depend_on_how_many_vectors_there_are():
+    rng = np.random.default_rng(6)
+    x, weight = numbers(rng, (40, 96)), matrix(rng, 70, 96)
+    compile_together([lambda: tiles.tiles(x[:1], weight), lambda: tiles.tiles(x, weight)])
+    many = np.array(tiles.tiles(x, weight))
+    for n in (1, 7, 16, 17, 33):
+        np.testing.assert_array_equal(np.array(tiles.tiles(x[:n], weight)), many[:n])
+
+
+def test_fused_kernels_have_the_bits_of_what_they_are_made_of():
+    rng = np.random.default_rng(7)
+    x, gain, residual = numbers(rng, (2, 2080)), numbers(rng, (2080,), mean=1), numbers(rng, (2, 11))
+    q, k, v = (matrix(rng, n, 2080) for n in (11, 6, 4))
+    added = np.array(matvec.matvec(x, q)) + np.array(residual)
+    np.testing.assert_array_equal(np.array(project_add.project_add(x, q, residual)), added)
+    for found, weight in zip(norm_qkv.norm_qkv(x, gain, 1e-6, q, k, v), (q, k, v), strict=True):
+        np.testing.assert_array_equal(np.array(found), np.array(norm_project.norm_project(x, gain, 1e-6, weight)))
+
+
+# ---- the cases ----
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_has_cases_of_all_kinds(kernel: str):
+    own = cases(kernel)
+    assert len({case.label for case in own}) == len(own) >= 24
+    launches = [case.launch() for case in own]
+    assert {entry.kernel.name for entry in launches} == {kernel}
+    if kernel == "head_norm_rope":
+        return
+    matrices = [next(a for a in case.arguments() if isinstance(a, Q8_0Matrix)).shape for case in own]
+    assert {1, 32} <= {n for n, _ in matrices}
+    assert any(n % 2 and n > 1 for n, _ in matrices)
+    assert 32 in {k for _, k in matrices}
+    assert any(k % 512 and k > 512 for _, k in matrices)
+    if kernel not in ("dequantize", "embed_rows"):
+        inputs = [case.arguments()[0] for case in own]
+        assert {x.dtype for x in inputs} == {mx.float16, mx.float32}
+        assert set(range(1, 9)) <= {len(x) for x in inputs} or kernel == "tiles"
+    if kernel in ("matvec", "project_add"):
+        assert {dict(entry.template)["KS"] for entry in launches} == {1, 2, 4}
+
+
+def test_a_case_can_fail():
+    wanted = Expected(np.array([1.0, np.nan]), np.array([1e-6, 1e-6]))
+    assert share(np.array([1 + 5e-7, np.nan]), wanted) == pytest.approx(0.5)
+    assert share(np.array([1 + 3e-6, np.nan]), wanted) == pytest.approx(3)
+    for wrong in ([np.nan, np.nan], [1.0, 1.0], [np.inf, np.nan], [1.0]):
+        assert share(np.array(wrong), wanted) == np.inf
+    exact = Expected(np.ones(2), np.zeros(2))
+    assert share(np.ones(2), exact) == 0
+    assert share(np.array([1, 1 + 1e-7]), exact) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("fma(d, dot16(w, xs[m]), sums", "fma(d, dot16(w, xs[0]), sums"),
+        ("ws[at / 32]", "ws[at / 64]"),
+        ("q ^ 0x80808080u", "q ^ 0x80808000u"),
+        ("row < N && vector < V", "row < N - 1 && vector < V"),
+        ("k < K; k += KS * 512", "k < K - 16; k += KS * 512"),
+    ],
+)
+def test_wrong_text_is_wrong(right: str, wrong: str):
+    entry, (wanted,) = smoke("matvec").launch(), smoke("matvec").expected()
+    text, header = (part.replace(right, wrong) for part in (entry.kernel.source, entry.kernel.header))
+    assert (text, header) != (entry.kernel.source, entry.kernel.header)
+    (y,) = launch(
+        replace(entry.kernel, name="mutant", source=text, header=header), entry.inputs, template=entry.template,
+        grid=entry.grid, threadgroup=entry.threadgroup, output_shapes=entry.output_shapes,
+        output_dtypes=entry.output_dtypes,
+    )  # fmt: skip
+    assert share(np.array(y), wanted) > 1
+
+
+# ---- arguments ----
+
+W, X, G = Q8_0Matrix(mx.zeros((3, 16), mx.uint32), mx.zeros((3, 2), mx.float16)), mx.zeros((1, 64)), mx.zeros((64,))
+NARROW = Q8_0Matrix(mx.zeros((3, 8), mx.uint32), mx.zeros((3, 1), mx.float16))
+FEWER = Q8_0Matrix(mx.zeros((2, 16), mx.uint32), mx.zeros((2, 2), mx.float16))
+ROW, TURNS = mx.zeros((1, 16)), mx.zeros((1, 4, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "wanted"),
+    [
+        (matvec.matvec, (mx.zeros((1, 32)), W), r"matvec: expected x \(V, 64\) of float16 or float32, found \(1, 32\)"),
+        (matvec.matvec, (mx.zeros((64,)), W), r"expected x \(V, 64\)"),
+        (matvec.matvec, (mx.zeros((0, 64)), W), r"expected x \(V, 64\)"),
+        (matvec.matvec, (X.astype(mx.bfloat16), W), "found .* of bfloat16"),
+        (matvec.matvec, (mx.zeros((9, 64)), W), "expected at most 8 vectors, found 9; `tiles` takes any number"),
+        (project_add.project_add, (X, W, mx.zeros((1, 4))), r"residual \(1, 3\) of float32, found \(1, 4\)"),
+        (project_add.project_add, (X, W, mx.zeros((1, 3), mx.float16)), "found .* of float16"),
+        (norm_project.norm_project, (X, G[:32], 1e-6, W), r"gain \(64,\) of float16 or float32, found \(32,\)"),
+        (norm_qkv.norm_qkv, (X, G, 1e-6, W, NARROW, W), "expected columns of k 64, found 32"),
+        (norm_qkv.norm_qkv, (X, G, 1e-6, W, W, NARROW), "expected columns of v 64, found 32"),
+        (norm_gate_up.norm_gate_up, (X, G, 1e-6, W, FEWER), "expected rows of up 3, found 2"),
+        (norm_gate_up.norm_gate_up, (X, G, 1e-6, W, NARROW), "expected columns of up 64, found 32"),
+        (norm_gate_up.norm_gate_up, (X, G, 1e-6, W, W, "relu"), "expected the activation .* found 'relu'"),
+        (head_norm_rope.head_norm_rope, (ROW, ROW, ROW, TURNS, 7), "expected an even head_dim from 8 on"),
+        (head_norm_rope.head_norm_rope, (ROW, ROW, ROW[:, :8], TURNS, 8), r"expected v \(1, 16\)"),
+        (head_norm_rope.head_norm_rope, (mx.zeros((1, 20)), ROW, ROW, TURNS, 8), r"expected q \(1, 16\)"),
+        (head_norm_rope.head_norm_rope, (ROW, ROW, ROW, mx.zeros((2, 4, 2)), 8), r"expected turns \(1, 4, 2\)"),
+        (head_norm_rope.head_norm_rope, (ROW, ROW, ROW, TURNS, 8, (G[:8], G)), r"expected a gain \(8,\)"),
+        (dequantize.dequantize_q8_0, (W, mx.bfloat16), "expected float16 or float32, found"),
+
+        (embed_rows.embed_rows, (W, mx.array([1.0])), r"expected ids \(T,\) of int32, found \(1,\) of float32"),
+        (embed_rows.embed_rows, (W, mx.zeros((0,), mx.int32)), r"expected ids \(T,\) of int32"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_named(call: Call, arguments: tuple[object, ...], wanted: str):
+    with pytest.raises(ValueError, match=wanted):
+        call(*arguments)
+
+
+# ---- what MLX makes of them ----
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_mlx_takes_the_launch_as_one_node(kernel: str, monkeypatch: pytest.MonkeyPatch):
+    """Traced, not run: the calls are made as on a Mac, and MLX writes down what it would do."""
+    case = smoke(kernel)
+    monkeypatch.setattr(door, "unavailable", lambda name: None)
+    nodes: list[str] = []
+
+    def note(event: dict[str, object]) -> None:
+        if event["type"] == "primitive":
+            nodes.append(str(event["name"]))
+
+    with use("metal"):
+        mx.export_function(note, lambda: case.outputs())
+    assert nodes == ["CustomKernel"]
