@@ -1,21 +1,38 @@
-"""`backends`: what this machine has, and why not the rest."""
+"""`backends`: what this machine has, and why not the rest; with a model, what a token costs a GPU."""
 
 from __future__ import annotations
 
 import json as json_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mlx_engine.commands.console import reports_errors
 
+# Those whose work is counted in dispatches.
+ON_GPU = ("mlx", "metal", "cuda")
+
 
 @reports_errors
-def backends(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def backends(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Also what one token of this model costs a GPU: dispatches and bytes."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """List the backends, slowest first: which work on this machine, and why the others do not."""
     from mlx_engine.backends import auto, backend_names, summary, unavailable
 
-    rows = [{"name": name, "summary": summary(name), "unavailable": unavailable(name)} for name in backend_names()]
+    rows: list[dict[str, Any]] = [
+        {"name": name, "summary": summary(name), "unavailable": unavailable(name)} for name in backend_names()
+    ]
+    if model is not None:
+        from mlx_engine.bench.dispatches import decode_cost
+
+        for row in rows:
+            if row["name"] in ON_GPU and row["unavailable"] is None:
+                row["decode"] = decode_cost(model, row["name"])
     if json:
         print(json_module.dumps({"auto": auto(), "backends": rows}))
         return
@@ -23,3 +40,24 @@ def backends(json: Annotated[bool, typer.Option("--json", help="Print one JSON o
         state = "yes" if row["unavailable"] is None else f"no: {row['unavailable']}"
         print(f"{row['name']:<10}{row['summary']:<66}{state}")
     print(f"{'auto':<10}stands for {auto()} on this machine")
+    for row in rows:
+        if "decode" in row:
+            print(f"\nOne token of {model} on {row['name']}, counted as on Metal:")
+            print("\n".join(cost_lines(row["decode"])))
+
+
+def cost_lines(cost: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    return [
+        f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
+        f"  {cost['per_layer_from_1024_keys']} from 1,024 keys on, "
+        f"{cost['more_per_layer_when_the_cache_grows']} more in a step that grows the cache",
+        f"  {sum(cost['around'].values())} around the {cost['layers']} layers: {_listed(cost['around'])}; "
+        f"{cost['per_step']} in all",
+        f"  {cost['weight_bytes'] / 1e6:,.2f} MB of weights, and {cost['cache_bytes_per_token'] / 1e3:,.1f} kB of "
+        "keys and values for every token before it",
+    ]
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(name if count == 1 else f"{name} {count}" for name, count in sorted(counts.items()))

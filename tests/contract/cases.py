@@ -210,24 +210,24 @@ def head_norm_rope(t: int, offset: int, *, normed: bool) -> Run:
 def project_add(t: int, type_name: str = "F32", *, bias: bool = False) -> Run:
     return lambda be, rng: be.project_add(
         be.array(normal(rng, t, 64)),
-        linear(be, rng, 32, 64, type_name, bias=bias),
-        be.array(normal(rng, t, 32)),
+        linear(be, rng, 48, 64, type_name, bias=bias),
+        be.array(normal(rng, t, 48)),
     )
 
 
 def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool = False) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        x, n = be.array(normal(rng, t, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
-        up = linear(be, rng, 96, 32, "F32" if mixed else type_name)
-        return be.norm_gate_up(x, n, linear(be, rng, 96, 32, type_name), up, activation)  # type: ignore[arg-type]
+        x, n = be.array(normal(rng, t, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6)
+        up = linear(be, rng, 48, 64, "F32" if mixed else type_name)
+        return be.norm_gate_up(x, n, linear(be, rng, 48, 64, type_name), up, activation)  # type: ignore[arg-type]
 
     return run
 
 
-def norm_head(type_name: str = "F32", *, t: int = 4, every: bool) -> Run:
+def norm_head(type_name: str = "F32", *, t: int = 3, every: bool) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        x, n = be.array(normal(rng, t, 32)), RMSNorm("n", gain(be, rng, 32), 1e-6)
-        return be.norm_head(x, n, linear(be, rng, 70, 32, type_name), every=every)
+        x, n = be.array(normal(rng, t, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6)
+        return be.norm_head(x, n, linear(be, rng, 17, 64, type_name), every=every)
 
     return run
 
@@ -305,8 +305,8 @@ CASES = [
     OpCase("norm", "rms", norm("rms")),
     OpCase("norm", "layer", norm("layer")),
     OpCase("norm_project", "qkv", norm_project(3, (48, 16, 16))),
-    OpCase("norm_project", "q8_0", norm_project(1, (48, 16, 17), "Q8_0")),
-    OpCase("norm_project", "q8_0-matrix", norm_project(9, (48, 16, 17), "Q8_0")),
+    OpCase("norm_project", "q8_0", norm_project(1, (48, 17, 17), "Q8_0")),
+    OpCase("norm_project", "q8_0-matrix", norm_project(9, (48, 17, 17), "Q8_0")),
     OpCase("norm_project", "q8_0-two", norm_project(3, (48, 17), "Q8_0")),
     OpCase("head_norm_rope", "normed", head_norm_rope(3, 2, normed=True)),
     OpCase("head_norm_rope", "plain", head_norm_rope(1, 7, normed=False)),

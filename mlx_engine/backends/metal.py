@@ -1,0 +1,149 @@
+"""`metal` and `cuda`: `mlx` with our own kernels for all that is stored in Q8_0, the same text on either.
+
+A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
+attention; its projection added; norm with gate, up and activation; the last projection added. What has no kernel, or
+whose kernel the GPU refuses, is what it is on `mlx`: float matrices, biases, other norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.launch import ExecutorName, use
+from kernels.metal.head_norm_rope import rotation_table
+from kernels.metal.rows import MOST_VECTORS
+from mlx_engine.backends.metal_kernels import Kernels
+from mlx_engine.backends.metal_tuning import tuner
+from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
+from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
+from mlx_engine.quant.types import Q8_0
+from mlx_engine.quant.weight import Weight
+
+# Heads that the kernel takes are even, and at least so wide.
+NARROWEST_HEAD = 8
+
+
+class MetalBackend(MlxBackend):
+    """Weights are split once. Queries leave the seam as a view of (H, T, E), keys and values as halves of one array."""
+
+    def __init__(self, executor: ExecutorName) -> None:
+        super().__init__()
+        self.name, self.executor = "cuda" if executor == "cuda" else "metal", executor
+        if executor == "emulator":
+            self.device = "emulated on cpu"
+            self._stream, self._real = mx.new_thread_unsafe_stream(mx.Device(mx.cpu)), mx.float64
+        self.kernels = Kernels(executor, tuner(executor))
+        self._turns: dict[int, tuple[Rope, mx.array]] = {}
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """The stream's turn; kernels run where this backend does."""
+        with super().session(), use(self.executor):
+            yield
+
+    def prepare(self, weight: Weight) -> Array:
+        """A Q8_0 matrix is split, anything else expanded, once."""
+        if weight.type == Q8_0 and len(weight.shape) == 2:
+            matrix = split(weight, self.kernels)
+            if matrix is not None:
+                return matrix
+        return mx.array(weight.dequantize())
+
+    def warm_up(self, run: Callable[[], Array]) -> None:
+        """Every kernel that writing a text needs is tried and tuned now, and not while somebody waits for a token."""
+        with self.session():
+            self.wait(run())
+
+    def host(self, x: Array) -> np.ndarray:
+        """Waits."""
+        return super().host(_whole(x))
+
+    def wait(self, x: Array) -> None:
+        """Evaluates the graph."""
+        super().wait(_whole(x))
+
+    def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
+        """The norm and three products in one launch, or a launch for each product."""
+        if isinstance(norm, RMSNorm) and (weights := _split(x, projections)):
+            if len(weights) == 3:
+                products = self.kernels.norm_qkv(x, norm, *weights)
+                if products is not None:
+                    return list(products)
+            ys = [self.kernels.norm_project(x, norm, weight) for weight in weights]
+            if all(y is not None for y in ys):
+                return ys
+        return super().norm_project(x, norm, projections)
+
+    def head_norm_rope(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        head_dim: int,
+        norms: tuple[RMSNorm, RMSNorm] | None,
+        rope: Rope,
+        offset: int,
+    ) -> tuple[Array, Array, Array]:
+        """Everything in one launch."""
+        if head_dim >= NARROWEST_HEAD:
+            turns = self._table(rope, offset + len(q))[offset : offset + len(q)]
+            made = self.kernels.head_norm_rope(q, k, v, turns, head_dim, norms)
+            if made is not None:
+                rotated, both = made
+                return rotated.transpose(1, 0, 2), Half(both, 0), Half(both, 1)
+        return super().head_norm_rope(q, k, v, head_dim, norms, rope, offset)
+
+    def _table(self, rope: Rope, length: int) -> mx.array:
+        """Cosines and sines (L, E/2, 2) of the first L >= `length` positions."""
+        found = self._turns.get(id(rope))
+        if found is None or len(found[1]) < length:
+            table = rotation_table(rope.frequencies, max(512, 1 << (length - 1).bit_length()))
+            found = self._turns[id(rope)] = (rope, mx.array(table))
+        return found[1]
+
+    def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
+        """The sum is taken where the products are."""
+        weights = _split(x, (projection,))
+        y = self.kernels.project_add(x, weights[0], residual) if weights else None
+        return super().project_add(x, projection, residual) if y is None else y
+
+    def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
+        """Everything in one launch."""
+        y = None
+        if isinstance(norm, RMSNorm) and (weights := _split(x, (gate, up))):
+            y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
+        return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
+
+    def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
+        """The norm and the products in one launch."""
+        rows, y = x if every else self.last(x), None
+        if isinstance(norm, RMSNorm) and (weights := _split(rows, (head,))):
+            y = self.kernels.norm_project(rows, norm, weights[0])
+        return super().norm_head(x, norm, head, every=every) if y is None else y
+
+    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+        """One update for both where they are halves of one array."""
+        both = joined(k, v)
+        if both is None:
+            return super().kv_write(store, at, _whole(k), _whole(v))
+        store[:, :, at : at + len(k)] = both
+        return store
+
+
+def _whole(x: Array) -> Array:
+    """What MLX knows: a half as an array of its own, also among several results."""
+    if isinstance(x, tuple | list):
+        return [_whole(part) for part in x]
+    return x.array() if isinstance(x, Half) else x
+
+
+def _split(x: mx.array, linears: Sequence[Linear]) -> list[SplitMatrix]:
+    """The matrices of layers that kernels multiply with: a few vectors, all matrices split, no biases. Else nothing."""
+    if len(x) > MOST_VECTORS or not all(isinstance(linear.weight, SplitMatrix) for linear in linears):
+        return []
+    return [linear.weight for linear in linears] if all(linear.bias is None for linear in linears) else []

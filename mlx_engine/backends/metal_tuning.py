@@ -1,0 +1,183 @@
+"""Rows per SIMD-group and SIMD-groups per threadgroup: measured once per chip, kernel and shape, then remembered.
+
+They change no bit of a result. How many SIMD-groups share a row does, so that is never measured: the shape decides it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+import kernels.metal
+from kernels.launch import ExecutorName
+from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
+from mlx_engine.observe.log import LOGGER
+
+VARIABLE = "MLX_ENGINE_TUNING"
+# No GPU's caches hold so much: matrices that take turns come from memory, as the layers of a model do.
+COLD_BYTES = 96 << 20
+# Smaller matrices are read in the time that a launch takes; nothing can be told apart there.
+SMALLEST = 1 << 20
+ROUNDS = 5
+# By how much another choice must be faster than the default one to be more than noise.
+MARGIN = 0.02
+
+# The kernels whose SIMD-groups may share a row.
+SPLIT = ("matvec", "project_add")
+
+
+def candidates(split: int) -> list[Tuning]:
+    """What can be launched where `split` SIMD-groups of a threadgroup share a row."""
+    return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
+
+
+def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tuning:
+    """The tuning of the least median; the default one where no other is faster by more than noise, or none ran."""
+    medians = {tuning: statistics.median(seconds) for tuning, seconds in samples.items()}
+    best = min(medians, key=lambda tuning: medians[tuning], default=default)
+    if default in medians and medians[default] * (1 - MARGIN) <= medians[best]:
+        return default
+    return best
+
+
+class Tuner:
+    """What suits one chip, by kernel and shape: looked up in a file, measured where that does not know it.
+
+    `who` names everything that an answer depends on; what was measured under another name is not believed. A file
+    that cannot be read or written costs a measurement, never more.
+    """
+
+    def __init__(self, who: str, file: Path) -> None:
+        self.who, self.file = who, file
+        self._announced = False
+
+    def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
+        """For a call with these arguments; None, which is the default, for several vectors or a small matrix."""
+        weights = [a for a in args if isinstance(a, Q8_0Matrix)]
+        n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
+        if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
+            return None
+        name = kernel.__name__
+        shape = " + ".join("{} x {}".format(*w.shape) for w in weights)
+        split = k_split(*weights[0].shape) if name in SPLIT else 1
+        known = self.remembered(f"{name} {shape}")
+        if known in candidates(split):
+            return known
+        if not self._announced:
+            self._announced = True
+            LOGGER.log(logging.WARNING, "measuring what suits this GPU, once; it is kept in %s", self.file)
+        default = default_tuning(sum(w.shape[0] for w in weights), 1)
+        chosen = fastest(measured(kernel, args, candidates(split)), default)
+        LOGGER.log(logging.WARNING, "  %s %s: %d rows, %d SIMD-groups", name, shape, chosen.rows, chosen.simdgroups)
+        self.remember(f"{name} {shape}", chosen)
+        return chosen
+
+    def remembered(self, key: str) -> Tuning | None:
+        """What was measured before, if that can be read and makes sense."""
+        try:
+            rows, simdgroups = self._read()[self.who][key]
+            return Tuning(rows, simdgroups)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def remember(self, key: str, tuning: Tuning) -> None:
+        """Write it down beside what is there. All of it or nothing, whoever else writes at this moment."""
+        content = self._read()
+        mine = content.get(self.who)
+        content[self.who] = {**(mine if isinstance(mine, dict) else {}), key: [tuning.rows, tuning.simdgroups]}
+        part = self.file.with_name(f"{self.file.name}.{os.getpid()}")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+            part.replace(self.file)
+        except OSError as error:
+            LOGGER.log(logging.INFO, "%s: cannot be written: %s", self.file, error)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequence[Tuning]) -> dict[Tuning, list[float]]:
+    """Seconds per launch with cold weights, `ROUNDS` of each tuning that the GPU takes.
+
+    As in a model, each launch waits for the one before: it reads what that has written.
+    """
+    sets = cold_sets(args)
+    samples: dict[Tuning, list[float]] = {}
+    for tuning in tunings:
+        try:
+            mx.eval(kernel(*sets[0], tuning=tuning))
+        except (RuntimeError, ValueError) as error:  # too many threads for the registers that it takes
+            LOGGER.log(logging.DEBUG, "%s %s: %s", kernel.__name__, tuning, error)
+            continue
+        samples[tuning] = []
+    for _ in range(ROUNDS):
+        for tuning, seconds in samples.items():
+            start = time.perf_counter()
+            y = None
+            for one in sets:
+                y = kernel(*following(one, y), tuning=tuning)
+            mx.eval(y)
+            seconds.append((time.perf_counter() - start) / len(sets))
+    del sets
+    mx.clear_cache()
+    return samples
+
+
+def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments with so many copies of their matrices that none is in a cache when its turn comes again."""
+    nbytes = sum(a.nbytes for a in args if isinstance(a, Q8_0Matrix))
+    sets = [args]
+    for _ in range(-(-COLD_BYTES // nbytes) - 1):
+        copied = tuple(_copy(a) if isinstance(a, Q8_0Matrix) else a for a in args)
+        mx.eval([[a.wq, a.ws] for a in copied if isinstance(a, Q8_0Matrix)])
+        sets.append(copied)
+    return sets
+
+
+def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
+    """The arguments, vectors replaced by views of what the launch before has made, where that is long enough."""
+    y = before[0] if isinstance(before, tuple) else before
+    if y is None:
+        return args
+    return tuple(
+        y[:, : a.shape[1]] if isinstance(a, mx.array) and a.ndim == 2 and a.shape[1] <= y.shape[1] else a for a in args
+    )
+
+
+def _copy(matrix: Q8_0Matrix) -> Q8_0Matrix:
+    return Q8_0Matrix(mx.array(matrix.wq) + 0, mx.array(matrix.ws) + 0)
+
+
+def tuner(executor: ExecutorName) -> Tuner | None:
+    """The tuner of this machine's GPU; None in the emulator, whose speed says nothing, and where it is switched off."""
+    if executor == "emulator" or os.environ.get(VARIABLE) == "off":
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
+    chip = str(mx.device_info().get("device_name"))
+    return Tuner(identity(executor, chip), Path(cache) / "mlx_engine" / "tuning.json")
+
+
+def identity(executor: ExecutorName, chip: str) -> str:
+    """All that decides about speed: the chip, how kernels get there, and their text."""
+    texts = sorted(Path(kernels.metal.__file__).parent.glob("*.metal"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in texts)).hexdigest()[:16]
+    return f"{chip}, {executor}, MLX {version('mlx')}, kernels {digest}"

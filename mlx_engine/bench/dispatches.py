@@ -1,0 +1,171 @@
+"""How often one decode step asks the GPU for something: our kernels as the launch door counts them, MLX's by a table.
+
+On a small model a dispatch that waits for the one before costs more than the bytes that it reads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.launch import counted
+from mlx_engine.backends.metal_weights import SplitMatrix, joined
+from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.mlx_weights import AffineMatrix
+from mlx_engine.backends.parameters import Linear, Visible
+from mlx_engine.bench.cells import Test
+from mlx_engine.bench.work import bytes_per_weight, sizes, work
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.engine import Engine, load
+
+# From so many keys on, attention is split in two on large GPUs; on others from more.
+TWO_PASSES = 1024
+# Heads that MLX has a kernel for, for a single query. For others it scales, multiplies, takes softmax and multiplies.
+FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
+# New slots, and two copies: old slots and new ones.
+GROWING = 3
+
+
+@dataclass(frozen=True)
+class Dispatches:
+    """Of one step that writes one token.
+
+    Attributes:
+        layer: of each layer, by kernel or operation.
+        around: before the first and after the last.
+        growing: more in each layer when the cache grows, which it does by whole steps.
+    """
+
+    layer: dict[str, int]
+    around: dict[str, int]
+    growing: int = GROWING
+
+
+def _attention(backend: Any, q: Any, seen: Visible, scale: float) -> int:
+    if q.shape[-1] not in FUSED_HEADS:
+        return UNFUSED
+    return 1 if seen.stop - seen.start < TWO_PASSES else 2
+
+
+def _linear(backend: Any, x: Any, linear: Linear) -> int:
+    return _product(linear.weight) + (linear.bias is not None)
+
+
+def _product(weight: Any) -> int:
+    """A split matrix is the launch door's business, unless its kernel was refused: then scales and biases are made."""
+    if not isinstance(weight, SplitMatrix):
+        return 1
+    return 3 if "matvec" in weight.kernels.refused else 0
+
+
+def _embed(backend: Any, table: Any, ids: Any) -> int:
+    """A row of floats, or of codes, scales and biases, which are then expanded."""
+    if isinstance(table, SplitMatrix):
+        return 5 if "embed_rows" in table.kernels.refused else 0
+    return 4 if isinstance(table, AffineMatrix) else 1
+
+
+# What an operation of `MlxBackend` costs for one token. Views cost nothing: `heads`, `merge`, `last`.
+STOCK: dict[str, Callable[..., int]] = {
+    "embed": _embed,
+    "linear": _linear,
+    "rms_norm": lambda *_: 1,
+    "layer_norm": lambda *_: 1,
+    "rope": lambda *_: 3,
+    "attention": _attention,
+    "silu": lambda *_: 2,
+    "gelu": lambda *_: 9,
+    "add": lambda *_: 1,
+    "multiply": lambda *_: 1,
+    "argmax": lambda *_: 1,
+    # Nobody else holds the store: it is written in place.
+    "kv_write": lambda backend, store, at, k, v: 1 if joined(k, v) is not None else 2,
+}
+AROUND = ("embed", "norm_head", "argmax")
+
+
+def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
+    """What a token costs behind `depth` others.
+
+    Raises:
+        TypeError: the engine's backend is none of MLX's.
+    """
+    if not isinstance(engine.backend, MlxBackend):
+        raise TypeError(f"dispatches: expected a backend on MLX, found {engine.backend.name}")
+    layers: Counter[str] = Counter()
+    around: Counter[str] = Counter()
+    model = copy.copy(engine.model)
+    model.backend = _counting(engine.backend, layers, around)
+    with engine.backend.session():
+        cache = model.new_cache(depth + 1)
+        cache.reserve(depth + 1)
+        cache.advance(depth)
+        model.backend.argmax(model.forward([0], cache))  # where kernels are tried, if they have not been
+        cache.trim(1)
+        layers.clear()
+        around.clear()
+        with counted() as launches:
+            model.backend.argmax(model.forward([0], cache))
+    layers.update(launches)
+    layers.subtract(around)
+    n = engine.config.n_layers
+    return Dispatches({name: -(-count // n) for name, count in layers.items() if count}, dict(around))
+
+
+def decode_cost(model: str, backend: str) -> dict[str, Any]:
+    """What one token of a model costs on a backend on MLX: dispatches and bytes, under names that JSON keeps.
+
+    Raises:
+        EngineError: the model or the backend cannot be had.
+    """
+    engine = load(model, backend)
+    needed = sizes(open_checkpoint(engine.path), lambda type_: bytes_per_weight(engine.backend, type_))
+    few, many, n_layers = dispatches(engine), dispatches(engine, TWO_PASSES), engine.config.n_layers
+    return {
+        "layers": n_layers,
+        "layer": few.layer,
+        "around": few.around,
+        "per_layer": sum(few.layer.values()),
+        "per_layer_from_1024_keys": sum(many.layer.values()),
+        "per_step": n_layers * sum(few.layer.values()) + sum(few.around.values()),
+        "more_per_layer_when_the_cache_grows": few.growing,
+        "weight_bytes": needed.nbytes,
+        "cache_bytes_per_token": needed.cached,
+        "bytes_per_token": work(needed, Test(n_gen=1), kv=True).nbytes,
+    }
+
+
+def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
+    """A twin of `backend` that writes down what its operations cost; `around` has what the layers have not."""
+    twin = copy.copy(backend)
+    kind = type(backend)
+    methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}
+    for name in AROUND:
+        methods[name] = _apart(methods.get(name, getattr(kind, name)), stock, around)
+    twin.__class__ = type(f"Counting{kind.__name__}", (kind,), methods)
+    return twin
+
+
+def _costing(
+    name: str, method: Callable[..., Any], cost: Callable[..., int], stock: Counter[str]
+) -> Callable[..., Any]:
+    def run(self: MlxBackend, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        stock[name] += cost(self, *args, **kwargs)
+        return result
+
+    return run
+
+
+def _apart(method: Callable[..., Any], stock: Counter[str], around: Counter[str]) -> Callable[..., Any]:
+    def run(self: MlxBackend, *args: Any, **kwargs: Any) -> Any:
+        before = stock.copy()
+        with counted() as launches:
+            result = method(self, *args, **kwargs)
+        around.update(launches + (stock - before))
+        return result
+
+    return run

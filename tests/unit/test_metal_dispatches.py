@@ -1,0 +1,170 @@
+"""At most eight dispatches per layer and token: what is counted agrees with the graph that MLX would run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import pytest
+from typer.testing import CliRunner
+
+import mlx_engine
+from kernels import emulator, launch
+from mlx_engine.backends import VARIABLE
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.bench.dispatches import TWO_PASSES, dispatches
+from mlx_engine.commands.app import app
+from tests.contract.check import EMULATED, load
+
+MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+NEEDS_COMPILER = pytest.mark.skipif(emulator.unavailable() is not None, reason=str(emulator.unavailable()))
+
+# What a node costs on Metal. Views move no numbers; whatever is not listed fails the test.
+NODES = {
+    **dict.fromkeys(["Slice", "Squeeze", "ExpandDims", "Transpose", "Reshape", "View", "Broadcast"], 0),
+    **dict.fromkeys(["CustomKernel", "SliceUpdate", "ArgReduce", "Gather", "QuantizedMatmul", "Matmul", "Add"], 1),
+    **dict.fromkeys(["Multiply", "Sigmoid"], 1),
+}
+
+
+def single_node(name: str, *inputs: mx.array) -> mx.array:
+    """A node of the graph that is like the first input, and is never run."""
+    kernel = mx.fast.metal_kernel(name, [f"x{i}" for i in range(len(inputs))], ["y"], source="")
+    shape, dtype = inputs[0].shape, inputs[0].dtype
+    (y,) = kernel(
+        inputs=list(inputs), grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[shape], output_dtypes=[dtype]
+    )
+    return y
+
+
+@pytest.fixture(scope="module")
+def story() -> mlx_engine.Engine:
+    """Heads of 64, which MLX has a kernel for."""
+    return load(EMULATED, "builtin")
+
+
+def graph(engine: mlx_engine.Engine, depth: int) -> list[dict[str, Any]]:
+    """The nodes of one decode step: a token that is not known yet, `depth` of them in the cache."""
+    model, be = engine.model, engine.backend
+    cache = model.new_cache(depth + 2)  # an update of a whole store would be no update
+    with be.session():
+        cache.reserve(depth + 2)
+        cache.advance(depth)
+        be.wait(cache._stores)
+
+    def step(token: mx.array, *stores: mx.array) -> list[mx.array]:
+        cache._stores = list(stores)
+        chosen = be.argmax(model.forward([token], cache))
+        cache.trim(1)
+        return [chosen, *cache._stores]
+
+    def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: None) -> mx.array:
+        return single_node("attention", q, k, v)
+
+    nodes: list[dict[str, Any]] = []
+    # MLX's own executor: it has no Metal here, which it would only notice when it runs.
+    chosen = launch._chosen.set("metal")
+    try:
+        with (
+            mock.patch.object(mx.fast, "scaled_dot_product_attention", attention),
+            mock.patch.object(mx.fast, "rms_norm", lambda x, gain, eps: single_node("rms_norm", x, gain)),
+        ):
+            mx.export_function(nodes.append, step, mx.array(3, dtype=mx.uint32), *cache._stores)
+    finally:
+        launch._chosen.reset(chosen)
+    return [node for node in nodes if node["type"] == "primitive"]
+
+
+def kernel_name(node: dict[str, Any]) -> str:
+    return node["arguments"][0].removeprefix("custom_kernel_").split("__")[0].removesuffix("_float" * 4)
+
+
+def cost(node: dict[str, Any]) -> int:
+    if node["name"] == "CustomKernel" and kernel_name(node) == "attention":
+        return 1 if node["inputs"][1][1][2] < TWO_PASSES else 2
+    return NODES[node["name"]]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("depth", "per_layer"), [(0, 7), (300, 7), (TWO_PASSES - 2, 7), (TWO_PASSES - 1, 8)])
+def test_a_layer_takes_seven_or_eight_dispatches_as_the_graph_says(story, depth: int, per_layer: int):
+    found = dispatches(story, depth)
+    assert sum(found.layer.values()) == per_layer
+    assert found.around == {"embed_rows": 1, "norm_project": 1, "argmax": 1}
+    nodes = graph(story, depth)
+    assert sum(map(cost, nodes)) == story.config.n_layers * per_layer + 3
+
+
+@NEEDS_COMPILER
+def test_the_graph_has_our_kernels_as_often_as_the_door_counts_them(story):
+    kernels = Counter(kernel_name(node) for node in graph(story, 5) if node["name"] == "CustomKernel")
+    n = story.config.n_layers
+    assert kernels == {
+        "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "attention": n, "project_add": 2 * n, "norm_gate_up": n,
+        "norm_project": 1,
+    }  # fmt: skip
+    layer = dispatches(story).layer
+    assert {**kernels, "embed_rows": 0, "norm_project": 0} == {name: n * layer.get(name, 0) for name in kernels}
+
+
+@NEEDS_COMPILER
+def test_keys_and_values_are_written_by_one_update_of_one_buffer(story):
+    updates = [node for node in graph(story, 5) if node["name"] == "SliceUpdate"]
+    assert len(updates) == story.config.n_layers
+    for node in updates:
+        (_, store, _), (_, new, _) = node["inputs"]
+        assert (store[0], new) == (2, (2, store[1], 1, store[3]))
+
+
+def test_mlx_is_counted_by_the_same_table():
+    """All but its embedding, which expands a row with an operation that is no single node on the CPU."""
+    engine = mlx_engine.load("builtin", "mlx")
+    found, nodes, n = dispatches(engine, 5), graph(engine, 5), engine.config.n_layers
+    first = next(i for i, node in enumerate(nodes) if node["name"] == "CustomKernel")
+    behind = sum(found.around.values()) - found.around["embed"]
+    assert sum(map(cost, nodes[first:])) == n * sum(found.layer.values()) + behind
+    assert sum(found.layer.values()) == 25
+
+
+@NEEDS_COMPILER
+def test_heads_that_mlx_has_no_kernel_for_cost_more():
+    assert dispatches(load(EMULATED, MICRO)).layer["attention"] == 4
+
+
+def test_other_backends_have_no_dispatches():
+    with pytest.raises(TypeError, match="simd"):
+        dispatches(mlx_engine.load(MICRO, "simd"))
+
+
+# ---- printed ----
+
+
+@NEEDS_COMPILER
+def test_the_command_says_what_a_token_costs(monkeypatch):
+    load(EMULATED, "builtin")
+    monkeypatch.setenv(VARIABLE, "emulate")
+    result = CliRunner().invoke(app, ["backends", "--model", "builtin"])
+    assert result.exit_code == 0, result.output
+    told = result.stdout.partition("One token of builtin on metal, counted as on Metal:\n")[2].splitlines()
+    assert told[0].startswith("  7 dispatches per layer: attention, head_norm_rope, kv_write,")
+    assert told[1] == "  8 from 1,024 keys on, 3 more in a step that grows the cache"
+    assert told[2] == "  3 around the 6 layers: argmax, embed_rows, norm_project; 45 in all"
+    assert told[3].startswith("  2.60 MB of weights, and 6.1 kB of keys and values")
+
+
+@NEEDS_COMPILER
+def test_the_same_as_json(monkeypatch, story):
+    monkeypatch.setenv(VARIABLE, "emulate")
+    result = CliRunner().invoke(app, ["backends", "--model", "builtin", "--json"])
+    rows = {row["name"]: row for row in json.loads(result.stdout)["backends"]}
+    decode = rows["metal"]["decode"]
+    assert (decode["per_layer"], decode["per_layer_from_1024_keys"], decode["per_step"]) == (7, 8, 45)
+    model = story.model
+    linears = [part for layer in model.layers for part in vars(layer).values() if isinstance(part, Linear)]
+    assert decode["weight_bytes"] == sum(linear.weight.nbytes for linear in [*linears, model.output])
+    assert decode["bytes_per_token"] == decode["weight_bytes"] + decode["cache_bytes_per_token"]
+    assert "decode" not in rows["parallel"]
