@@ -31,7 +31,10 @@ class Kernel:
     math_mode: MathMode = "safe"
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        # Built once and kept by its value: names must be such that they can be hashed.
+        object.__setattr__(self, "input_names", tuple(self.input_names))
+        object.__setattr__(self, "output_names", tuple(self.output_names))
+        if not (self.name.isidentifier() and self.name.isascii()):
             raise ValueError(f"kernel {self.name!r}: expected a name that C accepts: letters, digits and _")
         for part, text in (("source", self.source), ("header", self.header)):
             for number, line in enumerate(text.splitlines(), start=1):

@@ -88,7 +88,7 @@ def launch(
     if planned is not None:
         planned.append(Launch(kernel, inputs, template, grid, threadgroup, output_shapes, output_dtypes, init_value))
         return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-    return _built(kernel, executor())(
+    return built(kernel, executor())(
         inputs=inputs,
         template=list(template),
         grid=grid,
@@ -178,7 +178,7 @@ def _default() -> ExecutorName:
 
 
 @cache
-def _built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
+def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
     """The executor's own object for this kernel, made when it is first needed and kept: it holds what was compiled."""
     if name == "cuda":
         from kernels.cuda import cuda_kernel

@@ -47,6 +47,8 @@ MUTANTS = [
     Mutant("query norm used for keys", QWEN3, "(w.attn_q_norm, w.attn_k_norm)", "(w.attn_q_norm, w.attn_q_norm)"),
     Mutant("rope at position 0 always", QWEN3, "self.rope, offset", "self.rope, 0"),
     Mutant("gate and up exchanged", QWEN3, "w.ffn_gate, w.ffn_up", "w.ffn_up, w.ffn_gate"),
+    Mutant("slots counted before they are there", "cache/full.py", "            self._slots = slots  # last",
+           "            pass  # last"),
     Mutant("gelu for silu", QWEN3, 'w.ffn_up, w.activation', 'w.ffn_up, "gelu"'),
     Mutant("residual of the attention dropped", QWEN3, "be.project_add(h, w.ffn_down, x)", "be.linear(h, w.ffn_down)"),
     Mutant("untied head ignored", QWEN3, '"output" if "output.weight" in parameters else "token_embd"', '"token_embd"'),

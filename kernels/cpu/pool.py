@@ -14,7 +14,7 @@ import weakref
 
 import numpy as np
 
-from kernels.cpu.layout import LEFT, LINE, SCRATCH, SCRATCH_BYTES, STOP, THREADS
+from kernels.cpu.layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, STOP, THREADS
 from kernels.cpu.library import Library
 
 # Seconds that a thread without work looks for some before it sleeps.
@@ -73,9 +73,10 @@ class _Shared:
         return len(self._asleep)
 
     def sleep(self, me: int) -> None:
-        """Until the next call of `wake`."""
-        self._asleep.add(me)
-        self._gates[me].acquire()
+        """Until the next call of `wake`; not at all while many jobs are about to come, for which nobody wakes again."""
+        self._asleep.add(me)  # first: whoever brings jobs from now on sees it
+        if not self.control[ON]:
+            self._gates[me].acquire()
         self._asleep.discard(me)
 
     def wake(self) -> None:

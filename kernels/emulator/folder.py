@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ def cache_folder() -> Path:
 
 @cache
 def _folder(home: str) -> Path:
-    if not home.startswith("~"):  # else nobody knows where home is
+    if Path(home).is_absolute():  # else nobody knows where home is
         ours = Path(home) / "mlx_engine" / "emulator"
         if _is_ours(ours):
             return ours
@@ -34,6 +35,7 @@ def _is_ours(folder: Path) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder.stat().st_uid == os.getuid()
+            found = folder.lstat()
+            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
     except OSError:
         return False

@@ -74,14 +74,14 @@ def check(
         executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has.
         seeds: orders of the threads.
         builds: the emulator's builds: "spaces" keeps pointers to memory of different kinds apart, "undefined" finds
-            overflow and misalignment.
+            overflow and misalignment; "races", which is slower and has to be asked for, watches who touches what.
         progress: told after each shape how many are done, and of how many.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
 
     Raises:
-        ValueError: the sizes do not fit the experiment, or the reference's shape does not.
+        ValueError: there is nothing to run, the sizes do not fit the experiment, or the reference's shape does not.
         ExecutorUnavailableError: the machine lacks the executor.
     """
     chosen = executor or default_executor()
@@ -132,6 +132,11 @@ def check_cases(
     The emulator compiles all of them together; with `wary` the first ones apart, as most kernels that are being
     written are wrong.
     """
+    if not cases or not orders.seeds or not orders.builds:
+        raise ValueError(
+            f"check {name}: expected at least one shape, one seed and one build, "
+            f"found {len(cases)}, {len(orders.seeds)} and {len(orders.builds)}"
+        )
     verdict, started = Verdict(name, executor, bound), time.perf_counter()
     units = {0: cases[:MOST_FAILURES], MOST_FAILURES: cases[MOST_FAILURES:]} if wary else {0: cases}
     for i, case in enumerate(cases):
@@ -210,7 +215,7 @@ def compare(launch: Launch, found: Sequence[NDArray[Any]], expected: Sequence[Ex
             relative, absolute = ROUNDING.get(dtype, (0.0, 0.0))
             distance = np.abs(got.astype(np.float64) - value)
             error = np.maximum(distance - np.maximum(relative * np.abs(value), absolute), 0)
-            same = (got == value) | (np.isnan(got) & np.isnan(np.asarray(value, dtype=np.float64)))
+            same = (got == value) | (error == 0) | (np.isnan(got) & np.isnan(np.asarray(value, dtype=np.float64)))
             ratio = np.where(same, 0.0, np.nan_to_num(error / bound, nan=np.inf, posinf=np.inf))
         worst = max(worst, float(ratio.max(initial=0.0)))
         wrong = ratio > 1

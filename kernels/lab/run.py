@@ -11,8 +11,7 @@ import mlx.core as mx
 from kernels.emulator import MetalKernel
 from kernels.emulator.runtime import Statistics
 from kernels.kernel import Kernel
-from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, unavailable
-from kernels.launch import _built as built
+from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
 
 # The emulator's, see there: real address spaces, and checks of undefined behaviour instead.
 BUILDS = ("spaces", "undefined")

@@ -17,7 +17,7 @@ from kernels.lab.run import promise
 from kernels.launch import ExecutorName, Launch
 
 # Caches of the largest chips hold less: launches in a row read so many bytes before one reads the same again.
-COLD_BYTES = 96 << 20
+COLD_BYTES = 256 << 20
 # Launches of one sample: enough to hide how long it takes to hand over the first, few enough for small arrays.
 LEAST_LAUNCHES, MOST_LAUNCHES = 8, 512
 SAMPLES, SECONDS = 5, 0.25

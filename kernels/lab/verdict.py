@@ -56,7 +56,7 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """Whether all shapes were right."""
-        return not self.failures
+        return self.runs > 0 and not self.failures
 
     def __bool__(self) -> bool:
         return self.passed

@@ -217,11 +217,16 @@ class CompiledBackend(SimdBackend):
         cos, sin = self._table(rope, offset + n)
         x, y = _rows(x), np.empty(x.shape, dtype=np.float32)
         room = self._room_for(n * width + stack.room(n, max(seen.stop - seen.start for seen in rooms)))
-        self._awake()
-        self.library.layers(
-            self.pool.address, stack.address, len(layers), n, offset, address(x), address(cos), address(sin), room,
-            room + 4 * n * width, address(y),
-        )  # fmt: skip
+        # A thread that falls asleep now would miss all of it.
+        self.pool.control[layout.ON] = 1
+        try:
+            self._awake()
+            self.library.layers(
+                self.pool.address, stack.address, len(layers), n, offset, address(x), address(cos), address(sin), room,
+                room + 4 * n * width, address(y),
+            )  # fmt: skip
+        finally:
+            self.pool.control[layout.ON] = 0
         return y
 
     def _stack(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Stack | None:

@@ -27,7 +27,7 @@ from mlx_engine.observe.log import LOGGER
 
 VARIABLE = "MLX_ENGINE_TUNING"
 # No GPU's caches hold so much: matrices that take turns come from memory, as the layers of a model do.
-COLD_BYTES = 96 << 20
+COLD_BYTES = 256 << 20
 # Smaller matrices are read in the time that a launch takes; nothing can be told apart there.
 SMALLEST = 1 << 20
 ROUNDS = 5
@@ -73,13 +73,17 @@ class Tuner:
         shape = " + ".join("{} x {}".format(*w.shape) for w in weights)
         split = k_split(*weights[0].shape) if name in SPLIT else 1
         known = self.remembered(f"{name} {shape}")
-        if known in candidates(split):
-            return known
+        for tuning in candidates(split):
+            if tuning == known:
+                return tuning  # ours, whose numbers are whole: the file may say 2.0
         if not self._announced:
             self._announced = True
             LOGGER.log(logging.WARNING, "measuring what suits this GPU, once; it is kept in %s", self.file)
         default = default_tuning(sum(w.shape[0] for w in weights), 1)
-        chosen = fastest(measured(kernel, args, candidates(split)), default)
+        samples = measured(kernel, args, candidates(split))
+        if not samples:  # refused at every size: there is nothing to remember
+            return default
+        chosen = fastest(samples, default)
         LOGGER.log(logging.WARNING, "  %s %s: %d rows, %d SIMD-groups", name, shape, chosen.rows, chosen.simdgroups)
         self.remember(f"{name} {shape}", chosen)
         return chosen
@@ -131,10 +135,10 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
         samples[tuning] = []
     for _ in range(ROUNDS):
         for tuning, seconds in samples.items():
-            start = time.perf_counter()
             y = None
             for one in sets:
                 y = kernel(*following(one, y), tuning=tuning)
+            start = time.perf_counter()
             mx.eval(y)
             seconds.append((time.perf_counter() - start) / len(sets))
     del sets

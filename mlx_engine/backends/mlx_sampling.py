@@ -41,7 +41,8 @@ def draw(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.arra
     """The id that `u` selects from (V,) logits; the temperature must be > 0, and `real` is the type to compute in."""
     p = mx.exp((row.astype(real) - row.max()) / max(sampling.temperature, COLDEST))
     chosen_from = (p > 0) & _likeliest(p, sampling)
-    total = mx.cumsum(mx.where(chosen_from, p, 0))
+    kept = mx.where(chosen_from, p, 0)
+    total = mx.cumsum(kept / kept.sum())
     ids = mx.arange(len(p), dtype=mx.uint32)
     reached = chosen_from & (total > u * total[-1])
     # A draw within rounding of 1 can land past the end; the last possible token is the one it meant.

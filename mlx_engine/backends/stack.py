@@ -30,7 +30,10 @@ class Stack:
         self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, attend_one: int, attend_many: int
     ) -> None:
         # Who knows layers by their identity must keep them.
-        self.layers, self.scale, self._first = layers, scale, blocks[0]
+        self.layers = layers
+        self._width = max(b.output.n_inputs for b in blocks)
+        self._hidden = max(b.down.n_inputs for b in blocks)
+        self._products = max(b.qkv.n_outputs for b in blocks)
         self._words = words = np.zeros(layout.LAYERS + len(layers) * layout.DEEP, dtype=np.int64)
         self.address = address(words)
         words[layout.ATTEND_ONE], words[layout.ATTEND_MANY] = attend_one, attend_many
@@ -48,7 +51,6 @@ class Stack:
 
     def room(self, n_tokens: int, n_slots: int) -> int:
         """Floats that a layer needs for its intermediate values, behind `n_slots` visible slots."""
-        n_heads_width, hidden = self._first.output.n_inputs, self._first.down.n_inputs
         # Of each part of the keys: two numbers and a width for every head, which is never narrower than two.
-        parts = 2 * n_heads_width * -(-n_slots // layout.KEYS)
-        return max(n_tokens * (self._first.qkv.n_outputs + 2 * n_heads_width) + parts, n_tokens * hidden)
+        parts = 2 * self._width * -(-n_slots // layout.KEYS)
+        return max(n_tokens * (self._products + 2 * self._width) + parts, n_tokens * self._hidden)

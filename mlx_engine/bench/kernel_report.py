@@ -34,7 +34,8 @@ SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim"
 # What a model is timed on: a prompt, and a text.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-BACKENDS = ("mlx", "metal")
+# What is timed beside the kernels: MLX alone, and our kernels by the executor that ran them.
+BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
 
 
 def measure(
@@ -82,7 +83,8 @@ def add_models(
     budget: float | None = None,
 ) -> None:
     """Tokens per second of the model on MLX's own operations, with our kernels, and in mlx-lm."""
-    found["tokens"] = list(rows(model, BACKENDS, TESTS, repetitions=REPETITIONS, budget=budget))
+    names = BACKENDS[found["executor"]]
+    found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
     found["mlx_lm"] = mlx_lm_peer.rates(resolve(model), TESTS, repetitions=REPETITIONS)
 
 

@@ -55,8 +55,9 @@ class FullCache(Cache):
         if wanted > self._capacity:
             raise CacheFullError(length=self._length, wanted=n, capacity=self._capacity)
         if wanted > self._slots:
-            self._slots = min(-(-wanted // self._step) * self._step, self._capacity)
-            self._stores = [self._backend.kv_grow(store, self._slots) for store in self._stores]
+            slots = min(-(-wanted // self._step) * self._step, self._capacity)
+            self._stores = [self._backend.kv_grow(store, slots) for store in self._stores]
+            self._slots = slots  # last: an interrupted growth leaves everything as it was
         return self._length
 
     def append(self, layer: int, k: Array, v: Array) -> Visible:

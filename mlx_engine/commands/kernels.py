@@ -150,6 +150,7 @@ def bench(
     with progress_bar("measuring") as told:
         found = kernel_report.measure(model, name, vectors=vectors, progress=told)
         if path is not None:
+            kernel_report.write_report(path, found)  # what has been measured is kept, whatever comes after it
             kernel_report.add_models(found, model, budget=budget)
     if json:
         print_json(found)
@@ -157,7 +158,7 @@ def bench(
         print(kernel_report.summary(found))
     if path is not None:
         kernel_report.write_report(path, found)
-        notice(f"the report is in {path}: nothing in it names you or your files")
+        notice(f"the report is in {path}: it names the model, and nothing else of yours")
 
 
 @kernels.command()

@@ -242,6 +242,7 @@ BUGS = [
         "  if (K / int(lane) == 7) return;\n" + _SETUP,
         UndefinedBehaviourError,
         "division by zero",
+        "undefined",
     ),
     # ---- what Metal does not take ----
     Bug(

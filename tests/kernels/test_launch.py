@@ -88,7 +88,7 @@ def test_the_choice_ends_with_its_context_even_when_it_fails():
 
 
 def test_each_executor_builds_a_kernel_once():
-    assert door._built(DOUBLE, "emulator") is door._built(Kernel(**vars(DOUBLE)), "emulator")
+    assert door.built(DOUBLE, "emulator") is door.built(Kernel(**vars(DOUBLE)), "emulator")
 
 
 @pytest.mark.parametrize(

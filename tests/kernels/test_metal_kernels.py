@@ -60,7 +60,7 @@ def compile_together(calls: Sequence[Callable[[], object]]) -> None:
             call()
     kernels: dict[MetalKernel, list[Launch]] = {}
     for entry in launches:
-        kernels.setdefault(door._built(entry.kernel, "emulator"), []).append(entry)
+        kernels.setdefault(door.built(entry.kernel, "emulator"), []).append(entry)
     for kernel, entries in kernels.items():
         kernel.prepare([(entry.inputs, entry.output_dtypes, entry.template) for entry in entries])
 
@@ -79,12 +79,27 @@ def test_smoke(kernel: str):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_order_of_threads_and_no_undefined_behaviour(kernel: str):
     entry, expected = smoke(kernel).launch(), smoke(kernel).expected()
-    built = door._built(entry.kernel, "emulator")
+    built = door.built(entry.kernel, "emulator")
     found = built(
         inputs=entry.inputs, template=list(entry.template), grid=entry.grid, threadgroup=entry.threadgroup,
         output_shapes=entry.output_shapes, output_dtypes=entry.output_dtypes, seed=5, build="undefined",
     )  # fmt: skip
     assert max(share(np.array(y), wanted) for y, wanted in zip(found, expected, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_two_threads_race(kernel: str):
+    """Who touches which byte is watched, and the bits are those of any other order."""
+    entry = smoke(kernel).launch()
+    built, first = door.built(entry.kernel, "emulator"), None
+    for seed in (0, 1, 2):
+        found = built(
+            inputs=entry.inputs, template=list(entry.template), grid=entry.grid, threadgroup=entry.threadgroup,
+            output_shapes=entry.output_shapes, output_dtypes=entry.output_dtypes, seed=seed, build="races",
+        )  # fmt: skip
+        first = first or found
+        for y, wanted in zip(found, first, strict=True):
+            np.testing.assert_array_equal(np.array(y), np.array(wanted))
 
 
 def test_activations_other_than_silu():

@@ -136,6 +136,14 @@ def test_what_counts_as_wrong(dtype, found, value, ok):
     assert (text is None) is ok
 
 
+@pytest.mark.parametrize(
+    "nothing", [{"sizes": []}, {"sizes": {axis: [] for axis in SCALE.axes}}, {"seeds": []}, {"builds": []}]
+)
+def test_a_check_of_nothing_is_refused(nothing):
+    with pytest.raises(ValueError, match="at least one shape, one seed and one build"):
+        check(SCALE, **{"sizes": None} | nothing)
+
+
 def test_an_executor_that_is_not_there_is_refused_with_the_reason():
     absent = next(name for name in ("metal", "cuda") if unavailable(name) is not None)
     with pytest.raises(ExecutorUnavailableError, match=f"kernels cannot run on '{absent}': MLX finds no"):

@@ -1,10 +1,15 @@
 """docs/kernels.md says what happens."""
 
+import sys
+
+import pytest
+
 from tests.kernels_lab.page import PAGE, blocks, run
 
 TEXT = PAGE.read_text()
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="lines of faults are read from ELF files, which a Mac has not")
 def test_every_block_prints_what_stands_below_it():
     namespace = {}
     for code, printed in blocks(TEXT):

@@ -188,6 +188,22 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
     assert not any(thread.is_alive() for thread in made._helpers)
 
 
+def test_nobody_falls_asleep_while_many_jobs_are_about_to_come(four: pool.Pool):
+    """Who wakes has looked already: a thread that slept now would sleep through all of them."""
+    four.control[layout.ON] = 1
+    late = threading.Thread(target=four.shared.sleep, args=(0,))
+    late.start()
+    late.join(10)
+    ended, four.control[layout.ON] = not late.is_alive(), 0
+    assert ended
+    late = threading.Thread(target=four.shared.sleep, args=(0,))
+    late.start()
+    late.join(0.2)
+    assert late.is_alive()
+    while late.is_alive():
+        four.shared.wake()
+
+
 def test_a_backend_wakes_its_helpers(monkeypatch: pytest.MonkeyPatch):
     be = create_backend("parallel", threads=3)
     weight = Weight.pack("w", np.ones((4000, 64)), BY_NAME["Q8_0"])

@@ -33,6 +33,21 @@ def test_only_reserved_slots_can_be_written_and_counted(cache: FullCache):
     assert cache.length == 2
 
 
+def test_an_interrupted_growth_leaves_the_cache_as_it_was(cache: FullCache, monkeypatch: pytest.MonkeyPatch):
+    """Code that writes by address believes the number of slots."""
+    cache.reserve(2)
+    slots, stores = cache._slots, cache._stores
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache._backend, "kv_grow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.reserve(4)
+    assert cache._slots == slots
+    assert cache._stores is stores
+
+
 def test_rooms_are_the_reserved_slots_of_every_layer(cache: FullCache):
     cache.reserve(2)
     with pytest.raises(ValueError, match="2 slots left"):

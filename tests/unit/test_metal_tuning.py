@@ -152,6 +152,16 @@ def test_a_file_that_makes_no_sense_is_measured_over(monkeypatch, tmp_path, cont
     assert calls == ["project_add"]
 
 
+@pytest.mark.parametrize("words", ["[2, 8]", "[2.0, 8.0]", "[2, 8.0]"])
+def test_what_is_remembered_is_handed_out_as_whole_numbers(monkeypatch, tmp_path, words: str):
+    file = tmp_path / "tuning.json"
+    file.write_text(f'{{"chip": {{"project_add 2048 x 1024": {words}}}}}')
+    calls = counting(monkeypatch)
+    chosen = Tuner("chip", file).choose(project_add, CALL)
+    assert (chosen, calls) == (Tuning(2, 8), [])
+    assert type(chosen.rows) is type(chosen.simdgroups) is int
+
+
 def test_what_cannot_be_written_is_measured_each_time(monkeypatch, tmp_path):
     calls = counting(monkeypatch)
     (tmp_path / "no folder").write_text("")
