@@ -15,9 +15,9 @@ from mlx.nn.layers.quantized import quantize
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
-from benchmarks.peers.hugging_face import Checkpoint, open_qwen3
 from benchmarks.peers.loop import Answer, Peer, Request
 from benchmarks.peers.repack import BITS, GROUP, repacked
+from mlx_engine.bench.hugging_face import Checkpoint, open_qwen3
 
 
 def open_peer(request: Request) -> Peer:

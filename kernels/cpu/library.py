@@ -6,19 +6,18 @@ is sooner ready and takes less memory.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from llvmlite import binding
+
+from kernels.folder import cache_folder
 
 # What Python calls, and the types of the arguments: i is an integer or an address, f a float64.
 ENTRIES = {
@@ -49,38 +48,6 @@ def lacking() -> str | None:
 # ---- where compiled code is kept ----
 
 
-def cache_folder() -> Path:
-    """The first of these that is ours to write: NUMBA_CACHE_DIR, the user's cache folder, a temporary one."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
-    candidates = [Path(given)] if given else []
-    if not home.startswith("~"):  # nobody knows where home is
-        candidates.append(Path(home) / "mlx_engine" / "kernels")
-    ours = next(filter(_is_ours, candidates), None)
-    if ours is not None:
-        return ours
-    # The same folder each time, so that what is compiled there is found again.
-    ours = Path(tempfile.gettempdir()) / f"mlx_engine-kernels-{_user()}"
-    if not _is_ours(ours):
-        ours = Path(tempfile.mkdtemp(prefix="mlx_engine-kernels-"))
-        atexit.register(shutil.rmtree, ours, ignore_errors=True)
-    return ours
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether it can be written, and nobody else has made it: compiled code is run as it lies there."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-    except OSError:
-        return False
-
-
 def _digest() -> str:
     """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls."""
     files = sorted(Path(__file__).parent.glob("*.py"))
@@ -90,7 +57,7 @@ def _digest() -> str:
 @cache
 def folder() -> Path:
     """Where code of this very source is kept; one folder per process."""
-    return cache_folder() / _digest()
+    return cache_folder("kernels", given=os.environ.get("NUMBA_CACHE_DIR")) / _digest()
 
 
 def code_file() -> Path:

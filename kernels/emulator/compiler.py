@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernels.emulator.errors import CompileError, CompilerMissingError
-from kernels.emulator.folder import cache_folder
+from kernels.folder import cache_folder
 
 # Names a clang to use instead of what is found: a command, or a path, perhaps with options.
 VARIABLE = "MLX_ENGINE_CLANG"
@@ -245,7 +245,7 @@ def _digest(text: bytes, flags: Sequence[str]) -> str:
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:
     """The file of that name in our folder; all of it or nothing, whoever else makes it at this moment."""
-    file = cache_folder() / name
+    file = cache_folder("emulator") / name
     if file.exists():
         return file
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as scratch:
@@ -265,7 +265,10 @@ def _judge(said: str) -> None:
 
 
 def _run(command: Sequence[str], scratch: Path, judge: Callable[[str], None] | None = None) -> None:
-    caches = {"ZIG_GLOBAL_CACHE_DIR": str(cache_folder() / "zig"), "ZIG_LOCAL_CACHE_DIR": str(scratch / "zig")}
+    caches = {
+        "ZIG_GLOBAL_CACHE_DIR": str(cache_folder("emulator") / "zig"),
+        "ZIG_LOCAL_CACHE_DIR": str(scratch / "zig"),
+    }
     environment = {**os.environ, **caches}
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=scratch)

@@ -19,31 +19,31 @@ from kernels.metal.twins import PRODUCT, SEQUENTIAL
 
 
 class About(NamedTuple):
-    """What a kernel needs of its arrays; the error it may have, in float32 epsilons, and of what."""
+    """What a kernel needs of its arrays; the error it may have, and in which unit."""
 
     needs: str
     bound: float
-    of: str
+    unit: str
 
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors"
 _ANY = "K a multiple of 32, any number of vectors"
 # What the twins call a rounding is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
-_SUM, _CARRIED = "sum |w||x|", "sum |w||x|, carried through"
+_SUM = "epsilons of sum |w||x|"
+# Fused kernels: that of their products, carried through their formula by their twins.
+_CARRIED = "what its formula allows"
 # In the order of the ladder.
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
     "simd_per_row": About(_ANY, _LANES, _SUM),
     "matvec": About(_ROWS, _LANES, _SUM),
     "tiles": About(_ANY, _ONE_BY_ONE, _SUM),
-    "norm_project": About(_ROWS, _LANES, _CARRIED),
-    "norm_qkv": About(_ROWS, _LANES, _CARRIED),
-    "norm_gate_up": About(_ROWS, _LANES, _CARRIED),
-    "project_add": About(_ROWS + ", a float32 residual", _LANES, _CARRIED),
-    "head_norm_rope": About(
-        "an even head width from 8 on, any number of tokens", 1, "two products, and a norm's error"
-    ),
+    "norm_project": About(_ROWS, 1, _CARRIED),
+    "norm_qkv": About(_ROWS, 1, _CARRIED),
+    "norm_gate_up": About(_ROWS, 1, _CARRIED),
+    "project_add": About(_ROWS + ", a float32 residual", 1, _CARRIED),
+    "head_norm_rope": About("an even head width from 8 on, any number of tokens", 1, _CARRIED),
     "embed_rows": About("K a multiple of 32, int32 ids", 0, "exact"),
     "dequantize": About("K a multiple of 32, float32 or float16 results", 0, "exact"),
 }

@@ -35,7 +35,7 @@ class Verdict:
         shapes: how many were tried.
         runs: with all seeds and builds.
         worst: the largest error, in the unit of `bound`.
-        bound: the error that is accepted, in float32 epsilons (2^-23) of what errors are measured against.
+        bound: the error that is accepted, for an experiment in float32 epsilons (2^-23) of its magnitude.
         failures: shapes that go wrong, the smallest first.
         seconds: that it took, compiling included.
         compile_seconds: of these, compiling.

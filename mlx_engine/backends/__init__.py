@@ -33,12 +33,12 @@ class Entry:
 
     Attributes:
         summary: what it is, in half a line.
-        create: makes it; None where this version does not have it yet.
+        create: makes it.
         needs: says what this machine lacks for it, or None if nothing. Asking is cheap and loads no model.
     """
 
     summary: str
-    create: Callable[[Settings], Backend] | None = None
+    create: Callable[[Settings], Backend]
     needs: Callable[[], str | None] = lambda: None
 
 
@@ -58,16 +58,12 @@ def unavailable(name: str) -> str | None:
     Raises:
         BackendUnavailableError: there is no backend of this name.
     """
-    entry = _entry(name)
-    reason = entry.needs()
-    if reason is None and entry.create is None:
-        return _LATER
-    return reason
+    return _entry(name).needs()
 
 
 def auto() -> str:
     """The name that "auto" stands for: the fastest backend that this machine has. What is emulated is never fast."""
-    return next(name for name in _FASTEST_FIRST if unavailable(name) is None and not (name == "metal" and _emulated()))
+    return next(name for name in _FASTEST_FIRST if not (name == "metal" and _emulated()) and unavailable(name) is None)
 
 
 def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool = True) -> Backend:
@@ -77,10 +73,7 @@ def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool 
         BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
     """
     check_backend(name)
-    create = _entry(auto() if name == "auto" else name).create
-    if create is None:
-        raise BackendUnavailableError(name=name, reason=_LATER)
-    return create(Settings(threads, jit))
+    return _entry(auto() if name == "auto" else name).create(Settings(threads, jit))
 
 
 def check_backend(name: str) -> None:
@@ -191,8 +184,6 @@ def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
 VARIABLE = "MLX_ENGINE_METAL"
 # Of the driver on Linux, and on Linux within Windows. Looked for first: to import MLX takes a tenth of a second.
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-
-_LATER = "this version does not have it yet"
 
 _ENTRIES = {
     "scalar": Entry("elementwise Python: the oracle, far too slow to write text with", _scalar),

@@ -29,8 +29,6 @@ class Stack:
     def __init__(
         self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, attend_one: int, attend_many: int
     ) -> None:
-        # Who knows layers by their identity must keep them.
-        self.layers = layers
         self._width = max(b.output.n_inputs for b in blocks)
         self._hidden = max(b.down.n_inputs for b in blocks)
         self._products = max(b.qkv.n_outputs for b in blocks)

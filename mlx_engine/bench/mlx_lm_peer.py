@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_engine.bench.cells import Test
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.models import model_file
+from mlx_engine.bench.hugging_face import open_qwen3
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -29,7 +28,7 @@ def rates(path: Path, tests: Sequence[Test], *, repetitions: int) -> Row:
     except metadata.PackageNotFoundError:
         return {"unavailable": "not installed; pip install mlx-lm"}
     try:
-        model = _model(open_checkpoint(path))
+        model = _model(path)
         found = {test.name: statistics.median(_samples(model, test, repetitions)) for test in tests}
     except Exception as error:  # another project's code, in a version that we may not know
         # An ImportError names files of whoever runs this, and a report is sent to others.
@@ -38,32 +37,16 @@ def rates(path: Path, tests: Sequence[Test], *, repetitions: int) -> Row:
     return {"version": version, "weights": "8 bit, groups of 32, float16", "rates": found}
 
 
-def _model(checkpoint: Checkpoint) -> Any:
+def _model(path: Path) -> Any:
     import mlx.core as mx
     from mlx.nn.layers.quantized import quantize
     from mlx_lm.models import qwen3
 
-    plan = model_file(checkpoint).plan(checkpoint)
-    cfg = plan.config
-    settings = {
-        "model_type": "qwen3",
-        "num_hidden_layers": cfg.n_layers,
-        "hidden_size": cfg.hidden_size,
-        "intermediate_size": cfg.intermediate_size,
-        "num_attention_heads": cfg.n_heads,
-        "num_key_value_heads": cfg.n_kv_heads,
-        "head_dim": cfg.head_dim,
-        "vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.context_length,
-        "rms_norm_eps": cfg.norm_eps,
-        "rope_theta": cfg.rope_theta,
-        "tie_word_embeddings": "output.weight" not in checkpoint.shapes,
-    }
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(settings))
+    opened = open_qwen3(path)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(opened.settings))
     # Lazy: the random weights that are quantised here are replaced before anybody looks at them.
     quantize(model, group_size=32, bits=8)
-    names = {tensor.gguf: tensor.hf for tensor in plan.tensors}
-    model.load_weights([part for name in checkpoint.shapes for part in _arrays(names[name], checkpoint.weight(name))])
+    model.load_weights([part for name, weight in opened.weights for part in _arrays(name, weight)])
     mx.eval(model.parameters())
     return model
 

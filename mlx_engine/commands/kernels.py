@@ -102,11 +102,11 @@ def as_row(verdict: Verdict) -> dict[str, Any]:
 
 def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
     """A table, and below it what is known of every failure."""
-    rows = [("kernel", "shapes", "runs", "worst", "bound", "float32 epsilons of", "seconds", "")]
+    rows = [("kernel", "shapes", "runs", "worst", "bound", "in units of", "seconds", "")]
     for entry, verdict in zip(every, verdicts, strict=True):
         outcome = "ok" if verdict.passed else f"{len(verdict.failures)} shapes WRONG"
         numbers = f"{verdict.shapes}", f"{verdict.runs}", f"{verdict.worst:.2f}", f"{verdict.bound:g}"
-        rows.append((verdict.name, *numbers, entry.about.of, f"{verdict.seconds:.1f}", outcome))
+        rows.append((verdict.name, *numbers, entry.about.unit, f"{verdict.seconds:.1f}", outcome))
     print("\n".join(columns(rows, "<>>>><><")))
     shapes, runs = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("shapes", "runs"))
     seconds = sum(verdict.seconds for verdict in verdicts)

@@ -58,7 +58,7 @@ def test_list_shows_every_kernel_and_where_they_run():
 def test_check_prints_a_table_and_what_was_run(few):
     out = run("check", "-k", "dequantize", "-k", "thread_per_output", "-e", "emulator").out
     head, first, second, _, last = out.splitlines()
-    assert head.split() == ["kernel", "shapes", "runs", "worst", "bound", "float32", "epsilons", "of", "seconds"]
+    assert head.split() == ["kernel", "shapes", "runs", "worst", "bound", "in", "units", "of", "seconds"]
     assert first.split()[:5] == ["dequantize", "3", "12", "0.00", "0"]
     assert second.split()[0] == "thread_per_output"
     assert second.endswith("ok")

@@ -29,7 +29,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def absent(monkeypatch):
     """A rung that no machine has."""
-    monkeypatch.setitem(backends._ENTRIES, "absent", Entry("nowhere", needs=lambda: "it needs the moon"))
+    monkeypatch.setitem(backends._ENTRIES, "absent", Entry("nowhere", pytest.fail, needs=lambda: "it needs the moon"))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def quick(monkeypatch):
 def absent(monkeypatch):
     """No backend but plain `simd` is there."""
     for name in ("scalar", "parallel", "mlx", "metal", "cuda"):
-        monkeypatch.setitem(backends._ENTRIES, name, Entry("nowhere", needs=lambda: "it needs the moon"))
+        monkeypatch.setitem(backends._ENTRIES, name, Entry("nowhere", pytest.fail, needs=lambda: "it needs the moon"))
     monkeypatch.setitem(backends._ENTRIES, "simd", Entry("plain", lambda settings: SimdBackend()))
 
 

@@ -36,31 +36,6 @@ def python(code: str, *arguments: str | Path, **changes: str | None) -> subproce
 # ---- the folder ----
 
 
-def test_compiled_code_is_kept_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
-    assert library.cache_folder() == tmp_path / "given"
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert library.cache_folder() == tmp_path / "xdg" / "mlx_engine" / "kernels"
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(library.tempfile, "tempdir", str(tmp_path / "temporary"))
-    assert library.cache_folder().parent == tmp_path / "temporary"
-
-
-def test_a_folder_that_somebody_else_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever can write there could have this process run code of theirs."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
-    if not hasattr(os, "getuid"):
-        pytest.skip("this system does not say whose a folder is")
-    monkeypatch.setattr(library.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(os, "getuid", lambda: 12345678)
-    folder = library.cache_folder()
-    assert folder != tmp_path / "given"
-    assert folder.name.startswith("mlx_engine-kernels-")
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
 def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(library, "__file__", str(tmp_path / "jit.py"))
     (tmp_path / "jit.py").write_text("a = 1\n")
@@ -139,15 +114,6 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "write_bytes", full)
     library._write(tmp_path / "two" / "a.code", b"machine code")
     assert [path.name for path in tmp_path.rglob("*.code*")] == ["a.code"]
-
-
-def test_a_folder_that_can_be_written_needs_no_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def none() -> str:
-        raise FileNotFoundError("no usable temporary directory")
-
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(library.tempfile, "gettempdir", none)
-    assert library.cache_folder() == tmp_path
 
 
 # ---- what is in it ----

@@ -364,9 +364,10 @@ def test_what_mlx_reads_when_it_is_imported(platform: str, mine: dict[str, str],
 # ---- the end of a process ----
 
 PROCESS = """
-import sys
+import signal, sys
 import mlx_engine
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 path, how = sys.argv[1:]
 engine = mlx_engine.load(path, "mlx")
 stream = engine.stream([1, 2, 3], 200, ignore_eos=True)

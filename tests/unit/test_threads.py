@@ -120,9 +120,10 @@ def test_two_threads_on_one_engine_get_what_each_would_get_alone(jit: bool):
 # ---- the end of a process ----
 
 PROCESS = """
-import sys
+import signal, sys
 import mlx_engine
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 path, how = sys.argv[1:]
 engines = [mlx_engine.load(path, "parallel", threads=3, jit=jit) for jit in (True, False)]
 dropped = [mlx_engine.create_backend("parallel", threads=4) for _ in range(3)]
