@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant("SIMD-groups that share a row torn apart", TUNING, "if tuning.simdgroups % split == 0", ""),
     Mutant("weights of a measurement stay in the cache", TUNING, "range(-(-COLD_BYTES // nbytes) - 1)", "range(0)"),
     Mutant("emulated metal chosen by itself", "backends/__init__.py",
-           ' and not (name == "metal" and _emulated())', ""),
+           'not (name == "metal" and _emulated()) and ', ""),
     Mutant("unexpected tensors ignored", "models/parameters.py",
            "unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip
