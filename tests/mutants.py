@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant("emulated metal chosen by itself", "backends/__init__.py",
            ' and not (name == "metal" and _emulated())', ""),
     Mutant("unexpected tensors ignored", "models/parameters.py",
-           "unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))", "unexpected = []"),
+           "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def _model(checkpoint: Checkpoint) -> Any:
     model = qwen3.Model(qwen3.ModelArgs.from_dict(settings))
     # Lazy: the random weights that are quantised here are replaced before anybody looks at them.
     quantize(model, group_size=32, bits=8)
-    names = {tensor.gguf: tensor.hf for tensor in plan.tensors}
+    names = {tensor.name: tensor.stored("hf").name for tensor in plan.tensors}
     model.load_weights([part for name in checkpoint.shapes for part in _arrays(names[name], checkpoint.weight(name))])
     mx.eval(model.parameters())
     return model

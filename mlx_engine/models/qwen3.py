@@ -16,10 +16,7 @@ from mlx_engine.backends.parameters import Array, Layer, Rope
 from mlx_engine.cache import Cache, FullCache, NoCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.parameters import Parameters, Plan, Tensor
-from mlx_engine.models.settings import HF_HARMLESS, Settings
-
-# Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
-MOST_LAYERS = 10_000
+from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
 
 
 @dataclass(frozen=True)

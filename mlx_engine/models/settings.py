@@ -10,6 +10,9 @@ from mlx_engine.errors import UnsupportedConfigError
 
 _REQUIRED: Any = object()
 
+# Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
+MOST_LAYERS = 10_000
+
 # Keys of config.json that any model may have and that change nothing in its forward pass: bookkeeping, training and
 # generation defaults.
 HF_HARMLESS = frozenset(
@@ -105,7 +108,9 @@ class Settings:
         self._read.add(key)
         if key not in self._values and default is _REQUIRED:
             raise self.error(key, "present", "nothing")
-        return self._values.get(key, default)
+        value = self._values.get(key, default)
+        # null is how config.json leaves a setting to its default.
+        return default if value is None and default is not _REQUIRED else value
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
         """The error about one setting, to raise."""
