@@ -79,9 +79,9 @@ class Rope:
     frequencies: tuple[float, ...]
 
     @classmethod
-    def plain(cls, head_dim: int, theta: float) -> Rope:
-        """Unscaled frequencies `theta ** (-2j / head_dim)` for j < head_dim / 2."""
-        return cls(tuple(theta ** (-2 * j / head_dim) for j in range(head_dim // 2)))
+    def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
+        """Frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2; a factor is "linear" scaling."""
+        return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
 
 
 @dataclass(frozen=True)
