@@ -14,6 +14,8 @@ from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.models.parameters import Parameters, Progress, check
 
 MODULES = {
+    "gemma3": "mlx_engine.models.gemma3",
+    "gemma3_text": "mlx_engine.models.gemma3",
     "gpt2": "mlx_engine.models.gpt2",
     "qwen3": "mlx_engine.models.qwen3",
 }

@@ -87,6 +87,22 @@ class Settings:
             raise self.error(key, "a mapping", value)
         return Settings(value, where=f"{self._where}: {key}")
 
+    def choice(self, key: str, default: str, *others: str) -> str:
+        """One of several words."""
+        value = self._get(key, default)
+        if not isinstance(value, str) or value not in (default, *others):
+            raise self.error(key, " or ".join(map(repr, (default, *others))), value)
+        return value
+
+    def words(self, key: str, n: int, *allowed: str) -> list[str] | None:
+        """A list of n words, each among those allowed; None where there is none."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != n or not all(word in allowed for word in value):
+            raise self.error(key, f"{n} words among {', '.join(allowed)}", value)
+        return value
+
     def expect(self, key: str, *allowed: object) -> None:
         """The setting is absent, or has one of the values that are implemented; None allows null."""
         value = self._get(key, allowed[0])

@@ -1,7 +1,7 @@
 """A folder of safetensors as a GGUF file, as llama.cpp's converter would write it.
 
-Written with the gguf package and from llama.cpp's conventions alone: Conv1D turned round but q, k, v left together. It
-shares no line with mlx_engine.
+Written with the gguf package and from llama.cpp's conventions alone: Conv1D turned round but q, k, v left together,
+1 added to Gemma's gains. It shares no line with mlx_engine.
 """
 
 from __future__ import annotations
@@ -23,19 +23,39 @@ GPT2 = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
 }
+GEMMA3 = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def convert(folder: Path, path: Path, type_: str) -> None:
     """Write `path` with matrices of `type_`, "F32" or "Q8_0"; what a token is looked up by position stays F32."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "gpt2")
-    _gpt2_settings(writer, config)
+    is_gpt2 = config["model_type"] == "gpt2"
+    writer = gguf.GGUFWriter(path, "gpt2" if is_gpt2 else "gemma3")
+    (_gpt2_settings if is_gpt2 else _gemma3_settings)(writer, config)
     for name, values in read_safetensors(folder / "model.safetensors").items():
         *stem, part = name.split(".")
-        layer = [f"blk.{stem[2]}"] if stem[1] == "h" else []
-        known = GPT2[".".join(stem[3:] if layer else stem)]
-        if layer and values.ndim == 2:
+        layer = [f"blk.{stem[2]}"] if stem[1] in ("h", "layers") else []
+        known = (GPT2 if is_gpt2 else GEMMA3)[".".join(stem[3:] if layer else stem)]
+        if is_gpt2 and layer and values.ndim == 2:
             values = values.T
+        if not is_gpt2 and values.ndim == 1:
+            values = values + np.float32(1)
         _add(writer, ".".join([*layer, known, part]), values, type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -59,6 +79,22 @@ def _gpt2_settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_feed_forward_length(4 * config["n_embd"])
     writer.add_head_count(config["n_head"])
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+
+
+def _gemma3_settings(writer: gguf.GGUFWriter, config: dict) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
+    # Which real files leave out: of theirs it follows from the sizes.
+    writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
