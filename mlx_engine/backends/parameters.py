@@ -58,14 +58,20 @@ class Layer:
     attn_q: Linear
     attn_k: Linear
     attn_v: Linear
-    attn_q_norm: RMSNorm
-    attn_k_norm: RMSNorm
     attn_output: Linear
     ffn_norm: Norm
     ffn_gate: Linear
     ffn_up: Linear
     ffn_down: Linear
     activation: Activation = "silu"
+    attn_q_norm: RMSNorm | None = None
+    attn_k_norm: RMSNorm | None = None
+
+    @property
+    def head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        """Those of queries and keys, if they are normed."""
+        q, k = self.attn_q_norm, self.attn_k_norm
+        return None if q is None or k is None else (q, k)
 
 
 @dataclass(frozen=True)

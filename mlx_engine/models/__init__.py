@@ -17,6 +17,8 @@ MODULES = {
     "gemma3": "mlx_engine.models.gemma3",
     "gemma3_text": "mlx_engine.models.gemma3",
     "gpt2": "mlx_engine.models.gpt2",
+    "llama": "mlx_engine.models.llama",
+    "qwen2": "mlx_engine.models.qwen2",
     "qwen3": "mlx_engine.models.qwen3",
 }
 

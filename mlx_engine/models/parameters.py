@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
@@ -29,12 +30,14 @@ class Stored:
         rows: (first, of) where the tensor is a part of a larger one of `of` rows and begins at row `first`.
         transposed: whether the file has columns for rows, as Conv1D layers do.
         plus: what has to be added to every value.
+        heads: in each of so many, the rows of its two halves lie in turn.
     """
 
     name: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
     plus: float = 0.0
+    heads: int | None = None
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The stored tensor's, of which the model's has `shape`."""
@@ -42,13 +45,15 @@ class Stored:
         return whole[::-1] if self.transposed else whole
 
     def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
-        """The model's tensor out of the stored one: a view of its bytes, but for what is transposed or added to."""
+        """The model's tensor out of the stored one: a view of its bytes where nothing is moved or added."""
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
         if self.transposed:
             data = data.reshape(shape[1], of, -1)[:, first:last].transpose(1, 0, 2).reshape(-1)
         elif self.rows is not None:
             data = data[data.size * first // of : data.size * last // of]
+        if self.heads is not None:
+            data = data.reshape(self.heads, shape[0] // self.heads // 2, 2, -1).transpose(0, 2, 1, 3).reshape(-1)
         taken = Weight(weight.name, shape, weight.type, data)
         return Weight.pack(weight.name, taken.dequantize() + np.float32(self.plus), F32) if self.plus else taken
 
@@ -154,6 +159,10 @@ class Parameters:
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """A norm of gain `name.weight` and bias `name.bias`."""
         return LayerNorm(name, self._prepare(f"{name}.weight"), self._prepare(f"{name}.bias"), eps)
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """What `name.weight` holds, for who computes with it beforehand."""
+        return self._tensors[f"{name}.weight"].weight(self._checkpoint).dequantize()
 
     def _converted(self, weight: Weight) -> Weight:
         if self._quant == "keep" or self._quant == weight.type.name.lower():

@@ -1,7 +1,7 @@
 """A folder of safetensors as a GGUF file, as llama.cpp's converter would write it.
 
 Written with the gguf package and from llama.cpp's conventions alone: Conv1D turned round but q, k, v left together,
-1 added to Gemma's gains. It shares no line with mlx_engine.
+1 added to Gemma's gains, the rows of Llama's q and k dealt out. It shares no line with mlx_engine.
 """
 
 from __future__ import annotations
@@ -42,21 +42,43 @@ GEMMA3 = {
 }
 
 
+LLAMA = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+NAMES = {"gpt2": GPT2, "gemma3_text": GEMMA3, "llama": LLAMA, "qwen2": LLAMA}
+
+
 def convert(folder: Path, path: Path, type_: str) -> None:
     """Write `path` with matrices of `type_`, "F32" or "Q8_0"; what a token is looked up by position stays F32."""
     config = json.loads((folder / "config.json").read_text())
-    is_gpt2 = config["model_type"] == "gpt2"
-    writer = gguf.GGUFWriter(path, "gpt2" if is_gpt2 else "gemma3")
-    (_gpt2_settings if is_gpt2 else _gemma3_settings)(writer, config)
+    kind = config["model_type"]
+    writer = gguf.GGUFWriter(path, kind.removesuffix("_text"))
+    (_gpt2_settings if kind == "gpt2" else _settings)(writer, config)
     for name, values in read_safetensors(folder / "model.safetensors").items():
         *stem, part = name.split(".")
-        layer = [f"blk.{stem[2]}"] if stem[1] in ("h", "layers") else []
-        known = (GPT2 if is_gpt2 else GEMMA3)[".".join(stem[3:] if layer else stem)]
-        if is_gpt2 and layer and values.ndim == 2:
+        layer = [f"blk.{stem[2]}"] if stem[1:2] in (["h"], ["layers"]) else []
+        known = NAMES[kind][".".join(stem[3:] if layer else stem)]
+        if kind == "gpt2" and layer and values.ndim == 2:
             values = values.T
-        if not is_gpt2 and values.ndim == 1:
+        if kind == "gemma3_text" and values.ndim == 1:
             values = values + np.float32(1)
+        if kind == "llama" and known in ("attn_q", "attn_k"):
+            heads = config["num_attention_heads" if known == "attn_q" else "num_key_value_heads"]
+            values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         _add(writer, ".".join([*layer, known, part]), values, type_)
+    if config.get("rope_parameters", {}).get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -81,20 +103,33 @@ def _gpt2_settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
 
 
-def _gemma3_settings(writer: gguf.GGUFWriter, config: dict) -> None:
+def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
+    if config["model_type"] != "gemma3_text":
+        writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+        return
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
     writer.add_sliding_window(config["sliding_window"])
     # Which real files leave out: of theirs it follows from the sizes.
     writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+
+
+def _llama3_factors(config: dict) -> np.ndarray:
+    """By what each frequency is divided."""
+    rope, half = config["rope_parameters"], config["hidden_size"] // config["num_attention_heads"] // 2
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    wavelength = 2 * np.pi * rope["rope_theta"] ** (np.arange(half) / half)
+    smooth = (rope["original_max_position_embeddings"] / wavelength - low) / (high - low)
+    smooth = np.clip(smooth, 0, 1)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
