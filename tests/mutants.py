@@ -40,11 +40,26 @@ JOBS = CPU + "jobs.py"
 Q8_0_DOT, FORMATS, LINEAR, GEMM = CPU + "q8_0.py", CPU + "formats.py", CPU + "linear.py", CPU + "gemm.py"
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
 LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
+GPT2, GEMMA3, PARAMETERS, SLIDING = (
+    "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
+)  # fmt: skip
 MUTANTS = [
+    Mutant("keys and values of the fused layer exchanged", GPT2, '("attn_q", "attn_k", "attn_v")',
+           '("attn_q", "attn_v", "attn_k")'),
+    Mutant("learned positions begin anew in every pass", GPT2, "range(offset, offset + len(ids))", "range(len(ids))"),
+    Mutant("biases forgotten", PARAMETERS, 'if f"{name}.bias" in self else None', "if False else None"),
+    Mutant("gains without their 1", GEMMA3, "plus=1.0", "plus=0.0"),
+    Mutant("one rotation for all layers", GEMMA3, "nearby if local else everywhere", "everywhere"),
+    Mutant("local layers see everything", GEMMA3, "window=cfg.window)\n", "window=None)\n"),
+    Mutant("embedding not scaled", GEMMA3, "config.hidden_size**0.5", "1.0"),
+    Mutant("norm behind attention exchanged", GEMMA3, "w.attn_output, w.post_attention_norm",
+           "w.attn_output, w.post_ffw_norm"),
+    Mutant("the window slides one too far", SLIDING, "first = self._held - kept", "first = self._held - kept - 1"),
+    Mutant("the window shows one too few", SLIDING, "self._held + 1 - self._window", "self._held + 2 - self._window"),
     Mutant("values projected with attn_k", QWEN3, "(w.attn_q, w.attn_k, w.attn_v)", "(w.attn_q, w.attn_k, w.attn_k)"),
     Mutant("attention scale forgotten", QWEN3, "config.head_dim**-0.5", "1.0"),
-    Mutant("query and key norm forgotten", QWEN3, "(w.attn_q_norm, w.attn_k_norm)", "None"),
-    Mutant("query norm used for keys", QWEN3, "(w.attn_q_norm, w.attn_k_norm)", "(w.attn_q_norm, w.attn_q_norm)"),
+    Mutant("query and key norm forgotten", QWEN3, "w.head_norms, self.rope", "None, self.rope"),
+    Mutant("query norm used for keys", "backends/parameters.py", "k is None else (q, k)", "k is None else (q, q)"),
     Mutant("rope at position 0 always", QWEN3, "self.rope, offset", "self.rope, 0"),
     Mutant("gate and up exchanged", QWEN3, "w.ffn_gate, w.ffn_up", "w.ffn_up, w.ffn_gate"),
     Mutant("slots counted before they are there", "cache/full.py", "            self._slots = slots  # last",
@@ -208,7 +223,7 @@ MUTANTS = [
     Mutant("emulated metal chosen by itself", "backends/__init__.py",
            'not (name == "metal" and _emulated()) and ', ""),
     Mutant("unexpected tensors ignored", "models/parameters.py",
-           "unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))", "unexpected = []"),
+           "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip
 
 

@@ -110,6 +110,10 @@ class Backend(ABC):
         """Elementwise product of two arrays of one shape."""
 
     @abstractmethod
+    def scale(self, x: Array, factor: float) -> Array:
+        """(T, D): every element times one number."""
+
+    @abstractmethod
     def heads(self, x: Array, head_dim: int) -> Array:
         """(T, H, E) from (T, H*E)."""
 
@@ -146,6 +150,10 @@ class Backend(ABC):
     @abstractmethod
     def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
         """The store with (T, K, E) keys and values in slots [at, at + T); it may be the same object, changed."""
+
+    @abstractmethod
+    def kv_slide(self, store: Array, first: int, n: int) -> Array:
+        """The store with the contents of slots [first, first + n) in slots [0, n); it may be the same one, changed."""
 
     @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
@@ -186,6 +194,10 @@ class Backend(ABC):
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """`residual + projection(x)`: how attention and the feed-forward network end."""
         return self.add(residual, self.note(projection.name, self.linear(x, projection)))
+
+    def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
+        """`residual + norm(projection(x))`: how they end where what they add is normed."""
+        return self.add(residual, self.norm(self.note(projection.name, self.linear(x, projection)), norm))
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """(T, F): `activation(gate(h)) * up(h)` of the normed h, the first half of a gated feed-forward network."""

@@ -248,7 +248,7 @@ class CompiledBackend(SimdBackend):
             return None
         return Blocks(
             self._block((w.attn_q, w.attn_k, w.attn_v), w.attn_norm),
-            self._head_block(n_q, n_k, head_dim, (w.attn_q_norm, w.attn_k_norm)),
+            self._head_block(n_q, n_k, head_dim, w.head_norms),
             self._block((w.attn_output,)),
             self._block((w.ffn_gate, w.ffn_up), w.ffn_norm, _KINDS[w.activation]),
             self._block((w.ffn_down,)),

@@ -149,6 +149,10 @@ class MlxBackend(Backend):
         """Product."""
         return a * b
 
+    def scale(self, x: Array, factor: float) -> Array:
+        """Product."""
+        return x * factor
+
     def heads(self, x: Array, head_dim: int) -> Array:
         """A view."""
         return x.reshape(len(x), -1, head_dim)
@@ -185,6 +189,11 @@ class MlxBackend(Backend):
         """In place as the caller sees it, and on the device too: nobody else holds the array that is overwritten."""
         store[0, :, at : at + len(k)] = k.transpose(1, 0, 2)
         store[1, :, at : at + len(v)] = v.transpose(1, 0, 2)
+        return store
+
+    def kv_slide(self, store: Array, first: int, n: int) -> Array:
+        """In place as the caller sees it."""
+        store[:, :, :n] = store[:, :, first : first + n]
         return store
 
     def kv_nbytes(self, store: Array) -> int:

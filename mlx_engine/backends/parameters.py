@@ -58,14 +58,20 @@ class Layer:
     attn_q: Linear
     attn_k: Linear
     attn_v: Linear
-    attn_q_norm: RMSNorm
-    attn_k_norm: RMSNorm
     attn_output: Linear
     ffn_norm: Norm
     ffn_gate: Linear
     ffn_up: Linear
     ffn_down: Linear
     activation: Activation = "silu"
+    attn_q_norm: RMSNorm | None = None
+    attn_k_norm: RMSNorm | None = None
+
+    @property
+    def head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        """Those of queries and keys, if they are normed."""
+        q, k = self.attn_q_norm, self.attn_k_norm
+        return None if q is None or k is None else (q, k)
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,9 @@ class Rope:
     frequencies: tuple[float, ...]
 
     @classmethod
-    def plain(cls, head_dim: int, theta: float) -> Rope:
-        """Unscaled frequencies `theta ** (-2j / head_dim)` for j < head_dim / 2."""
-        return cls(tuple(theta ** (-2 * j / head_dim) for j in range(head_dim // 2)))
+    def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
+        """Frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2; a factor is "linear" scaling."""
+        return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
 
 
 @dataclass(frozen=True)

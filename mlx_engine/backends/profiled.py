@@ -18,11 +18,11 @@ from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
 PRIMITIVES = (
-    *("embed", "linear", "rms_norm", "layer_norm", "rope", "attention", "silu", "gelu", "add", "multiply"),
-    *("heads", "merge", "last", "argmax", "sample", "kv_grow", "kv_write"),
+    *("embed", "linear", "rms_norm", "layer_norm", "rope", "attention", "silu", "gelu", "add", "multiply", "scale"),
+    *("heads", "merge", "last", "argmax", "sample", "kv_grow", "kv_write", "kv_slide"),
 )
 # Composed, they have only what lies between their primitives; fused, all of it.
-BLOCKS = ("norm_project", "head_norm_rope", "project_add", "norm_gate_up", "norm_head")
+BLOCKS = ("norm_project", "head_norm_rope", "project_add", "project_norm_add", "norm_gate_up", "norm_head")
 
 LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -87,18 +87,20 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
     if name == "attention":
         q, seen = args[0], cast(Visible, args[1])
         n_visible = seen.stop - seen.start
-        return Cost(4.0 * math.prod(shape_of(q)) * n_visible, 2 * nbytes_of(q) + _visible_nbytes(seen, n_visible))
+        return Cost(4.0 * math.prod(shape_of(q)) * n_visible, 2 * nbytes_of(q) + _slots_nbytes(seen.store, n_visible))
     if name == "kv_write":
         return Cost(nbytes=2 * sum(map(nbytes_of, _arrays(args[1:]))))
     if name == "kv_grow":
         return Cost(nbytes=2 * nbytes_of(args[0]))
+    if name == "kv_slide":
+        return Cost(nbytes=2 * _slots_nbytes(args[0], args[2]))
     return Cost(nbytes=nbytes)
 
 
-def _visible_nbytes(seen: Visible, n_visible: int) -> float:
-    """Keys and values that are looked at; a store that is one array has its slots on the next to last axis."""
-    shape = shape_of(seen.store)
-    return nbytes_of(seen.store) * n_visible / shape[-2] if len(shape) == 4 else 0.0
+def _slots_nbytes(store: Array, n: int) -> float:
+    """Keys and values in n slots; a store that is one array has its slots on the next to last axis."""
+    shape = shape_of(store)
+    return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
 
 
 def _flat(args: Iterable[Any]) -> Iterator[Any]:

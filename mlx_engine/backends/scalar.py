@@ -96,6 +96,10 @@ class ScalarBackend(Backend):
         """Product."""
         return [[u * v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
+    def scale(self, x: Array, factor: float) -> Array:
+        """Product."""
+        return [[v * factor for v in row] for row in x]
+
     def heads(self, x: Array, head_dim: int) -> Array:
         """Cut each row into pieces of head_dim."""
         return [[row[i : i + head_dim] for i in range(0, len(row), head_dim)] for row in x]
@@ -141,6 +145,12 @@ class ScalarBackend(Backend):
         """In place."""
         store[0][at : at + len(k)] = k
         store[1][at : at + len(v)] = v
+        return store
+
+    def kv_slide(self, store: Array, first: int, n: int) -> Array:
+        """In place."""
+        for slots in store:
+            slots[:n] = slots[first : first + n]
         return store
 
     def kv_nbytes(self, store: Array) -> int:

@@ -107,6 +107,10 @@ class SimdBackend(Backend):
         """Product."""
         return a * b
 
+    def scale(self, x: Array, factor: float) -> Array:
+        """Product."""
+        return x * np.float32(factor)
+
     def heads(self, x: Array, head_dim: int) -> Array:
         """A view."""
         return x.reshape(len(x), -1, head_dim)
@@ -145,6 +149,11 @@ class SimdBackend(Backend):
         """In place."""
         store[0, :, at : at + len(k)] = k.transpose(1, 0, 2)
         store[1, :, at : at + len(v)] = v.transpose(1, 0, 2)
+        return store
+
+    def kv_slide(self, store: Array, first: int, n: int) -> Array:
+        """In place; NumPy minds that the slots may overlap."""
+        store[:, :, :n] = store[:, :, first : first + n]
         return store
 
     def kv_nbytes(self, store: Array) -> int:

@@ -13,6 +13,7 @@ BLOCKS = (
     "norm_project",
     "head_norm_rope",
     "project_add",
+    "project_norm_add",
     "norm_gate_up",
     "norm_head",
     "layers",

@@ -39,5 +39,5 @@ def open_qwen3(path: Path) -> Checkpoint:
         "rope_theta": cfg.rope_theta,
         "tie_word_embeddings": "output.weight" not in checkpoint.shapes,
     }
-    names = {tensor.gguf: tensor.hf for tensor in plan.tensors}
+    names = {tensor.name: tensor.stored("hf").name for tensor in plan.tensors}
     return Checkpoint(settings, ((names[name], checkpoint.weight(name)) for name in checkpoint.shapes))

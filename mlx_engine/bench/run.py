@@ -139,7 +139,8 @@ def threads_of(backend: Backend) -> int | None:
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: str) -> GGMLType:
     """The type that most of the weights are multiplied in: the one they were loaded in, or F32 if that is expanded."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
-    loaded = type_of(max(weights, key=lambda weight: weight.nbytes), quant)
+    largest = max(weights, key=lambda weight: weight.nbytes)
+    loaded = type_of(largest.type, largest.shape[-1], quant)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
     return loaded if is_kept else F32
 

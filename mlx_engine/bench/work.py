@@ -67,25 +67,29 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], quant: str 
         ModelError: no model can be built of it.
     """
     plan = model_file(checkpoint).plan(checkpoint)
-    names = check(checkpoint, plan)
-    head = HEAD if HEAD in names else TIED_HEAD
-    counts = {name: math.prod(checkpoint.shapes[own]) for name, own in names.items()}
-    layers = [n for n, own in names.items() if len(checkpoint.shapes[own]) == 2 and n not in (*LOOKED_UP, head)]
-    nbytes = sum(counts[n] * held(type_of(checkpoint.weight(names[n]), quant)) for n in [*layers, head])
+    tensors = check(checkpoint, plan)
+    head = HEAD if HEAD in tensors else TIED_HEAD
+    counts = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+    layers = [n for n, tensor in tensors.items() if len(tensor.shape) == 2 and n not in (*LOOKED_UP, head)]
+
+    def bytes_of(name: str) -> float:
+        stored = checkpoint.weight(tensors[name].stored(checkpoint.naming).name).type
+        return counts[name] * held(type_of(stored, tensors[name].shape[-1], quant))
+
     cfg: Any = plan.config
     return Sizes(
         layers=sum(counts[name] for name in layers),
         head=counts[head],
-        nbytes=nbytes,
+        nbytes=sum(map(bytes_of, [*layers, head])),
         cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
         scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
     )
 
 
-def type_of(weight: Weight, quant: str) -> GGMLType:
+def type_of(stored: GGMLType, columns: int, quant: str) -> GGMLType:
     """The type of a matrix after it was converted on load, or was left because its rows fill no blocks."""
-    wanted = weight.type if quant == "keep" else BY_NAME[quant.upper()]
-    return weight.type if weight.shape[-1] % wanted.block_size else wanted
+    wanted = stored if quant == "keep" else BY_NAME[quant.upper()]
+    return stored if columns % wanted.block_size else wanted
 
 
 def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:

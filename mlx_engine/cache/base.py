@@ -55,4 +55,8 @@ class Cache(ABC):
 
     @abstractmethod
     def trim(self, n: int) -> int:
-        """Forget the last n tokens, or as many as there are; returns how many were forgotten."""
+        """Forget the last n tokens, or as many as there are; returns how many were forgotten.
+
+        It may be all of them: without the tokens that a window would show again, a cache can only begin anew. Whoever
+        goes on does so from `length`.
+        """

@@ -10,10 +10,10 @@ from mlx_engine.cache.base import Cache
 
 
 class NoCache(Cache):
-    """Each pass must bring the whole sequence."""
+    """Each pass must bring the whole sequence; with a `window`, a token sees the last of it alone."""
 
-    def __init__(self, backend: Backend, *, n_kv_heads: int, head_dim: int) -> None:
-        self._backend, self._n_kv_heads, self._head_dim = backend, n_kv_heads, head_dim
+    def __init__(self, backend: Backend, *, n_kv_heads: int, head_dim: int, window: int | None = None) -> None:
+        self._backend, self._n_kv_heads, self._head_dim, self._window = backend, n_kv_heads, head_dim, window
 
     @property
     def length(self) -> int:
@@ -37,7 +37,7 @@ class NoCache(Cache):
     def append(self, layer: int, k: Array, v: Array) -> Visible:
         """A store for this call alone."""
         store = self._backend.kv_empty(self._n_kv_heads, self._head_dim, len(k))
-        return Visible(self._backend.kv_write(store, 0, k, v), 0, len(k))
+        return Visible(self._backend.kv_write(store, 0, k, v), 0, len(k), self._window)
 
     def advance(self, n: int) -> None:
         """Nothing to count."""

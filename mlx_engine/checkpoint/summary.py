@@ -44,8 +44,15 @@ def summary(listing: Listing) -> dict[str, object]:
 
 
 def _flat(config: Mapping[str, object]) -> Mapping[str, object]:
-    """config.json, with what transformers 5 moved into `rope_parameters` back where it was."""
+    """config.json, with what it nests on one level: a text model beside one of images, and its rotation.
+
+    Transformers 5 moved that into `rope_parameters`, where layers that rotate differently have a mapping each.
+    """
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        config = {**config, **text}
     rope = config.get("rope_parameters")
+    rope = rope.get("full_attention", rope) if isinstance(rope, Mapping) else None
     return {**rope, **config} if isinstance(rope, Mapping) else config
 
 

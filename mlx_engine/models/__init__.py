@@ -1,4 +1,4 @@
-"""Model files by architecture: GGUF's `general.architecture`, which config.json's `model_type` spells the same."""
+"""Model files by architecture: GGUF's `general.architecture`, and config.json's `model_type`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.models.parameters import Parameters, Progress, check
 
-MODULES = {"qwen3": "mlx_engine.models.qwen3"}
+MODULES = {
+    "gemma3": "mlx_engine.models.gemma3",
+    "gemma3_text": "mlx_engine.models.gemma3",
+    "gpt2": "mlx_engine.models.gpt2",
+    "llama": "mlx_engine.models.llama",
+    "qwen2": "mlx_engine.models.qwen2",
+    "qwen3": "mlx_engine.models.qwen3",
+}
 
 
 class Model(Protocol):

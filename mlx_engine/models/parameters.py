@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Linear, RMSNorm
+from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import TensorMismatchError
 from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 # Called with (prepared, total) tensors while a model is built.
@@ -18,13 +22,65 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor that an architecture has: its name in each kind of file, and its shape (row-major: out, in)."""
+class Stored:
+    """Where a file has a tensor, and what is different about it there.
 
-    gguf: str
-    hf: str
+    Attributes:
+        name: the file's own.
+        rows: (first, of) where the tensor is a part of a larger one of `of` rows and begins at row `first`.
+        transposed: whether the file has columns for rows, as Conv1D layers do.
+        plus: what has to be added to every value.
+        heads: in each of so many, the rows of its two halves lie in turn.
+    """
+
+    name: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+    plus: float = 0.0
+    heads: int | None = None
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The stored tensor's, of which the model's has `shape`."""
+        whole = shape if self.rows is None else (self.rows[1], *shape[1:])
+        return whole[::-1] if self.transposed else whole
+
+    def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
+        """The model's tensor out of the stored one: a view of its bytes where nothing is moved or added."""
+        first, of = self.rows or (0, shape[0])
+        data, last = weight.data, first + shape[0]
+        if self.transposed:
+            data = data.reshape(shape[1], of, -1)[:, first:last].transpose(1, 0, 2).reshape(-1)
+        elif self.rows is not None:
+            data = data[data.size * first // of : data.size * last // of]
+        if self.heads is not None:
+            data = data.reshape(self.heads, shape[0] // self.heads // 2, 2, -1).transpose(0, 2, 1, 3).reshape(-1)
+        taken = Weight(weight.name, shape, weight.type, data)
+        return Weight.pack(weight.name, taken.dequantize() + np.float32(self.plus), F32) if self.plus else taken
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor that an architecture has: its name, where each kind of file has it, its shape (row-major: out, in).
+
+    The name is GGUF's, under which a GGUF file has it unless `gguf` says otherwise.
+    """
+
+    name: str
+    hf: str | Stored
     shape: tuple[int, ...]
     required: bool = True
+    gguf: Stored | None = None
+
+    def stored(self, naming: Literal["gguf", "hf"]) -> Stored:
+        """Where files of that kind have it."""
+        if naming == "gguf":
+            return self.gguf or Stored(self.name)
+        return self.hf if isinstance(self.hf, Stored) else Stored(self.hf)
+
+    def weight(self, checkpoint: Checkpoint) -> Weight:
+        """Its bytes, as `Stored.take` makes them of those in the checkpoint."""
+        stored = self.stored(checkpoint.naming)
+        return stored.take(checkpoint.weight(stored.name), self.shape)
 
 
 @dataclass(frozen=True)
@@ -39,27 +95,32 @@ class Plan:
     unused: tuple[str, ...] = ()
 
 
-def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, str]:
-    """The checkpoint's own name of every tensor of the plan that it has, by GGUF name.
+def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
+    """Every tensor of the plan that the checkpoint has, by name.
 
     Raises:
         TensorMismatchError: all missing, unexpected and misshapen tensors at once.
     """
-    names: dict[str, str] = {}
-    missing, misshapen = [], []
+    found: dict[str, Tensor] = {}
+    # In the plan's order, and each once: several tensors may be stored as one.
+    names, missing, misshapen = set[str](), dict[str, None](), dict[str, None]()
     for tensor in plan.tensors:
-        name = tensor.hf if checkpoint.naming == "hf" else tensor.gguf
-        found = checkpoint.shapes.get(name)
-        if found is None:
-            missing += [name] if tensor.required else []
+        stored = tensor.stored(checkpoint.naming)
+        shape, expected = checkpoint.shapes.get(stored.name), stored.shape(tensor.shape)
+        if shape is None:
+            if tensor.required:
+                missing[stored.name] = None
             continue
-        names[tensor.gguf] = name
-        if found != tensor.shape:
-            misshapen.append(f"{name} (expected {tensor.shape}, found {found})")
-    unexpected = sorted(set(checkpoint.shapes) - set(names.values()) - set(plan.unused))
+        found[tensor.name] = tensor
+        names.add(stored.name)
+        if shape != expected:
+            misshapen[f"{stored.name} (expected {expected}, found {shape})"] = None
+    unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))
     if missing or unexpected or misshapen:
-        raise TensorMismatchError(where=checkpoint.where, missing=missing, unexpected=unexpected, misshapen=misshapen)
-    return names
+        raise TensorMismatchError(
+            where=checkpoint.where, missing=list(missing), unexpected=unexpected, misshapen=list(misshapen)
+        )
+    return found
 
 
 class Parameters:
@@ -68,34 +129,40 @@ class Parameters:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        names: dict[str, str],
+        tensors: Mapping[str, Tensor],
         backend: Backend,
         *,
         quant: str = "keep",
         progress: Progress | None = None,
     ) -> None:
-        self._checkpoint, self._names, self._backend = checkpoint, names, backend
+        self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
         self._quant, self._progress = quant, progress
         self._prepared: dict[tuple[str, str], Array] = {}
 
-    def __contains__(self, gguf_name: str) -> bool:
+    def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
-        return gguf_name in self._names
+        return name in self._tensors
 
     def table(self, name: str) -> Array:
         """An embedding table (V, D), as it is stored."""
-        return self._prepare(self._weight(name))
+        return self._prepare(f"{name}.weight")
 
     def linear(self, name: str) -> Linear:
-        """A linear layer of weight `name.weight`, quantised on load where that was asked for."""
-        return Linear(name, self._prepare(self._converted(self._weight(name))))
+        """A linear layer of weight `name.weight`, quantised on load where that was asked for, and its bias if any."""
+        bias = self._prepare(f"{name}.bias") if f"{name}.bias" in self else None
+        return Linear(name, self._prepare(f"{name}.weight", convert=True), bias)
 
     def rms_norm(self, name: str, eps: float) -> RMSNorm:
         """A norm of gain `name.weight`."""
-        return RMSNorm(name, self._prepare(self._weight(name)), eps)
+        return RMSNorm(name, self._prepare(f"{name}.weight"), eps)
 
-    def _weight(self, name: str) -> Weight:
-        return self._checkpoint.weight(self._names[f"{name}.weight"])
+    def layer_norm(self, name: str, eps: float) -> LayerNorm:
+        """A norm of gain `name.weight` and bias `name.bias`."""
+        return LayerNorm(name, self._prepare(f"{name}.weight"), self._prepare(f"{name}.bias"), eps)
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """What `name.weight` holds, for who computes with it beforehand."""
+        return self._tensors[f"{name}.weight"].weight(self._checkpoint).dequantize()
 
     def _converted(self, weight: Weight) -> Weight:
         if self._quant == "keep" or self._quant == weight.type.name.lower():
@@ -105,10 +172,12 @@ class Parameters:
             return weight
         return Weight.pack(weight.name, weight.dequantize(), wanted)
 
-    def _prepare(self, weight: Weight) -> Array:
-        key = (weight.name, weight.type.name)
+    def _prepare(self, name: str, *, convert: bool = False) -> Array:
+        weight = self._tensors[name].weight(self._checkpoint)
+        weight = self._converted(weight) if convert else weight
+        key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
             if self._progress is not None:
-                self._progress(min(len(self._prepared), len(self._names)), len(self._names))
+                self._progress(min(len(self._prepared), len(self._tensors)), len(self._tensors))
         return self._prepared[key]

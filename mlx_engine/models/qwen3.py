@@ -16,10 +16,7 @@ from mlx_engine.backends.parameters import Array, Layer, Rope
 from mlx_engine.cache import Cache, FullCache, NoCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.parameters import Parameters, Plan, Tensor
-from mlx_engine.models.settings import HF_HARMLESS, Settings
-
-# Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
-MOST_LAYERS = 10_000
+from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Model:
         be, cfg = self.backend, self.config
         for i, w in enumerate(self.layers):
             q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, (w.attn_q_norm, w.attn_k_norm), self.rope, offset)
+            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, w.head_norms, self.rope, offset)
             be.note(f"blk.{i}.q_rope", q)
             be.note(f"blk.{i}.k_rope", k)
             y = be.attention(q, cache.append(i, k, v), self.scale)
@@ -175,7 +172,7 @@ def _config_from_hf(s: Settings) -> Config:
     s.expect("hidden_act", "silu")
     s.expect("attention_bias", False)
     s.expect("use_sliding_window", False)
-    s.expect("layer_types", None, ["full_attention"] * config.n_layers)
+    s.words("layer_types", config.n_layers, "full_attention")
     s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers", "tie_word_embeddings"})
     return _sound(config, s)
 

@@ -10,6 +10,9 @@ from mlx_engine.errors import UnsupportedConfigError
 
 _REQUIRED: Any = object()
 
+# Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
+MOST_LAYERS = 10_000
+
 # Keys of config.json that any model may have and that change nothing in its forward pass: bookkeeping, training and
 # generation defaults.
 HF_HARMLESS = frozenset(
@@ -84,6 +87,22 @@ class Settings:
             raise self.error(key, "a mapping", value)
         return Settings(value, where=f"{self._where}: {key}")
 
+    def choice(self, key: str, default: str, *others: str) -> str:
+        """One of several words."""
+        value = self._get(key, default)
+        if not isinstance(value, str) or value not in (default, *others):
+            raise self.error(key, " or ".join(map(repr, (default, *others))), value)
+        return value
+
+    def words(self, key: str, n: int, *allowed: str) -> list[str] | None:
+        """A list of n words, each among those allowed; None where there is none."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != n or not all(word in allowed for word in value):
+            raise self.error(key, f"{n} words among {', '.join(allowed)}", value)
+        return value
+
     def expect(self, key: str, *allowed: object) -> None:
         """The setting is absent, or has one of the values that are implemented; None allows null."""
         value = self._get(key, allowed[0])
@@ -105,7 +124,9 @@ class Settings:
         self._read.add(key)
         if key not in self._values and default is _REQUIRED:
             raise self.error(key, "present", "nothing")
-        return self._values.get(key, default)
+        value = self._values.get(key, default)
+        # null is how config.json leaves a setting to its default.
+        return default if value is None and default is not _REQUIRED else value
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
         """The error about one setting, to raise."""

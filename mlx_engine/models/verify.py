@@ -96,16 +96,17 @@ def _model(checkpoint: Checkpoint) -> tuple[list[Finding], int | None]:
 
 def _tensors(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
     try:
-        names = check(checkpoint, plan)
+        found = check(checkpoint, plan)
     except TensorMismatchError as error:
         groups = (("missing", error.missing), ("unexpected", error.unexpected), ("misshapen", error.misshapen))
         for problem, tensors in groups:
             yield from (Finding(Level.FAIL, "tensors", f"{problem}: {tensor}") for tensor in tensors)
         return
-    yield Finding(Level.PASS, "tensors", f"{len(names):,}, with the names and shapes that the settings call for")
-    if "output.weight" not in names:
+    stored = {tensor.stored(checkpoint.naming).name: tensor for tensor in found.values()}
+    yield Finding(Level.PASS, "tensors", f"{len(stored):,}, with the names and shapes that the settings call for")
+    if "output.weight" not in found:
         yield Finding(Level.WARN, "head", "tied: it has no matrix of its own and uses the embedding table's")
-    yield from _norms(checkpoint, [names[t.gguf] for t in plan.tensors if t.gguf in names and len(t.shape) == 1])
+    yield from _norms(checkpoint, [name for name, tensor in stored.items() if len(tensor.shape) == 1])
 
 
 def _norms(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Finding]:

@@ -155,6 +155,17 @@ def attention(
     return run
 
 
+def attention_after_sliding(be: Backend, rng: np.random.Generator) -> Any:
+    """Of nine tokens the last six slide over the first three, themselves in part; then come three more."""
+
+    def split(n: int, h: int) -> Any:
+        return be.heads(be.array(normal(rng, n, h * 16)), 16)
+
+    store = be.kv_write(be.kv_empty(2, 16, 12), 0, split(9, 2), split(9, 2))
+    store = be.kv_write(be.kv_slide(store, 3, 6), 6, split(3, 2), split(3, 2))
+    return be.attention(split(3, 4), Visible(store, 1, 9, 5), 0.25)
+
+
 def shape_op(method: str, *arguments: Any, shape: tuple[int, ...] = (3, 8)) -> Run:
     return lambda be, rng: getattr(be, method)(be.array(normal(rng, *shape)), *arguments)
 
@@ -190,6 +201,21 @@ def norm(kind: str) -> Run:
     return run
 
 
+def scale(shape: tuple[int, int], factor: float) -> Run:
+    return lambda be, rng: be.scale(be.array(normal(rng, *shape)), factor)
+
+
+def norm_project_layer(t: int) -> Run:
+    """As GPT-2 has it: a norm with a mean, layers with biases."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        parts = [linear(be, rng, n, 64, bias=True) for n in (48, 16)]
+        norm = LayerNorm("n", gain(be, rng, 64), weight(be, normal(rng, 64)), 1e-5)
+        return tuple(be.norm_project(be.array(normal(rng, t, 64)), norm, parts))
+
+    return run
+
+
 def norm_project(t: int, rows: tuple[int, ...], type_name: str = "F32") -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         parts = [linear(be, rng, n, 64, type_name) for n in rows]
@@ -213,6 +239,18 @@ def project_add(t: int, type_name: str = "F32", *, bias: bool = False) -> Run:
         linear(be, rng, 48, 64, type_name, bias=bias),
         be.array(normal(rng, t, 48)),
     )
+
+
+def project_norm_add(t: int, type_name: str = "F32", *, kind: str = "rms") -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x, layer = be.array(normal(rng, t, 64)), linear(be, rng, 32, 64, type_name)
+        if kind == "rms":
+            norm: Any = RMSNorm("n", gain(be, rng, 32), 1e-6)
+        else:
+            norm = LayerNorm("n", gain(be, rng, 32), weight(be, normal(rng, 32)), 1e-5)
+        return be.project_norm_add(x, layer, norm, be.array(normal(rng, t, 32)))
+
+    return run
 
 
 def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool = False) -> Run:
@@ -275,6 +313,7 @@ CASES = [
     OpCase("attention", "window-wider", attention(2, 2, 2, 1, window=50)),
     OpCase("attention", "first-slots-hidden", attention(2, 6, 2, 2, start=3)),
     OpCase("attention", "empty-store-behind", attention(2, 3, 2, 1, spare=1)),
+    OpCase("attention", "after-sliding", attention_after_sliding),
     OpCase("silu", "typical", on_rows("silu", (3, 40))),
     OpCase("silu", "extremes", elementwise(EXTREMES, "silu"), each=1e-6),
     OpCase("gelu", "typical", on_rows("gelu", (3, 40))),
@@ -285,6 +324,9 @@ CASES = [
     OpCase("add", "not-contiguous", two("add", (5, 8), transposed=True)),
     OpCase("multiply", "typical", two("multiply", (3, 20))),
     OpCase("multiply", "not-contiguous", two("multiply", (5, 8), transposed=True)),
+    OpCase("scale", "typical", scale((3, 20), 33.941125)),
+    OpCase("scale", "tiny", scale((1, 8), 1e-12)),
+    OpCase("scale", "not-contiguous", lambda be, rng: be.scale(be.array(normal(rng, 8, 5).T), -2.0)),
     OpCase("heads", "split", shape_op("heads", 4)),
     OpCase("merge", "join", merge),
     OpCase("last", "row", shape_op("last")),
@@ -308,6 +350,8 @@ CASES = [
     OpCase("norm_project", "q8_0", norm_project(1, (48, 17, 17), "Q8_0")),
     OpCase("norm_project", "q8_0-matrix", norm_project(9, (48, 17, 17), "Q8_0")),
     OpCase("norm_project", "q8_0-two", norm_project(3, (48, 17), "Q8_0")),
+    OpCase("norm_project", "layer-norm-and-biases", norm_project_layer(3)),
+    OpCase("norm_project", "layer-norm-and-biases-vector", norm_project_layer(1)),
     OpCase("head_norm_rope", "normed", head_norm_rope(3, 2, normed=True)),
     OpCase("head_norm_rope", "plain", head_norm_rope(1, 7, normed=False)),
     OpCase("project_add", "vector", project_add(1)),
@@ -316,6 +360,11 @@ CASES = [
     OpCase("project_add", "q8_0-few", project_add(3, "Q8_0")),
     OpCase("project_add", "q8_0-matrix", project_add(9, "Q8_0")),
     OpCase("project_add", "q8_0-bias", project_add(1, "Q8_0", bias=True)),
+    OpCase("project_norm_add", "vector", project_norm_add(1)),
+    OpCase("project_norm_add", "matrix", project_norm_add(9)),
+    OpCase("project_norm_add", "q8_0", project_norm_add(1, "Q8_0")),
+    OpCase("project_norm_add", "q8_0-matrix", project_norm_add(9, "Q8_0")),
+    OpCase("project_norm_add", "layer", project_norm_add(2, kind="layer")),
     OpCase("norm_gate_up", "silu", norm_gate_up(1, "silu")),
     OpCase("norm_gate_up", "gelu", norm_gate_up(4, "gelu")),
     OpCase("norm_gate_up", "q8_0", norm_gate_up(1, "silu", "Q8_0")),

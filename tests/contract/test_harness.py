@@ -15,7 +15,7 @@ from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
 
 # What every case goes through; a lie there must show in at least one of them.
-CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_grow", "kv_write")
+CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_grow", "kv_write", "kv_slide")
 # `layers` is many operations at once, compared with them in tests/unit/test_cpu_layers.py.
 NOT_OPERATIONS = {*CROSSINGS, "session", "begin", "wait", "read_ahead", "warm_up", "tap", "note", "layers"}
 
@@ -83,6 +83,7 @@ def test_a_lie_at_a_crossing_is_caught(op: str):
         "kv_empty": lambda x: x[:, :, :0],
         "kv_grow": lambda x: np.zeros_like(x),
         "kv_write": lambda x: np.roll(x, 1, axis=2),
+        "kv_slide": lambda x: np.roll(x, 1, axis=2),
     }
     assert [case for case in CASES if is_caught(liar(op, lies.get(op, one_element)), case)]
 

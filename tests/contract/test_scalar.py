@@ -58,5 +58,14 @@ def test_activations(name: str):
     np.testing.assert_allclose(getattr(be, name)(x.tolist()), getattr(formulas, name)(x), rtol=1e-12, atol=1e-11)
 
 
+def test_scale():
+    agree(be.scale(normal(3, 4).tolist(), 0.3), 0.3 * normal(3, 4))
+
+
+def test_linear_scaling_divides_the_frequencies():
+    plain, scaled = Rope.plain(8, 1e6), Rope.plain(8, 1e6, 8.0)
+    assert scaled.frequencies == pytest.approx([f / 8 for f in plain.frequencies], rel=1e-15)
+
+
 def test_plain_frequencies_are_those_of_the_paper():
     assert Rope.plain(4, 100.0).frequencies == (1.0, pytest.approx(0.1))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.decode.loop import decode, decode_without_cache
+from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine
 from tests.contract.check import BACKENDS as KNOWN
 from tests.contract.check import EMULATED, load
@@ -80,6 +85,27 @@ GOLDENS = tuple(all_goldens())
 def engine(checkpoint: Path, backend: str) -> Engine:
     """Loaded once for all tests: an engine holds no state between runs."""
     return load(backend, checkpoint)
+
+
+def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int) -> np.ndarray:
+    """Logits (T, V) of a prompt that goes through a cache in pieces."""
+    model = engine(checkpoint, backend).model
+    cache = model.new_cache(len(ids))
+    with model.backend.session():
+        rows = [model.forward(ids[at : at + chunk], cache, every=True) for at in range(0, len(ids), chunk)]
+        return np.concatenate([model.backend.host(part) for part in rows])
+
+
+def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
+    """The loop without text around it: the small checkpoints have no tokenizer."""
+    model, prompt = engine(golden.checkpoint, backend).model, golden.prompt(i)
+    n = len(golden.greedy(i))
+    pick = Sampler(model.backend, Sampling(), prompt)
+    if kv:
+        run = partial(decode, model, prompt, model.new_cache(len(prompt) + n - 1))
+    else:
+        run = partial(decode_without_cache, model, prompt)
+    return list(islice(run(pick, Metrics()), n))
 
 
 def check_close(

@@ -1,17 +1,12 @@
 """Qwen3's logits and greedy ids, against transformers and against a second model written in NumPy."""
 
-from functools import cache, partial
-from itertools import islice
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlx_engine.backends.sampling import Sampling
-from mlx_engine.decode.loop import decode, decode_without_cache
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.sampler import Sampler
-from tests.golden.goldens import BACKENDS, DATA, GOLDENS, Golden, check_close, engine
+from tests.golden.goldens import BACKENDS, DATA, GOLDENS, Golden, check_close, engine, greedy, in_chunks
 from tests.golden.paper import Paper
 
 MICRO = DATA / "qwen3-micro"
@@ -120,26 +115,6 @@ def test_greedy_ids_of_micro_on_scalar_without_a_cache(golden: Golden, i: int):
 
 
 # ---- helpers ----
-
-
-def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int) -> np.ndarray:
-    """Logits (T, V) of a prompt that goes through a cache in pieces."""
-    model = engine(checkpoint, backend).model
-    cache = model.new_cache(len(ids))
-    rows = [model.forward(ids[at : at + chunk], cache, every=True) for at in range(0, len(ids), chunk)]
-    return np.concatenate([model.backend.host(part) for part in rows])
-
-
-def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
-    """The loop without text around it: the small checkpoints have no tokenizer."""
-    model, prompt = engine(golden.checkpoint, backend).model, golden.prompt(i)
-    n = len(golden.greedy(i))
-    pick = Sampler(model.backend, Sampling(), prompt)
-    if kv:
-        run = partial(decode, model, prompt, model.new_cache(len(prompt) + n - 1))
-    else:
-        run = partial(decode_without_cache, model, prompt)
-    return list(islice(run(pick, Metrics()), n))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Every cache on every backend's storage against a plain Python list, by one state machine."""
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 import mlx_engine.cache
 from mlx_engine.backends import backend_names, create_backend, unavailable
 from mlx_engine.backends.parameters import Visible
-from mlx_engine.cache import Cache, FullCache, NoCache
+from mlx_engine.cache import Cache, FullCache, MixedCache, NoCache, SlidingCache
+from mlx_engine.cache.sliding import SPARE
 from mlx_engine.errors import CacheFullError
 
 LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 4
@@ -36,11 +37,13 @@ SETTINGS = settings(
 
 @dataclass(frozen=True)
 class Kind:
-    """How to make a cache, and what it promises."""
+    """How to make a cache, and what it promises: of each layer how far it looks back, if not to the beginning."""
 
     label: str
     make: object
     remembers: bool = True
+    windows: tuple = (None,) * LAYERS
+    step: int = 0
 
 
 def full(capacity, step, cache_class=FullCache):
@@ -52,8 +55,35 @@ def full(capacity, step, cache_class=FullCache):
     return Kind(f"{cache_class.__name__}-{capacity}-by-{step}", make)
 
 
-def nothing(backend):
-    return NoCache(backend, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+def sliding(capacity, window, step, cache_class=SlidingCache):
+    def make(backend, n_layers=LAYERS):
+        return cache_class(
+            backend, n_layers=n_layers, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM, capacity=capacity, window=window,
+            step=step,
+        )  # fmt: skip
+
+    return Kind(f"{cache_class.__name__}-{capacity}-{window}-by-{step}", make, windows=(window,) * LAYERS, step=step)
+
+
+def mixed(capacity, window, step):
+    """The first and last layer see a window, the one between them everything."""
+
+    def make(backend):
+        latest = sliding(capacity, window, step).make(backend, n_layers=2)
+        everything = FullCache(
+            backend, n_layers=1, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM, capacity=capacity, step=step
+        )
+        return MixedCache((everything, latest), (1, 0, 1))
+
+    return Kind(f"MixedCache-{capacity}-{window}-by-{step}", make, windows=(window, None, window), step=step)
+
+
+def nothing(backend, window=None):
+    return NoCache(backend, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM, window=window)
+
+
+def nothing_mixed(backend):
+    return MixedCache((nothing(backend), nothing(backend, 3)), (1, 1, 0))
 
 
 KINDS = [
@@ -63,7 +93,13 @@ KINDS = [
     full(20, 4),
     full(20, 256),
     full(64, 3),
+    sliding(64, 5, 3),
+    sliding(40, 1, 1),
+    sliding(64, 2, 9),
+    sliding(9, 20, 4),
+    mixed(64, 4, 2),
     Kind("NoCache", nothing, remembers=False),
+    Kind("MixedCache-of-NoCaches", nothing_mixed, remembers=False, windows=(3, 3, None)),
 ]
 
 
@@ -117,10 +153,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self, kind, backend):
         super().__init__()
-        self.backend, self.remembers = backend, kind.remembers
+        self.backend, self.kind, self.remembers = backend, kind, kind.remembers
         self.cache = kind.make(backend)
         self.capacity = self.cache.capacity
-        self.want, self.next_token = [], 0
+        self.want, self.next_token, self.most = [], 0, 0
         assert self.cache.nbytes == 0
 
     def new_tokens(self, n):
@@ -130,7 +166,12 @@ class CacheMachine(RuleBasedStateMachine):
     def append(self, layer, new):
         k, v = rows(self.backend, new, layer, address), rows(self.backend, new, layer, content)
         seen = self.cache.append(layer, k, v)
-        assert tokens_in(self.backend, seen, layer) == self.want + new
+        window, want = self.kind.windows[layer], self.want + new
+        assert seen.window == window
+        # What attention itself does with a window is the contract's; here it is what the slots hold.
+        found = tokens_in(self.backend, replace(seen, window=None), layer)
+        assert found == want[len(want) - len(found) :]
+        assert len(found) >= min(len(want), len(new) + (window or len(want)) - 1)
 
     def reserved(self, n):
         """Whether n tokens fit; if they do, they are reserved, and if not, nothing has changed."""
@@ -155,6 +196,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.length == len(self.want), "tokens count before the pass is complete"
         self.cache.advance(n)
         self.want = self.want + new if self.remembers else []
+        self.most = max(self.most, len(self.want))
 
     @rule()
     def fill_to_the_last_slot(self):
@@ -176,9 +218,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 9))
     def trim(self, n):
-        before = self.cache.nbytes
-        assert self.cache.trim(n) == min(n, len(self.want))
-        del self.want[len(self.want) - min(n, len(self.want)) :]
+        before, usual = self.cache.nbytes, min(n, len(self.want))
+        forgotten = self.cache.trim(n)
+        if forgotten != usual:
+            assert any(self.kind.windows)
+            assert forgotten == len(self.want)
+            assert len(self.want) - usual < self.most - SPARE, "tokens are lost that were to be spared"
+        del self.want[len(self.want) - forgotten :]
+        self.most = self.most if self.want else 0
         assert self.cache.nbytes <= before
 
     @invariant()
@@ -186,9 +233,12 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.length == len(self.want)
         assert self.cache.capacity == self.capacity
         # A number takes 1 byte at least (a quantised cache), 8 at most (Python's floats).
-        assert self.cache.nbytes >= len(self.want) * TOKEN_FLOATS
-        most = self.capacity if self.remembers else 0
-        assert self.cache.nbytes <= most * TOKEN_FLOATS * 8
+        windows = [window or self.capacity for window in self.kind.windows]
+        least = sum(min(len(self.want), window - 1) for window in windows)
+        assert self.cache.nbytes >= least * TOKEN_FLOATS / LAYERS
+        # A layer's slots: all, or a window, what is spared, and the longest pass that the rules make.
+        most = sum(min(self.capacity, window - 1 + SPARE + max(20, self.kind.step)) for window in windows)
+        assert self.cache.nbytes <= (most * TOKEN_FLOATS / LAYERS * 8 if self.remembers else 0)
 
 
 def drive(kind, backend, settings=SETTINGS):
@@ -304,6 +354,40 @@ class RefusesTheLastSlot(FullCache):
         return super().reserve(n)
 
 
+class TrimsWhatItNoLongerHas(SlidingCache):
+    def trim(self, n):
+        forgotten = min(n, self._length)
+        self._length, self._held = self._length - forgotten, max(0, self._held - forgotten)
+        return forgotten
+
+
+class SlidesTooFar(SlidingCache):
+    def reserve(self, n):
+        held = self._held
+        offset = super().reserve(n)
+        if self._held < held:
+            self._stores = [self._backend.kv_slide(store, 1, self._held - 1) for store in self._stores]
+        return offset
+
+
+class ShowsTooLittle(SlidingCache):
+    def append(self, layer, k, v):
+        seen = super().append(layer, k, v)
+        return replace(seen, start=min(seen.start + 1, seen.stop - 1))
+
+
+class SparesNothing(SlidingCache):
+    def reserve(self, n):
+        held = self._held
+        offset = super().reserve(n)
+        if self._held < held:
+            self._stores = [self._backend.kv_slide(store, SPARE, self._held - SPARE) for store in self._stores]
+            self._held -= SPARE
+        return offset
+
+
+WRONG_WINDOWS = [TrimsWhatItNoLongerHas, SlidesTooFar, ShowsTooLittle, SparesNothing]
+
 WRONG = [
     UndoesTrim,
     DropsTokensOnGrowth,
@@ -319,7 +403,16 @@ WRONG = [
 
 @pytest.mark.parametrize("cache_class", WRONG)
 def test_the_machine_catches_a_wrong_cache(cache_class):
+    check_caught(full(12, 5, cache_class))
+
+
+@pytest.mark.parametrize("cache_class", WRONG_WINDOWS)
+def test_the_machine_catches_a_wrong_window(cache_class):
+    check_caught(sliding(64, 5, 3, cache_class))
+
+
+def check_caught(kind):
     # A counterexample is enough; nobody reads it, so it need not be shrunk.
     unshrunk = settings(SETTINGS, max_examples=200, phases=[Phase.generate])
     with pytest.raises((AssertionError, CacheFullError, pytest.fail.Exception)):
-        drive(full(12, 5, cache_class), create_backend("simd"), unshrunk)
+        drive(kind, create_backend("simd"), unshrunk)

@@ -72,7 +72,7 @@ def test_a_head_of_its_own_is_read_instead_of_the_table_not_besides():
     [(Q8_0, 64, "keep", Q8_0), (F16, 64, "q4_0", Q4_0), (F16, 48, "q4_0", F16), (Q8_0, 64, "f32", F32)],
 )
 def test_the_type_after_loading(stored, columns, quant, loaded):
-    assert type_of(SimpleNamespace(shape=(5, columns), type=stored), quant) == loaded
+    assert type_of(stored, columns, quant) == loaded
 
 
 @pytest.mark.parametrize(

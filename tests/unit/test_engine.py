@@ -359,6 +359,7 @@ REFUSED = {
     "head width odd": ("head_dim", 31),
     "heads that do not divide": ("num_key_value_heads", 3),
     "size absent": ("hidden_size", ABSENT),
+    "layers without end": ("num_hidden_layers", 10**15, "layer_types"),
     "layers absent": ("num_hidden_layers", ABSENT),
     "context absent": ("max_position_embeddings", ABSENT),
 }

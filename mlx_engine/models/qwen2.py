@@ -1,0 +1,212 @@
+"""Qwen2 and Qwen2.5, dense.
+
+Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2.
+Different from Llama: queries, keys and values have biases; small sizes tie the head to the embedding table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array, Layer, Rope
+from mlx_engine.cache import Cache, FullCache, NoCache
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.parameters import Parameters, Plan, Tensor
+from mlx_engine.models.rotation import rope_from_gguf, rope_from_hf
+from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a Qwen2, and how it rotates."""
+
+    n_layers: int
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope: Rope
+
+
+class Model:
+    """Token ids in, logits out; the cache is the caller's."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        self.config, self.backend = config, backend
+        self.token_embd = parameters.table("token_embd")
+        self.layers = [_layer(parameters, config, f"blk.{i}.") for i in range(config.n_layers)]
+        self.output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
+        self.scale = config.head_dim**-0.5
+
+    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
+        """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
+
+        Raises:
+            CacheFullError: the tokens do not fit the cache.
+        """
+        be, cfg = self.backend, self.config
+        offset = cache.reserve(len(ids))
+        x = be.note("embed", be.embed(self.token_embd, ids))
+        y = be.layers(x, self.layers, cfg.head_dim, cfg.rope, self.scale, offset, cache.rooms(len(ids)))
+        x = self._word_by_word(x, cache, offset) if y is None else y
+        logits = be.norm_head(x, self.output_norm, self.output, every=every)
+        cache.advance(len(ids))
+        return logits
+
+    def _word_by_word(self, x: Array, cache: Cache, offset: int) -> Array:
+        """The layers, as the paper has them; a backend that does them at once does the same."""
+        be, cfg = self.backend, self.config
+        for i, w in enumerate(self.layers):
+            q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
+            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, None, cfg.rope, offset)
+            be.note(f"blk.{i}.q_rope", q)
+            be.note(f"blk.{i}.k_rope", k)
+            y = be.attention(q, cache.append(i, k, v), self.scale)
+            y = be.note(f"blk.{i}.attn_out", be.merge(y))
+            x = be.note(f"blk.{i}.attn_residual", be.project_add(y, w.attn_output, x))
+            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
+            x = be.note(f"blk.{i}.layer_out", be.project_add(h, w.ffn_down, x))
+        return x
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for at most `capacity` tokens."""
+        cfg = self.config
+        return FullCache(
+            self.backend,
+            n_layers=cfg.n_layers,
+            n_kv_heads=cfg.n_kv_heads,
+            head_dim=cfg.head_dim,
+            capacity=capacity,
+        )
+
+    def no_cache(self) -> Cache:
+        """A cache that remembers nothing: every pass brings the whole sequence."""
+        return NoCache(self.backend, n_kv_heads=self.config.n_kv_heads, head_dim=self.config.head_dim)
+
+
+def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
+    return Layer(
+        attn_norm=p.rms_norm(blk + "attn_norm", cfg.norm_eps),
+        attn_q=p.linear(blk + "attn_q"),
+        attn_k=p.linear(blk + "attn_k"),
+        attn_v=p.linear(blk + "attn_v"),
+        attn_output=p.linear(blk + "attn_output"),
+        ffn_norm=p.rms_norm(blk + "ffn_norm", cfg.norm_eps),
+        ffn_gate=p.linear(blk + "ffn_gate"),
+        ffn_up=p.linear(blk + "ffn_up"),
+        ffn_down=p.linear(blk + "ffn_down"),
+    )
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """The sizes and tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+    """
+    settings = Settings(checkpoint.settings, where=checkpoint.where)
+    if checkpoint.naming == "gguf":
+        # GGUF does not say whether the head is tied: the file has a matrix for it, or it has none.
+        config = _config_from_gguf(settings, checkpoint.n_embeddings)
+        return Plan(config, tensors(config, head="optional"))
+    config = _config_from_hf(settings)
+    if not settings.flag("tie_word_embeddings", False):
+        return Plan(config, tensors(config, head="required"))
+    # A tied head needs no matrix of its own, but some files carry it all the same.
+    return Plan(config, tensors(config, head="absent"), unused=("lm_head.weight",))
+
+
+def _config_from_gguf(s: Settings, vocab_size: int) -> Config:
+    hidden_size, n_heads = s.whole("embedding_length"), s.whole("attention.head_count")
+    head_dim = s.whole("attention.key_length", max(1, hidden_size // n_heads))
+    config = Config(
+        n_layers=s.whole("block_count"),
+        hidden_size=hidden_size,
+        intermediate_size=s.whole("feed_forward_length"),
+        n_heads=n_heads,
+        n_kv_heads=s.whole("attention.head_count_kv", n_heads),
+        head_dim=head_dim,
+        vocab_size=s.whole("vocab_size", vocab_size),
+        context_length=s.whole("context_length"),
+        norm_eps=s.number("attention.layer_norm_rms_epsilon"),
+        rope=rope_from_gguf(s, head_dim),
+    )
+    s.expect("attention.value_length", head_dim)
+    s.expect("rope.dimension_count", head_dim)
+    s.expect("attention.causal", True)
+    s.expect("expert_count", 0)
+    s.refuse_rest()
+    return _sound(config, s)
+
+
+def _config_from_hf(s: Settings) -> Config:
+    hidden_size, n_heads = s.whole("hidden_size"), s.whole("num_attention_heads")
+    head_dim = s.whole("head_dim", max(1, hidden_size // n_heads))
+    config = Config(
+        n_layers=s.whole("num_hidden_layers"),
+        hidden_size=hidden_size,
+        intermediate_size=s.whole("intermediate_size"),
+        n_heads=n_heads,
+        n_kv_heads=s.whole("num_key_value_heads", n_heads),
+        head_dim=head_dim,
+        vocab_size=s.whole("vocab_size"),
+        context_length=s.whole("max_position_embeddings"),
+        norm_eps=s.number("rms_norm_eps", 1e-6),
+        rope=rope_from_hf(s, head_dim),
+    )
+    s.expect("hidden_act", "silu")
+    s.expect("use_sliding_window", False)
+    s.words("layer_types", config.n_layers, "full_attention")
+    s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers", "tie_word_embeddings"})
+    return _sound(config, s)
+
+
+def _sound(config: Config, s: Settings) -> Config:
+    if config.n_heads % config.n_kv_heads:
+        raise s.error("n_heads", f"a multiple of the {config.n_kv_heads} key/value heads", config.n_heads)
+    if config.n_layers > MOST_LAYERS:
+        raise s.error("n_layers", f"at most {MOST_LAYERS:,}", config.n_layers)
+    if config.head_dim % 2:
+        raise s.error("head_dim", "an even number, for its halves are rotated against each other", config.head_dim)
+    return config
+
+
+def tensors(cfg: Config, *, head: Literal["required", "optional", "absent"]) -> list[Tensor]:
+    """Every tensor of a checkpoint; without a matrix of its own the head is tied to the embedding table."""
+    D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
+    H, K = cfg.n_heads * cfg.head_dim, cfg.n_kv_heads * cfg.head_dim
+    layer = {
+        "attn_norm": ("input_layernorm", (D,)),
+        "attn_q": ("self_attn.q_proj", (H, D)),
+        "attn_k": ("self_attn.k_proj", (K, D)),
+        "attn_v": ("self_attn.v_proj", (K, D)),
+        "attn_output": ("self_attn.o_proj", (D, H)),
+        "ffn_norm": ("post_attention_layernorm", (D,)),
+        "ffn_gate": ("mlp.gate_proj", (F, D)),
+        "ffn_up": ("mlp.up_proj", (F, D)),
+        "ffn_down": ("mlp.down_proj", (D, F)),
+    }
+    table = [
+        Tensor("token_embd.weight", "model.embed_tokens.weight", (V, D)),
+        Tensor("output_norm.weight", "model.norm.weight", (D,)),
+    ]
+    if head != "absent":
+        table.append(Tensor("output.weight", "lm_head.weight", (V, D), required=head == "required"))
+    for i in range(cfg.n_layers):
+        table += [
+            Tensor(f"blk.{i}.{gguf}.weight", f"model.layers.{i}.{hf}.weight", shape)
+            for gguf, (hf, shape) in layer.items()
+        ]
+        table += [
+            Tensor(f"blk.{i}.attn_{part}.bias", f"model.layers.{i}.self_attn.{part}_proj.bias", (rows,))
+            for part, rows in (("q", H), ("k", K), ("v", K))
+        ]
+    return table

@@ -1,0 +1,102 @@
+"""Make the Llama and Qwen2 checkpoints of tests/data and what transformers computes with them. Tests never run this.
+
+Tiny models with random weights: a Llama 3 whose context is longer than that of its training, with a head of its own;
+a Qwen2 with biases and a tied head. Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round
+trip through Q8_0.
+
+    python -m tests.golden.make_llama_goldens
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import modeling_rope_utils as rope_utils
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+
+from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "bos_token_id": None,
+    "eos_token_id": None, "attn_implementation": "eager",
+}  # fmt: skip
+# Short enough that the three kinds of frequencies all occur, and that their difference shows within a prompt.
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+PROMPTS = (1, 7, 41)
+
+
+def build(name: str, seed: int) -> PreTrainedModel:
+    """Random weights that make every part matter."""
+    if name == "llama":
+        made: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5))
+    else:
+        made = Qwen2ForCausalLM(Qwen2Config(**SIZES, rope_parameters=PLAIN, tie_word_embeddings=True))
+    random = np.random.default_rng(seed)
+    for stem, parameter in made.named_parameters():
+        if stem.endswith("bias"):
+            values = random.normal(0, 0.5, parameter.shape)
+        elif parameter.ndim == 1:
+            values = random.uniform(0.5, 2.0, parameter.shape)
+        else:
+            # What a layer adds is small, so that rounding does not grow from layer to layer.
+            small = 0.3 if stem.split(".")[-2] in ("o_proj", "down_proj") else 1.0
+            scale = 0.5 if "embed" in stem else small * parameter.shape[1] ** -0.5
+            values = random.normal(0, scale, parameter.shape)
+        # What float32 can hold, so that the file has exactly what is computed with.
+        parameter.data = torch.from_numpy(values.astype(np.float32).astype(np.float64))
+    return made.eval()
+
+
+def to_q8_0(model: PreTrainedModel) -> None:
+    """Give the model the weights that Q8_0 would leave of its matrices."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            blocks = gguf.quants.quantize(parameter.detach().numpy().astype(np.float32), kind)
+            parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).astype(np.float64))
+
+
+def make(name: str, seed: int) -> None:
+    """One folder of tests/data."""
+    folder = DATA / f"{name}-micro"
+    (folder / "hf").mkdir(parents=True, exist_ok=True)
+    random, golden = np.random.default_rng(seed + 1000), {}
+    prompts = [random.integers(0, SIZES["vocab_size"], n).tolist() for n in PROMPTS]
+    with ExitStack() as stack:
+        for module in (modeling_llama, modeling_qwen2, rope_utils):
+            stack.enter_context(mock.patch.object(module, "torch", DoubleTorch()))
+        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        model = build(name, seed)
+        stored = {stem: values.to(torch.float32) for stem, values in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            del stored["lm_head.weight"]
+        model.save_pretrained(folder / "hf", state_dict=stored)
+        for suffix in ("", "_q8"):
+            if suffix:
+                to_q8_0(model)
+            for i, prompt in enumerate(prompts):
+                golden[f"prompt{i}"] = np.array(prompt, np.int32)
+                golden[f"logits{i}{suffix}"] = logits_of(model, prompt).astype(np.float32)
+                golden[f"greedy{i}{suffix}"] = np.array(greedy(model, prompt), np.int32)
+    np.savez_compressed(folder / "golden.npz", **golden)
+    Path(folder / "hf" / "generation_config.json").unlink(missing_ok=True)
+    print(folder.name, {key: values.shape for key, values in golden.items()})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name, seed in zip(("llama", "qwen2"), map(int, sys.argv[1:] or ("1", "1")), strict=True):
+        make(name, seed)

@@ -1,0 +1,105 @@
+"""Logits and greedy ids of all models but Qwen3, against transformers: from its own folders, and from GGUF."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.contract.check import EMULATED
+from tests.golden.convert import convert
+from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
+
+ARCHITECTURES = ("gpt2", "gemma3", "llama", "qwen2")
+WITH_TOKENIZER = ("gpt2", "gemma3")
+NAMES = [f"{architecture}-{file}" for architecture in ARCHITECTURES for file in ("hf", "F32", "Q8_0")]
+# A few seconds for what others do in a moment: one prompt is enough for them.
+SLOW = ("scalar", EMULATED)
+WITHOUT_JIT = "simd --no-jit"
+# Chunks against one pass: the same products, summed in another order.
+CUT, CUT_OF_ONE = 2e-6, 1e-5
+
+# A checkpoint by name, converted when it is first asked for.
+Goldens = Callable[[str], Golden]
+
+backends = pytest.mark.parametrize("backend", [*BACKENDS, WITHOUT_JIT])
+names = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def goldens(tmp_path_factory: pytest.TempPathFactory) -> Goldens:
+    made = tmp_path_factory.mktemp("gguf")
+    return cache(lambda name: golden(name, made))
+
+
+def golden(name: str, made: Path) -> Golden:
+    architecture, file = name.split("-")
+    folder = DATA / f"{architecture}-micro"
+    if file == "hf":
+        return Golden(name, folder / "hf", folder / "golden.npz")
+    path = made / f"{name}.gguf"
+    convert(folder / "hf", path, file)
+    return Golden(name, path, folder / "golden.npz", "_q8" if file == "Q8_0" else "")
+
+
+@names
+@backends
+def test_logits(goldens: Goldens, backend: str, name: str):
+    of = goldens(name)
+    for i in range(of.prompts()):
+        check_close(of.logits(i), np.asarray(engine(of.checkpoint, backend).logits(of.prompt(i))))
+
+
+@names
+@backends
+def test_greedy_ids(goldens: Goldens, backend: str, name: str):
+    of = goldens(name)
+    for i in (1,) if backend in SLOW else range(of.prompts()):
+        assert greedy(of, i, backend, kv=True) == of.greedy(i)
+
+
+@names
+def test_greedy_ids_without_a_cache(goldens: Goldens, name: str):
+    of = goldens(name)
+    for i in range(of.prompts()):
+        assert greedy(of, i, "simd", kv=False) == of.greedy(i)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, 7, 9])
+@names
+def test_chunks_equal_one_pass(goldens: Goldens, name: str, chunk: int):
+    """41 tokens; Gemma's window is 8."""
+    of = goldens(name)
+    ids = of.prompt(2)
+    whole, cut = (in_chunks(of.checkpoint, "simd", ids, n) for n in (len(ids), chunk))
+    check_close(whole, cut, each=CUT_OF_ONE, all_=CUT)
+
+
+@pytest.mark.parametrize(
+    ("backend", "chunk"),
+    [("simd", 1), ("simd", 7), ("simd", 200), (WITHOUT_JIT, 7), ("parallel", 64), ("mlx", 7), ("mlx", 64)],
+)
+def test_a_prompt_over_which_the_window_slides_several_times(backend: str, chunk: int):
+    """700 tokens, where local layers have slots for 271, or for what one pass brings."""
+    folder = DATA / "gemma3-micro" / "hf"
+    ids = np.random.default_rng(0).integers(0, 512, 700).tolist()
+    cut = in_chunks(folder, backend, ids, chunk)
+    check_close(np.asarray(engine(folder, "simd").logits(ids)), cut, each=CUT_OF_ONE, all_=CUT)
+
+
+def test_local_layers_keep_a_window_and_global_ones_all():
+    model = engine(DATA / "gemma3-micro" / "hf", "simd").model
+    cache = model.new_cache(4_000)
+    model.forward([1], cache)
+    token = 2 * 32 * 4  # bytes of one key and one value in one layer
+    assert cache.nbytes == token * (4_000 + 7 * (8 - 1 + 8 + 256))
+
+
+def test_text_comes_out():
+    """Ids that mean nothing, but through the folder's own tokenizer and back."""
+    for architecture in WITH_TOKENIZER:
+        made = engine(DATA / f"{architecture}-micro" / "hf", "simd")
+        generation = made.generate("ab", max_tokens=4, ignore_eos=True)
+        assert len(generation.token_ids) == 4
+        assert made.tokenizer.encode("ab") == generation.prompt_ids[-len(made.tokenizer.encode("ab")) :]

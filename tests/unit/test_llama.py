@@ -1,0 +1,75 @@
+"""Llama's and Qwen2's settings, and how Llama's GGUF files hold what they hold."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mlx_engine.backends.parameters import Rope
+from mlx_engine.errors import UnsupportedConfigError
+from mlx_engine.models.parameters import Stored
+from mlx_engine.models.rotation import llama3, rope_from_gguf, rope_from_hf
+from mlx_engine.models.settings import Settings
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def rope(**settings: object) -> Rope:
+    return rope_from_hf(Settings(settings, where="here"), 64)
+
+
+def test_both_spellings_of_the_rotation_mean_the_same():
+    assert rope(rope_theta=5e5) == rope(rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    old = rope(rope_theta=5e5, rope_scaling=LLAMA3)
+    assert old == rope(rope_parameters={"rope_theta": 5e5, **LLAMA3})
+    assert rope(rope_scaling={"type": "linear", "factor": 2.0}) == Rope.plain(64, 1e4, 2.0)
+
+
+def test_fast_rotations_stay_and_slow_ones_are_slowed_down():
+    plain, slowed = rope(rope_theta=5e5), rope(rope_theta=5e5, rope_scaling=LLAMA3)
+    for f, g in zip(plain.frequencies, slowed.frequencies, strict=True):
+        turns = 8192 * f / (2 * math.pi)
+        expected = f if turns > 4 else f / 8 if turns < 1 else None
+        assert g == expected or (expected is None and f / 8 < g < f)
+
+
+def test_between_the_two_the_change_is_gradual():
+    """Halfway from 1 turn to 4, half of each."""
+    f = 2.5 * 2 * math.pi / 100
+    (found,) = llama3(Rope((f,)), factor=4.0, low=1.0, high=4.0, context=100).frequencies
+    assert found == pytest.approx(0.5 * f + 0.5 * f / 4)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "yarn", "factor": 2.0},
+        {**LLAMA3, "high_freq_factor": 1.0},
+        {**LLAMA3, "attention_factor": 2.0},
+        {"rope_type": "linear"},
+        {"rope_type": "default", "factor": 2.0},
+    ],
+)
+def test_a_scaling_that_is_not_understood_is_refused(scaling: dict[str, object]):
+    for settings in ({"rope_scaling": scaling}, {"rope_parameters": scaling}):
+        with pytest.raises(UnsupportedConfigError):
+            rope(**settings)
+
+
+def test_a_damaged_width_is_refused_before_frequencies_are_made():
+    for make in (rope_from_hf, rope_from_gguf):
+        with pytest.raises(UnsupportedConfigError, match="head_dim"):
+            make(Settings({}, where="here"), 10**15)
+
+
+@pytest.mark.parametrize("type_", ["F32", "F16", "Q8_0"])
+def test_dealt_rows_are_put_back_in_order(type_: str):
+    values = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
+    dealt = values.reshape(3, 2, 4, 32).swapaxes(1, 2).reshape(24, 32)
+    taken = Stored("w", heads=3).take(Weight.pack("w", dealt, BY_NAME[type_]), (24, 32))
+    np.testing.assert_array_equal(taken.dequantize(), Weight.pack("w", values, BY_NAME[type_]).dequantize())
