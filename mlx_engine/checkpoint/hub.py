@@ -18,8 +18,8 @@ TIMEOUT = 5.0
 # The hub answered, and said no. All are OSErrors, as are a full disk and, with its older versions, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
-FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors",
-                "*.safetensors.index.json"]  # fmt: skip
+FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                "chat_template.jinja", "*.safetensors", "*.safetensors.index.json"]  # fmt: skip
 
 
 def download(repo: str, file: str | None) -> Path:

@@ -21,9 +21,13 @@ from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
 # Keys of config.json that concern training or other tasks than the next token; `n_ctx` repeats `n_positions`.
 HARMLESS = {
     *HF_HARMLESS,
+    "_num_labels",
     "attn_pdrop",
     "embd_pdrop",
+    "gradient_checkpointing",
     "n_ctx",
+    "n_special",
+    "predict_special_tokens",
     "reorder_and_upcast_attn",  # the same product in another order, for half precision
     "resid_pdrop",
     "summary_activation",

@@ -181,7 +181,8 @@ def _config_from_hf(s: Settings) -> Config:
     s.expect("hidden_act", "silu")
     s.expect("attention_bias", False)
     s.expect("mlp_bias", False)
-    s.refuse_rest({*HF_HARMLESS, "pretraining_tp", "tie_word_embeddings"})
+    s.expect("rope_interleaved", False)
+    s.refuse_rest({*HF_HARMLESS, "is_llama_config", "pretraining_tp", "tie_word_embeddings"})
     return _sound(config, s)
 
 

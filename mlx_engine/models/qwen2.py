@@ -164,6 +164,7 @@ def _config_from_hf(s: Settings) -> Config:
     )
     s.expect("hidden_act", "silu")
     s.expect("use_sliding_window", False)
+    s.expect("use_mrope", False)  # rotation by three coordinates, of models that see images
     s.words("layer_types", config.n_layers, "full_attention")
     s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers", "tie_word_embeddings"})
     return _sound(config, s)
