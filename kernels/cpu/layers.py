@@ -12,9 +12,9 @@ from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
     ATTEND_MANY,
     ATTEND_ONE,
+    COS,
     DEEP,
     DOWN,
-    GATE_UP,
     HEAD_DIM,
     HEADS,
     K_HEADS,
@@ -29,6 +29,8 @@ from kernels.cpu.layout import (
     Q_HEADS,
     QKV,
     SCORE_SCALE,
+    SIN,
+    UP,
 )
 from kernels.cpu.linear import project
 from kernels.cpu.memory import floats, number, words, write
@@ -36,7 +38,7 @@ from kernels.cpu.memory import floats, number, words, write
 
 @jit
 def _self_attention(
-    address: int, stack: int, layer: int, n_tokens: int, offset: int, x: int, cos: int, sin: int, room: int, y: int
+    address: int, stack: int, layer: int, n_tokens: int, offset: int, x: int, room: int, y: int
 ) -> None:
     """`y = x + output(attention(...))` of one layer; what was there before lies in its store, what is new goes there.
 
@@ -53,7 +55,13 @@ def _self_attention(
     project(address, w[QKV], n_tokens, x, 0, 0, room)
     keys = w[KV_STORE] + 4 * (w[KV_STOP] - n_tokens) * width
     values = keys + 4 * n_kv_heads * slots * width
-    norm_rope_to(address, w[HEADS], n_tokens, offset, room, row, k, row, cos, sin, q, keys, width, slots * width)
+    if w[COS] != 0:
+        norm_rope_to(
+            address, w[HEADS], n_tokens, offset, room, row, k, row, w[COS], w[SIN], q, keys, width, slots * width
+        )
+    else:
+        put_heads(floats(room), row, n_tokens, n_heads, width, floats(q), n_heads * width, width)
+        put_heads(floats(k), row, n_tokens, n_kv_heads, width, floats(keys), width, slots * width)
     put_heads(floats(v), row, n_tokens, n_kv_heads, width, floats(values), width, slots * width)
     attend(
         address, tasks[ATTEND_ONE], tasks[ATTEND_MANY], q, n_tokens, n_heads, n_kv_heads, width, w[KV_STORE], slots,
@@ -64,9 +72,8 @@ def _self_attention(
 
 @entry
 def layers(
-    address: int, stack: int, n_layers: int, n_tokens: int, offset: int, x: int, cos: int, sin: int, between: int,
-    room: int, y: int,
-) -> None:  # fmt: skip
+    address: int, stack: int, n_layers: int, n_tokens: int, offset: int, x: int, between: int, room: int, y: int
+) -> None:
     """What is left of (T, D) after `n_layers` layers; T is at most `FEW`.
 
     Args:
@@ -76,8 +83,6 @@ def layers(
         n_tokens: T.
         offset: position of the first token.
         x: address of the input.
-        cos: address of the cosines, (positions, E / 2).
-        sin: address of the sines.
         between: address of room for (T, D): what attention leaves of a layer's input.
         room: address of room for the larger of what attention needs and (T, F).
         y: address of the output.
@@ -86,7 +91,7 @@ def layers(
     for i in range(n_layers):
         layer = stack + 8 * (LAYERS + i * DEEP)
         w = words(layer)
-        _self_attention(address, stack, layer, n_tokens, offset, x if i == 0 else y, cos, sin, room, between)
-        project(address, w[GATE_UP], n_tokens, between, 0, 0, room)
+        _self_attention(address, stack, layer, n_tokens, offset, x if i == 0 else y, room, between)
+        project(address, w[UP], n_tokens, between, 0, 0, room)
         project(address, w[DOWN], n_tokens, room, between, 0, y)
     write(words(address), ON, 0)

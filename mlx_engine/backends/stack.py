@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class Blocks:
     qkv: Block
     heads: int
     output: Block
-    gate_up: Block
+    up: Block
     down: Block
 
 
@@ -37,9 +38,19 @@ class Stack:
         words[layout.ATTEND_ONE], words[layout.ATTEND_MANY] = attend_one, attend_many
         words[layout.SCORE_SCALE :].view(np.float64)[0] = scale
         self._table = words[layout.LAYERS :].reshape(-1, layout.DEEP)
-        self._table[:, : layout.KV_STORE] = [
-            (b.qkv.address, b.heads, b.output.address, b.gate_up.address, b.down.address) for b in blocks
+        self._table[:, : layout.COS] = [
+            (b.qkv.address, b.heads, b.output.address, b.up.address, b.down.address) for b in blocks
         ]
+        # Positions for which there are rotations.
+        self.positions = 0
+
+    def turn_by(self, tables: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> None:
+        """Say where the cosines and sines of each layer lie; None for one whose heads are not rotated."""
+        self._tables = tables  # which the words know by address alone
+        self._table[:, layout.COS : layout.KV_STORE] = [
+            (0, 0) if turns is None else (address(turns[0]), address(turns[1])) for turns in tables
+        ]
+        self.positions = min((len(turns[0]) for turns in tables if turns is not None), default=sys.maxsize)
 
     def look_at(self, rooms: Sequence[Visible]) -> None:
         """Say where the keys and values of each layer lie, the new ones last."""
