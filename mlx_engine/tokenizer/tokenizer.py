@@ -33,6 +33,11 @@ class Tokenizer:
         )
 
     @property
+    def where(self) -> str:
+        """The file that it came from, for messages."""
+        return self._vocabulary.where
+
+    @property
     def kind(self) -> Kind:
         """The algorithm."""
         return self._vocabulary.kind
