@@ -32,7 +32,7 @@ class Limits:
     """What a template may take.
 
     Attributes:
-        seconds: of processor time; the clock on the wall allows it three times as many, and five more to begin.
+        seconds: of processor time; the clock on the wall allows it three times as many, and some to begin.
         nbytes: of addresses, where the system can bound them (Linux).
         characters: of what it writes from one conversation.
     """
@@ -43,6 +43,9 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+# For a process to begin, on a machine that is busy.
+START_SECONDS = 10
 
 
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits = DEFAULT_LIMITS) -> list[int]:
@@ -57,7 +60,8 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
         TokenizerError: the vocabulary cannot write the text.
     """
     contents = _contents(messages)
-    markers = {text: i for text, i in tokenizer.special_tokens.items() if text}
+    always = _always_found(tokenizer)
+    markers = {text: i for text, i in (tokenizer.special_tokens | always).items() if text}
     # A marker is the template's if neither end of it came out of a message.
     ends = sorted({end for text in markers for end in (text[0], text[-1])}.intersection("".join(contents)))
     fits = len(ends) <= len(STAND_INS)
@@ -70,11 +74,21 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     if [match[0] for match in find(plain)] == [match[0] for match in find(guarded)]:
         return _with_bos(tokenizer, tokenizer.encode(plain, special=True))
     # A message spells a marker. What stands between those of the template is text.
+    cut = re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in always) or "(?!)")
     ids, at = list[int](), 0
-    for match in find(guarded):
-        ids += [*tokenizer.encode(guarded[at : match.start()].translate(show)), markers[match[0]]]
-        at = match.end()
-    return _with_bos(tokenizer, ids + tokenizer.encode(guarded[at:].translate(show)))
+    for match in [*find(guarded), None]:
+        text = guarded[at : match.start() if match else None].translate(show)
+        ids += [i for piece in cut.split(text) for i in tokenizer.encode(piece)]
+        if match:
+            ids.append(markers[match[0]])
+            at = match.end()
+    return _with_bos(tokenizer, ids)
+
+
+def _always_found(tokenizer: Tokenizer) -> dict[str, int]:
+    """User-defined tokens that the template writes: markers too, though encoding finds them in any text."""
+    template = tokenizer.chat_template or ""
+    return {text: i for text, i in tokenizer.user_defined_tokens.items() if len(text.strip()) > 2 and text in template}
 
 
 def _contents(messages: Sequence[Message]) -> list[str]:
@@ -106,6 +120,9 @@ def render(
     """
     if tokenizer.chat_template is None:
         raise ChatTemplateError(where=tokenizer.where, found="none", hint="give the prompt as text instead")
+    if HALF.search(tokenizer.chat_template):
+        found = "one that is not UTF-8"
+        raise ChatTemplateError(where=tokenizer.where, found=found, hint="convert or download the file again")
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     request = {
         "path": sys.path,
@@ -126,7 +143,9 @@ def _answer(request: dict[str, object], limits: Limits, where: str) -> dict[str,
     data = json.dumps(request, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
     command = [sys.executable, "-I", str(Path(sandbox.__file__))]
     try:
-        run = subprocess.run(command, input=data, capture_output=True, timeout=5 + 3 * limits.seconds, check=False)
+        run = subprocess.run(
+            command, input=data, capture_output=True, timeout=START_SECONDS + 3 * limits.seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         raise ChatTemplateError(where=where, found=f"one that takes over {limits.seconds} seconds", hint=hint) from None
     except OSError as error:
