@@ -51,6 +51,14 @@ def download(repo: str, file: str | None) -> Path:
         return cached
 
 
+def is_cached(repo: str, file: str | None) -> bool:
+    """Whether `download` would find it here; nothing asks the network."""
+    try:
+        return _cached(repo, file) is not None
+    except (HFValidationError, SourceError):  # no such name, or several files: `download` says so
+        return False
+
+
 def _remote_files(repo: str) -> list[str]:
     with _network():
         info = HfApi().model_info(repo, timeout=TIMEOUT)

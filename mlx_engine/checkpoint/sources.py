@@ -47,3 +47,16 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     from mlx_engine.checkpoint.hub import download
 
     return download(hub_id["repo"], hub_id["file"])
+
+
+def is_cached(source: str) -> bool | None:
+    """Whether what a hub id names is here already; None where `source` names something else."""
+    hub_id = HUB_ID.fullmatch(source)
+    try:
+        if hub_id is None or Path(source).expanduser().exists():
+            return None
+    except (OSError, RuntimeError):
+        return None
+    from mlx_engine.checkpoint import hub
+
+    return hub.is_cached(hub_id["repo"], hub_id["file"])
