@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlx_engine.bench.bottlenecks.gains import Line
 
 # From this share of a limit on, an operation is at it: what is left is noise and the ends of calls.
@@ -11,12 +13,11 @@ FOUR_BITS = 4.5
 FLOAT_BITS = 16
 
 
-def between(n_calls: float, *, lazy: bool) -> str:
-    """Of the time that no operation has."""
-    per = f"about {n_calls:,.0f} calls a pass"
-    if lazy:
-        return f"Building the graph, handing it to the device and waiting for it ({per}). Fewer operations gain it."
-    return f"Interpreter and hand-out: no operation has this time ({per}). Fewer and larger calls gain it."
+def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
+    """Of the time that no operation has, whose spread from round to round is in ms."""
+    what = "building the graph, handing it to the device and waiting for it" if lazy else "interpreter and hand-out"
+    sure = f"{by_round['q1']:.3g} to {by_round['q3']:.3g} ms from round to round"
+    return f"No operation has this time: {what} of {n_calls:,.0f} calls, {sure}. Fewer and larger calls gain it."
 
 
 def advice(line: Line, bits: float | None) -> str:
@@ -31,12 +32,13 @@ def advice(line: Line, bits: float | None) -> str:
             "with what stands next to it."
         )
     if line.bound == "arithmetic":
-        return f"Arithmetic, at {reached:.0%} of the peak: {_kernel(reached)}."
+        near = "only less of it helps" if reached >= NEAR else "a kernel that keeps the registers busier gains the rest"
+        return f"Arithmetic: {line.op.cost.flops / 1e9:,.1f} GFLOP at {reached:.0%} of the peak: {near}."
     text = f"Memory: {mbytes:,.1f} MB at {reached:.0%} of the read rate"
     if bits is None:
-        return f"{text}: {_kernel(reached)}."
+        return f"{text}: {'only fewer bytes help' if reached >= NEAR else 'what is done with them takes longer'}."
     if reached < NEAR:
-        return f"{text}: unpacking {bits:.1f}-bit weights or handing out {per_call:,.0f} us jobs takes longer."
+        return f"{text}: unpacking {bits:.1f}-bit weights takes longer, or handing out jobs of {per_call:,.0f} us."
     if bits > FLOAT_BITS - 1:
         return f"{text}: only fewer bytes help; in Q8_0 they would be {bits / 8.5:.1f} times fewer."
     if bits > FOUR_BITS + 1:
@@ -44,7 +46,3 @@ def advice(line: Line, bits: float | None) -> str:
             f"{text}: only fewer bytes help; in 4 bits it would be {line.floor * (1 - FOUR_BITS / bits):.2f} ms less."
         )
     return f"{text}: only fewer bytes help, and the weights have few."
-
-
-def _kernel(reached: float) -> str:
-    return "at the limit, only less of it helps" if reached >= NEAR else "the kernel is the limit"

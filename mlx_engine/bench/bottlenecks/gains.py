@@ -115,12 +115,11 @@ def _usual(beyond: Sequence[tuple[float, float]]) -> float:
     return 0.0
 
 
-def ranked(found: Sequence[Line], plain: float) -> list[dict[str, float | str | None]]:
+def ranked(found: Sequence[Line], plain: float, between: float) -> list[dict[str, float | str | None]]:
     """Operations and what is between them, what would gain most first; by time where no limit is known."""
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
     ]
-    between = plain - sum(line.ms for line in found)
     if between > 0:
         rows.append({"role": BETWEEN, "ms": between, "limit_ms": 0.0, "gain_ms": between})
     for row in rows:

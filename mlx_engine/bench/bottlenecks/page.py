@@ -69,7 +69,7 @@ def origin(report: Report) -> str:
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
         f"backend {be['name']} on {be['device']}{threads}; weights: {at['quant']}",
-        f"a prompt of {at['n_prompt']} tokens behind {at['depth']}, then {at['n_gen']} steps; rounds: {report['rounds']}",
+        f"a prompt of {at['n_prompt']} tokens behind {at['depth']}, {at['n_gen']} steps; {report['rounds']} rounds",
         f"the machine's limits, median of this run (quartiles): {reached}",
     ]
     if report["watched"]:
@@ -157,7 +157,7 @@ def breakdown(phase: Report) -> str:
     whole = phase["plain_ms"]["median"]
     parts = [(name, value) for name, value in phase["parts"].items() if value > 0]
     rows = [["part", "ms", "share"], *([name, ms(value), f"{value / whole:.1%}"] for name, value in parts)]
-    rest = BETWEEN if phase["between_ms"] >= 0 else "longer when taken apart"
+    rest, by_round = BETWEEN if phase["between_ms"] >= 0 else "longer when taken apart", phase["between_by_round_ms"]
     rows.append([rest, ms(phase["between_ms"]), f"{phase['between_ms'] / whole:.1%}"])
     rows.append(["the plain pass", ms(whole), "100.0%"])
     off = phase["off_every_call_us"]
@@ -167,6 +167,9 @@ def breakdown(phase: Report) -> str:
     told += f"{ms(phase['watched_ms']['median'])} ms. "
     if off:
         told += f"From each of {phase['calls']:,.0f} calls {off:.1f} us are taken off for that."
+    if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
+        told += " What is left between them may be chance: from round to round it is "
+        told += f"{ms(by_round['q1'])} to {ms(by_round['q3'])} ms."
     return f"{aligned(rows)}\n\n{told.strip()}"
 
 

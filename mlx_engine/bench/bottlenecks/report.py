@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from mlx_engine.bench import machine
-from mlx_engine.bench.bottlenecks import apart, gains
+from mlx_engine.bench.bottlenecks import apart
 from mlx_engine.bench.bottlenecks.about import about, bits, layers_of
-from mlx_engine.bench.bottlenecks.advice import advice, between
 from mlx_engine.bench.bottlenecks.against import KIND
-from mlx_engine.bench.bottlenecks.apart import Operation, spread
-from mlx_engine.bench.bottlenecks.gains import BETWEEN, Line
-from mlx_engine.bench.bottlenecks.runs import Clock, Pass, Round, measure
+from mlx_engine.bench.bottlenecks.apart import spread
+from mlx_engine.bench.bottlenecks.gains import Limits as Reached
+from mlx_engine.bench.bottlenecks.kinds import kinds, off_every_call, phase
+from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import Test, check
 from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.run import origin, threads_of
@@ -131,14 +131,9 @@ def summed(
     limits: Machine | None,
 ) -> Report:
     """Everything that was measured."""
-    found = gains.Limits(statistics.median(limits.read), statistics.median(limits.peak)) if limits is not None else None
-    prompts, steps = [round_.plain.passes[0] for round_ in rounds], [round_.plain.passes[1:] for round_ in rounds]
-    decode = [seconds * 1e3 for passes in steps for seconds in passes]
-    apart_decode = [taken for round_ in rounds for taken in round_.apart[1:]]
-    held, lazy = bits(layers_of(engine)), engine.backend.lazy
-    off = gains.off_every_call(apart.operations(apart_decode), found, statistics.median(decode)) if decode else 0.0
-    passes = {"decode": (apart_decode, decode)} if decode else {}
-    passes["prefill"] = [round_.apart[0] for round_ in rounds], [seconds * 1e3 for seconds in prompts]
+    reached = None if limits is None else Reached(statistics.median(limits.read), statistics.median(limits.peak))
+    found, held = kinds(rounds), bits(layers_of(engine))
+    off = off_every_call(found, reached)
     return {
         "rounds": len(rounds),
         "limits": None if limits is None else {
@@ -146,9 +141,7 @@ def summed(
             "peak_gflops": spread([rate / 1e9 for rate in limits.peak]),
         },
         "timing": timing(loads, rounds),
-        "phases": {
-            name: phase(*both, limits=found, off=off, held=held, lazy=lazy) for name, both in passes.items()
-        },
+        "phases": {name: phase(kind, reached, off, held, lazy=engine.backend.lazy) for name, kind in found.items()},
         "steps": [step(rounds, i) for i in range(1 + settings.n_gen)],
     }  # fmt: skip
 
@@ -165,70 +158,6 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
         samples["first_step"] = [run.passes[1] * 1e3 for run in runs]
         samples["decode"] = [s * 1e3 for run in runs for s in run.passes[1:]]
     return {name: spread(values) for name, values in samples.items()}
-
-
-def phase(
-    passes: Sequence[Pass],
-    plain: Sequence[float],
-    *,
-    limits: gains.Limits | None,
-    off: float,
-    held: dict[str, float],
-    lazy: bool,
-) -> Report:
-    """One kind of pass: its operations, parts and layers, and what could be gained."""
-    ops = apart.operations(passes)
-    whole = statistics.median(plain)
-    lines = gains.lines(ops, limits, off)
-    rest = whole - sum(line.ms for line in lines)
-    n_calls = sum(op.calls for op in ops)
-    says = {line.op.role: advice(line, held.get(line.op.role.split("+")[0])) for line in lines}
-    says[BETWEEN] = between(n_calls, lazy=lazy)
-    return {
-        "plain_ms": spread(plain),
-        "watched_ms": spread([taken.seconds * 1e3 for taken in passes]),
-        "operations_ms": sum(op.ms for op in ops),
-        "off_every_call_us": off * 1e3,
-        "calls": n_calls,
-        "bytes": sum(op.cost.nbytes for op in ops),
-        "flops": sum(op.cost.flops for op in ops),
-        "between_ms": rest,
-        "parts": parts(lines),
-        "operations": [operation(line, whole, held) for line in lines],
-        "ranking": [{**row, "says": says[str(row["role"])]} for row in gains.ranked(lines, whole)],
-        "layers": apart.layers(passes),
-    }
-
-
-def parts(lines: Iterable[Line]) -> dict[str, float]:
-    """Milliseconds of each phase."""
-    found = dict.fromkeys(apart.PHASES, 0.0)
-    for line in lines:
-        found[line.op.phase] += line.ms
-    return found
-
-
-def operation(line: Line, whole: float, held: dict[str, float]) -> Report:
-    """An operation as the JSON has it; rates are those of `ms`."""
-    op: Operation = line.op
-    told = line.ms > 0 and (line.floor is None or line.bound is not None)
-    return {
-        "role": op.role,
-        "phase": op.phase,
-        "calls": op.calls,
-        "measured_ms": spread(op.samples),
-        "ms": line.ms,
-        "share": line.ms / whole,
-        "bytes": op.cost.nbytes,
-        "flops": op.cost.flops,
-        "gbs": op.cost.nbytes / line.ms / 1e6 if told else None,
-        "gflops": op.cost.flops / line.ms / 1e6 if told else None,
-        "bits": held.get(op.role.split("+")[0]),
-        "bound": line.bound,
-        "limit_ms": line.floor,
-        "reached": line.reached,
-        "gain_ms": line.gain,
-    }
 
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
