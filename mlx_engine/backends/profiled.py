@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import DEBUG
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ BLOCKS = (
     *("norm_project", "head_norm_rope", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "norm_head"),
 )
 
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
@@ -47,34 +47,52 @@ def watched(backend: Backend) -> Backend:
 
 def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callable[..., Any]:
     def run(self: Backend, *args: Any, **kwargs: Any) -> Any:
-        with profiler.span(name, _layer(args)) as span:
+        with profiler.span(name, *_place(args)) as span:
             result = method(self, *args, **kwargs)
             self.wait(result)
         with profiler.unnoticed():
+            profiler.record(span, _cost(name, args, result))
             # A composed block has only what lies between its primitives, and they have been counted.
-            composed = name in BLOCKS and span.inner > 0
-            cost = Cost() if composed else _cost(name, args, result)
-            profiler.record(span, cost)
-            if enabled(TRACE) and not composed:
-                _log(span, cost, args)
+            if name not in BLOCKS or span.cost != Cost():
+                span.role = _role(name, args)
+                if enabled(TRACE):
+                    _log(span, args)
         return result
 
     return run
 
 
-def _log(span: Span, cost: Cost, args: tuple[Any, ...]) -> None:
+def _log(span: Span, args: tuple[Any, ...]) -> None:
     shapes = " ".join("x".join(map(str, shape_of(array))) for array in _arrays(args))
-    speed = {"gflops": rate(cost.flops, span.own), "gbs": rate(cost.nbytes, span.own)}
+    speed = {"gflops": rate(span.cost.flops, span.own), "gbs": rate(span.cost.nbytes, span.own)}
     event(TRACE, "operation", op=span.op, layer=span.layer, shapes=shapes, ms=span.own * 1e3, **speed)
 
 
-def _layer(args: tuple[Any, ...]) -> int | None:
-    """The layer that a parameter's name tells."""
+def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
+    """The layer that the first parameter's name tells, and the rest of that name."""
     for arg in _flat(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
-            return int(found[1])
-    return None
+            return int(found[1]), found[2]
+    return None, ""
+
+
+def _role(name: str, args: tuple[Any, ...]) -> str:
+    """What an operation is for: the linear layers that it has ("attn_q+k+v", "ffn_down", "head"), or its own name."""
+    linears = [arg for arg in _flat(args) if isinstance(arg, Linear)]
+    if linears:
+        return role_of(linears)
+    if name == "attention" and cast(Visible, args[1]).window:
+        return "attention, window"
+    return "embedding" if name == "embed" else name
+
+
+def role_of(linears: Sequence[Linear]) -> str:
+    """What linear layers with one input are for, together: "attn_q+k+v"."""
+    names = [LAYER.match(linear.name) for linear in linears]
+    stems = [found[2] if found else "head" for found in names]
+    shared = stems[0][: stems[0].rfind("_") + 1]
+    return "+".join([stems[0], *(stem.removeprefix(shared) for stem in stems[1:])])
 
 
 def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
@@ -88,8 +106,10 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
         return Cost(2.0 * n_rows * sum(math.prod(shape_of(linear.weight)) for linear in linears), nbytes)
     if name == "attention":
         q, seen = args[0], cast(Visible, args[1])
-        n_visible = seen.stop - seen.start
-        return Cost(4.0 * math.prod(shape_of(q)) * n_visible, 2 * nbytes_of(q) + _slots_nbytes(seen.store, n_visible))
+        n_tokens, *head = shape_of(q)
+        n_slots = seen.stop - seen.start
+        n_pairs = _n_pairs(n_tokens, n_slots, seen.window)
+        return Cost(4.0 * math.prod(head) * n_pairs, 2 * nbytes_of(q) + _slots_nbytes(seen.store, n_slots))
     if name == "kv_write":
         return Cost(nbytes=2 * sum(map(nbytes_of, _arrays(args[1:]))))
     if name == "kv_grow":
@@ -97,6 +117,14 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
     if name == "kv_slide":
         return Cost(nbytes=2 * _slots_nbytes(args[0], args[2]))
     return Cost(nbytes=nbytes)
+
+
+def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
+    """Scores of one head: the last token sees all slots, the one before it one fewer; none sees more than a window."""
+    most = n_slots if window is None else min(n_slots, window)
+    whole = min(n_tokens, n_slots - most + 1)  # tokens that see as much as any
+    rest = n_tokens - whole
+    return whole * most + rest * most - rest * (rest + 1) // 2
 
 
 def _slots_nbytes(store: Array, n: int) -> float:

@@ -23,7 +23,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def aligned(table: Sequence[Sequence[str]]) -> str:
     """A Markdown table, its head first, that is a table in a terminal too."""
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    widths = [max(2, *(len(line[i]) for line in table)) for i in range(len(table[0]))]
     lines = ["| " + " | ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) + " |" for line in table]
     lines.insert(1, "| " + " | ".join("-" * (w - 1) + ":" for w in widths) + " |")
     return "\n".join(lines)

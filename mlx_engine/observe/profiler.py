@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 # Where these begin, the layers have not begun yet or are over.
 OUTSIDE = ("embed", "norm_head", "argmax", "sample")
+SAMPLING = ("argmax", "sample")
+# Outside of the layers these belong to the embedding: learned positions are added, and some models scale it.
+EMBEDDING = ("embed", "add", "scale")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,13 @@ class Cost:
 
     flops: float = 0.0
     nbytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.nbytes + other.nbytes)
+
+    def without(self, other: Cost) -> Cost:
+        """What is left of it when the other has been counted elsewhere."""
+        return Cost(max(0.0, self.flops - other.flops), max(0.0, self.nbytes - other.nbytes))
 
 
 @dataclass
@@ -43,34 +53,52 @@ class Total:
 
 @dataclass
 class Span:
-    """An operation that is running or has just ended; `own` is its time without that of the spans in it."""
+    """An operation that is running or has just ended.
+
+    Attributes:
+        part: the parameter that it begins with, without its layer's number ("attn_norm"), or that of the one before.
+        phase: embedding, layers, norm, projection or sampling.
+        inner, own: seconds of the spans in it, and its own without them.
+        counted, cost: what the spans in it need, and what is left to it of what it needs.
+        role: what it is for, as a profile names it; empty for what only lies between other operations.
+    """
 
     op: str
     layer: int | None
+    part: str
     start: float
+    phase: str = ""
     inner: float = 0.0
     own: float = 0.0
+    counted: Cost = Cost()
+    cost: Cost = Cost()
+    role: str = ""
 
 
 class Profiler:
-    """Collects spans. `ops` and `layers` have the sums of the whole run, `phases` those of the present pass."""
+    """Collects spans. `ops` and `layers` have the sums of the whole run, `phases` those of the present pass.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    With `keep` every span of the present pass is in `spans`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
+        self._clock, self._keep = clock, keep
         self._open: list[Span] = []
         self._layer: int | None = None
+        self._part = ""
+        self.spans: list[Span] = []
         self.ops: dict[str, Total] = defaultdict(Total)
         self.layers: dict[int | None, Total] = defaultdict(Total)
         self.phases: dict[str, float] = defaultdict(float)
 
     @contextmanager
-    def span(self, op: str, layer: int | None = None) -> Iterator[Span]:
+    def span(self, op: str, layer: int | None = None, part: str = "") -> Iterator[Span]:
         """Time one operation. Where it does not say its layer, it belongs to that of the one before."""
         if op in OUTSIDE:
-            self._layer = None
+            self._layer, self._part = None, ""
         elif layer is not None:
-            self._layer = layer
-        span = Span(op, self._layer, self._clock())
+            self._layer, self._part = layer, part
+        span = Span(op, self._layer, self._part, self._clock())
         self._open.append(span)
         try:
             yield span
@@ -80,12 +108,18 @@ class Profiler:
             span.own = seconds - span.inner
             if self._open:
                 self._open[-1].inner += seconds
-            self.phases[self._phase(span)] += span.own
+            span.phase = self._phase(span)
+            self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Add an ended span to the sums."""
-        self.ops[span.op].add(span.own, cost)
-        self.layers[span.layer].add(span.own, cost)
+        """Add an ended span to the sums. What spans in it have been counted with is not counted again."""
+        span.cost = cost.without(span.counted)
+        self.ops[span.op].add(span.own, span.cost)
+        self.layers[span.layer].add(span.own, span.cost)
+        if self._open:
+            self._open[-1].counted += span.counted + span.cost
+        if self._keep:
+            self.spans.append(span)
 
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
@@ -99,14 +133,18 @@ class Profiler:
 
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
-            fused = span.op == "norm_head" and not span.inner  # nearly all of it is the projection
+            fused = span.op == "norm_head" and not span.counted.flops  # nearly all of it is the projection
             return "projection" if span.op == "linear" or fused else "norm"
-        return "embedding" if span.op == "embed" else "layers"
+        if span.op in SAMPLING:
+            return "sampling"
+        outside = span.layer is None and span.op in EMBEDDING
+        return "embedding" if outside else "layers"
 
     def begin_pass(self) -> None:
         """Forget what ran outside of all passes."""
         self.phases.clear()
-        self._layer = None
+        self.spans = []
+        self._layer, self._part = None, ""
 
     def end_pass(self) -> dict[str, float]:
         """The milliseconds of the pass that ends now: embedding, layers, norm, projection."""

@@ -1,0 +1,140 @@
+"""Round against round: an earlier report of the same model on the same machine, and what has changed since.
+
+Everything is a time, so a factor above 1 is faster. Where the quartiles of both overlap, the change may be chance, and
+the table says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlx_engine.bench.ladder import figure
+from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.errors import FormatError, OptionError, SourceError, is_number
+
+Report = dict[str, Any]
+
+KIND = "bottlenecks"
+# What makes two reports comparable, and what may have changed between them.
+SAME = {
+    "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
+    "machine": ("processor", "cores"),
+    "settings": ("n_prompt", "n_gen", "depth"),
+}
+CHANGED = {
+    "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
+    "backend": ("name", "device", "threads"),
+    "settings": ("quant",),
+    "machine": ("system",),
+}
+# A part of a pass that is less of it than this is not compared.
+SMALL = 0.005
+
+
+def read(path: Path) -> Report:
+    """A report that was written as JSON.
+
+    Raises:
+        SourceError: it cannot be read.
+        FormatError: it holds something else.
+    """
+    try:
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _error(path, f"no JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise _error(path, f"kind = {found.get('kind')!r}"[:80] if isinstance(found, dict) else type(found).__name__)
+    for name in ("model", "machine", "settings", "backend", "timing", "phases", "versions"):
+        if not isinstance(found.get(name), dict):
+            raise _error(path, f"{name} = {found.get(name)!r}"[:80])
+    for name, of in [*found["timing"].items(), *_pass_times(found)]:
+        if not all(isinstance(of, dict) and is_number(of.get(key)) and of[key] >= 0 for key in ("median", "q1", "q3")):
+            raise _error(path, f"{name} = {of!r}"[:80])
+    return found
+
+
+def _pass_times(report: Report) -> Iterator[tuple[str, Any]]:
+    """Every spread that is compared, of operations by name."""
+    for phase in report["phases"].values():
+        for op in phase.get("operations", ()) if isinstance(phase, dict) else ():
+            yield "an operation", op.get("measured_ms") if isinstance(op, dict) else op
+
+
+def _error(path: Path, found: str) -> FormatError:
+    hint = "name the report.json that an earlier `report` wrote"
+    return FormatError(where=str(path), expected="a bottleneck report", found=found, hint=hint)
+
+
+def differences(old: Report, new: Report, names: dict[str, tuple[str, ...]]) -> list[str]:
+    """What differs, as "layers 12 -> 26"."""
+    pairs = [(name, old[part].get(name), new[part].get(name)) for part, keys in names.items() for name in keys]
+    pairs = [(name, printable(str(before)), printable(str(after))) for name, before, after in pairs if before != after]
+    return [f"{name.replace('_', ' ')} {before[:40]} -> {after[:40]}" for name, before, after in pairs]
+
+
+def refuse(old: Report, new: Report) -> None:
+    """Refuse a report of another model, of another machine, or of other passes.
+
+    Raises:
+        OptionError: it is one.
+    """
+    other = differences(old, new, SAME)
+    if other:
+        expected = "a report of the same model, machine and passes (or --anyway, which marks it)"
+        raise OptionError(option="--against", expected=expected, found=", ".join(other)[:200])
+
+
+def section(old: Report, new: Report) -> str:
+    """Both reports side by side, as Markdown."""
+    other, changed = differences(old, new, SAME), differences(old, new, CHANGED)
+    lines = [f"- old: commit {printable(str(old.get('commit') or 'unknown'))}, {printable(str(old.get('time')))}"]
+    lines += [f"- **not the same**: {', '.join(other)}; the factors say little"] if other else []
+    lines += [f"- changed: {', '.join(changed)}"] if changed else []
+    return "\n\n".join(["## Round against round", "\n".join(lines), *tables(old, new)])
+
+
+def tables(old: Report, new: Report) -> Iterator[str]:
+    """What a user waits for, then each kind of pass by operation."""
+    names = [name for name in new["timing"] if name in old["timing"]]
+    rows = [line(name.replace("_", " "), old["timing"][name], new["timing"][name]) for name in names]
+    yield aligned([["", "old ms", "new ms", "factor", "note"], *rows])
+    for name, phase in new["phases"].items():
+        if name in old["phases"]:
+            found = _operations(old["phases"][name], phase)
+            head = [f"{name}, as taken apart", "old ms", "new ms", "factor", "note"]
+            yield aligned([head, *found])
+
+
+def _operations(old: Report, new: Report) -> list[list[str]]:
+    before, after = ({op["role"]: op["measured_ms"] for op in phase["operations"]} for phase in (old, new))
+    floor = SMALL * sum(of["median"] for of in after.values())
+    rows = []
+    for role in sorted({**before, **after}, key=lambda role: -(after.get(role) or before[role])["median"]):
+        found = [of[role] for of in (before, after) if role in of]
+        if max(of["median"] for of in found) < floor:
+            continue
+        name = printable(role)
+        if len(found) == 2:
+            rows.append(line(name, *found))
+        elif role in after:
+            rows.append([name, "-", _ms(after[role]["median"]), "-", "only new"])
+        else:
+            rows.append([name, _ms(before[role]["median"]), "-", "-", "only old"])
+    return rows
+
+
+def line(title: str, old: Report, new: Report) -> list[str]:
+    """Old, new, and the factor between the medians."""
+    before, after = old["median"], new["median"]
+    overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
+    note = "within the spread" if overlap else "slower" if after > before else ""
+    return [title, _ms(before), _ms(after), f"x{figure(before / after)}" if before > 0 and after > 0 else "-", note]
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"

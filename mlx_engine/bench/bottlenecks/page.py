@@ -1,0 +1,234 @@
+"""The report for people, as Markdown that is also readable in a terminal. Every figure is in the JSON as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlx_engine.bench.bottlenecks.gains import BETWEEN
+from mlx_engine.bench.bottlenecks.method import method
+from mlx_engine.bench.tables import aligned, printable
+
+Report = dict[str, Any]
+
+# Lines of a ranking and of a breakdown that are less of the pass than this are told together.
+SMALL = 0.005
+TITLES = {
+    "load": "load", "warm_up": "warm-up", "prefill": "prefill, {n_prompt} tokens",
+    "first_token": "first token (prefill and choice)", "first_step": "first decode step",
+    "decode": "decode, per token", "sampling": "choice of a token",
+}  # fmt: skip
+
+
+def page(report: Report, rounds: str | None = None) -> str:
+    """All of it; `rounds` is what `against.py` says."""
+    return "\n\n".join(part for part in _parts(report, rounds) if part) + "\n"
+
+
+def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
+    model, found = report["model"], report["phases"]
+    yield f"# Bottlenecks: {printable(model['name'])} on {report['backend']['name']}"
+    yield origin(report)
+    yield from finding(report)
+    for name, phase in found.items():
+        yield f"## Remaining bottlenecks of {TITLE[name]}, ranked"
+        yield ranking(phase, name)
+        yield sentences(phase)
+    yield rounds
+    yield "## Model"
+    yield model_table(model)
+    yield "## Timing"
+    yield timing(report)
+    for name, phase in found.items():
+        yield f"## {TITLE[name].capitalize()}, taken apart"
+        yield breakdown(phase)
+        yield operations(phase, report["limits"] is not None)
+        yield layers(phase)
+    yield "## Every pass"
+    yield steps(report["steps"])
+    yield "## Method"
+    yield method(report)
+
+
+TITLE = {"decode": "a decode step", "prefill": "prefill"}
+
+
+def origin(report: Report) -> str:
+    """When, where and with what."""
+    machine, be, at = report["machine"], report["backend"], report["settings"]
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
+    threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    limits = report["limits"]
+    reached = (
+        f"read {figure(limits['read_gbs'])} GB/s, arithmetic {figure(limits['peak_gflops'])} GFLOP/s"
+        if limits is not None
+        else f"not known for {be['device']}: shares and gains are left out, and the ranking is by time"
+    )
+    lines = [
+        f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
+        f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
+        f"backend {be['name']} on {be['device']}{threads}; weights: {at['quant']}",
+        f"a prompt of {at['n_prompt']} tokens behind {at['depth']}, {at['n_gen']} steps; {report['rounds']} rounds",
+        f"the machine's limits, median of this run (quartiles): {reached}",
+    ]
+    if report["watched"]:
+        lines.append("the log took the time of every operation in the plain runs too: they are slower for it")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def finding(report: Report) -> Iterator[str]:
+    """The whole of it in a few sentences."""
+    for name, phase in report["phases"].items():
+        whole, first = phase["plain_ms"]["median"], phase["ranking"][:3]
+        tokens = report["settings"]["n_prompt"] if name == "prefill" else 1
+        text = f"**{TITLE[name].capitalize()}** takes {ms(whole)} ms ({1e3 * tokens / whole:,.1f} tokens/s)"
+        at_limit = [op["limit_ms"] for op in phase["operations"]]
+        if None not in at_limit:
+            text += (
+                f"; at the machine's limits it would take {ms(sum(at_limit))} ms, {sum(at_limit) / whole:.0%} of that"
+            )
+            most = ", ".join(f"{row['role']} {ms(row['gain_ms'])} ms ({row['share']:.0%})" for row in first)
+            yield f"{text}. Most would be gained by: {most}."
+        else:
+            most = ", ".join(f"{row['role']} {ms(row['ms'])} ms ({row['share']:.0%})" for row in first)
+            yield f"{text}. Most of it is taken by: {most}."
+
+
+def ranking(phase: Report, name: str) -> str:
+    """What would gain most, first."""
+    of = "of the step" if name == "decode" else "of prefill"
+    rows = [["#", "operation", "ms", "at the limit", "gain ms", of]]
+    shown, rest = split(phase["ranking"])
+    for i, row in enumerate(shown, start=1):
+        rows.append(
+            [str(i), row["role"], ms(row["ms"]), ms(row["limit_ms"]), ms(row["gain_ms"]), f"{row['share']:.1%}"]
+        )
+    if rest:
+        sums = [
+            sum(row[key] for row in rest) if rest[0][key] is not None else None for key in ("ms", "limit_ms", "gain_ms")
+        ]
+        share = sum(row["share"] for row in rest)
+        rows.append(["", f"{len(rest)} more", *map(ms, sums), f"{share:.1%}"])
+    return aligned(rows)
+
+
+def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
+    """Lines that are told one by one, and those that are told together."""
+    small = [row for row in rows if row["share"] < SMALL]
+    return ([row for row in rows if row["share"] >= SMALL], small) if len(small) > 1 else (rows, [])
+
+
+def sentences(phase: Report) -> str:
+    """What each is bound by and what could be done."""
+    return "\n".join(f"{i}. {row['role']}: {row['says']}" for i, row in enumerate(split(phase["ranking"])[0], start=1))
+
+
+def model_table(model: Report) -> str:
+    """What was tested."""
+    bits: dict[str, list[str]] = {}
+    for role, of in model["bits"].items():
+        bits.setdefault(f"{of:.3g}", []).append(role)
+    held = "; ".join(f"{of} bits a weight: {', '.join(roles)}" for of, roles in bits.items())
+    return aligned([
+        ["format", "architecture", "parameters", "layers", "width", "vocabulary", "weights MB", "linears", "quantised"],
+        [
+            model["format"], model["architecture"], f"{model['parameters'] / 1e6:,.1f} M", str(model["layers"]),
+            str(model["width"]), f"{model['vocabulary']:,}", f"{model['weight_bytes'] / 1e6:,.1f}",
+            str(model["linears"]), str(model["linears_quantised"]),
+        ],
+    ]) + f"\n\nHeld as {held}. SHA-256 {model['sha256']}."  # fmt: skip
+
+
+def timing(report: Report) -> str:
+    """What a user waits for."""
+    rows = [["", "median ms", "quartiles", "min", "max", "samples"]]
+    for name, title in TITLES.items():
+        of = report["timing"].get(name)
+        if of is not None:
+            quartiles = f"{ms(of['q1'])} to {ms(of['q3'])}"
+            title = title.format(**report["settings"])
+            rows.append([title, ms(of["median"]), quartiles, ms(of["min"]), ms(of["max"]), str(of["n"])])
+    return aligned(rows)
+
+
+def breakdown(phase: Report) -> str:
+    """The parts of a pass, and what none of them has."""
+    whole = phase["plain_ms"]["median"]
+    parts = [(name, value) for name, value in phase["parts"].items() if value > 0]
+    rows = [["part", "ms", "share"], *([name, ms(value), f"{value / whole:.1%}"] for name, value in parts)]
+    rest, by_round = BETWEEN if phase["between_ms"] >= 0 else "longer when taken apart", phase["between_by_round_ms"]
+    rows.append([rest, ms(phase["between_ms"]), f"{phase['between_ms'] / whole:.1%}"])
+    rows.append(["the plain pass", ms(whole), "100.0%"])
+    off = phase["off_every_call_us"]
+    told = (
+        f"Taken apart, the operations take {ms(phase['operations_ms'])} ms together, and the pass with its stopwatches "
+    )
+    told += f"{ms(phase['watched_ms']['median'])} ms. "
+    if off:
+        told += f"From each of {phase['calls']:,.0f} calls {off:.1f} us are taken off for that."
+    if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
+        told += " What is left between them may be chance: from round to round it is "
+        told += f"{ms(by_round['q1'])} to {ms(by_round['q3'])} ms."
+    return f"{aligned(rows)}\n\n{told.strip()}"
+
+
+def operations(phase: Report, limited: bool) -> str:
+    """Every operation with its rates."""
+    rows = [["operation", "calls", "ms", "share", "us a call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
+    shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
+    for op in shown:
+        rate = [f"{op[key]:,.1f}" if op[key] and op[key] >= 0.05 else "-" for key in ("gbs", "gflops")]
+        reached = f"{op['reached']:.0%}" if op["bound"] in ("memory", "arithmetic") else "-"
+        calls, us = f"{op['calls']:,.0f}", f"{op['ms'] / op['calls'] * 1e3:,.1f}"
+        took = [op["role"], calls, ms(op["ms"]), f"{op['share']:.1%}", us]
+        rows.append([*took, f"{op['bytes'] / 1e6:,.2f}", *rate, op["bound"] or "-", reached])
+    if rest:
+        calls, took, share, nbytes = (sum(op[key] for op in rest) for key in ("calls", "ms", "share", "bytes"))
+        told = [f"{len(rest)} more", f"{calls:,.0f}", ms(took), f"{share:.1%}", "-", f"{nbytes / 1e6:,.2f}"]
+        rows.append([*told, *["-"] * 4])
+    return aligned(rows if limited else [row[:-2] for row in rows])
+
+
+def layers(phase: Report) -> str | None:
+    """The layers of a model are alike, so only those at the ends are told."""
+    known = phase["layers"]
+    if not known:
+        return None
+    by_time = sorted(known, key=lambda row: row["ms"])
+    middle = by_time[len(by_time) // 2]
+    named = {"fastest": by_time[0], "median": middle, "slowest": by_time[-1], "first": known[0]}
+    rows = [["layer", "", "attention ms", "feed-forward ms", "ms", "max/min over passes"]]
+    for title, row in named.items():
+        jitter = f"{row['jitter']:.2f}" if row["jitter"] else "-"
+        numbers = [ms(row[key]) for key in ("attention", "feed_forward", "ms")]
+        rows.append([title, str(row["layer"]), *numbers, jitter])
+    return f"{aligned(rows)}\n\nLayers as they were taken apart, {len(known)} of them; the slowest takes " + (
+        f"{by_time[-1]['ms'] / by_time[0]['ms']:.2f} times the fastest's." if by_time[0]["ms"] > 0 else "all the time."
+    )
+
+
+def steps(rows: list[Report]) -> str:
+    """One line a pass: prefill, then every step."""
+    names = ("embedding", "layers", "norm", "projection", "sampling", "sum", "watched", "plain")
+    table = [["pass", *names]]
+    for row in rows:
+        table.append([f"step {row['step']}" if row["step"] else "prefill", *(ms(row[name]) for name in names)])
+    plain = [row["plain"] for row in rows[1:]]
+    told = "ms, medians of all rounds; a norm of 0 is computed with the projection."
+    if plain and min(plain) > 0:
+        told += f" Longest plain step over shortest: {max(plain) / min(plain):.2f}."
+    return f"{aligned(table)}\n\n{told}"
+
+
+def figure(of: Report) -> str:
+    """Median and quartiles."""
+    return f"{of['median']:,.1f} ({of['q1']:,.1f} to {of['q3']:,.1f})"
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds, three digits that mean something."""
+    if value is None:
+        return "-"
+    digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
+    return f"{value:,.{digits}f}"

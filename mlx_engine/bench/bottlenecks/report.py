@@ -1,0 +1,167 @@
+"""The report as one JSON object: everything is measured in this run, and every figure has its samples' spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from mlx_engine.bench import machine
+from mlx_engine.bench.bottlenecks import apart
+from mlx_engine.bench.bottlenecks.about import about, bits, layers_of
+from mlx_engine.bench.bottlenecks.against import KIND
+from mlx_engine.bench.bottlenecks.apart import spread
+from mlx_engine.bench.bottlenecks.gains import Limits as Reached
+from mlx_engine.bench.bottlenecks.kinds import kinds, off_every_call, phase
+from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
+from mlx_engine.bench.cells import Test, check
+from mlx_engine.bench.roofline import Limits, matrices
+from mlx_engine.bench.run import origin, threads_of
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.engine import Engine, load
+
+Report = dict[str, Any]
+# A model is loaded so often, or until so many seconds are over.
+LOADS, LOAD_SECONDS = 3, 5.0
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured, and how."""
+
+    model: str
+    backend: str = "auto"
+    quant: str = "keep"
+    threads: int | None = None
+    n_prompt: int = 128
+    n_gen: int = 16
+    depth: int = 0
+    repetitions: int = 5
+    budget: float | None = 90.0
+
+    @property
+    def test(self) -> Test:
+        """As `bench` has it."""
+        return Test(self.n_prompt, self.n_gen, self.depth)
+
+
+class Machine(Protocol):
+    """What samples the machine's limits between the runs; see `roofline.Limits`."""
+
+    read: list[float]
+    peak: list[float]
+
+    def sample(self) -> None:
+        """One sample of each."""
+
+
+def report(
+    settings: Settings,
+    *,
+    before: Callable[[Report], None] = lambda known: None,
+    progress: Progress = lambda done, of, title: None,
+) -> Report:
+    """Load the model, measure, and put together. `before` is called with all that is known before anything is measured.
+
+    Raises:
+        OptionError: the test does not fit the model's context.
+        BackendUnavailableError, SourceError, FormatError, ModelError: see `engine.load`.
+    """
+    path = resolve(settings.model)
+    progress(0, 1, "loading")
+    engine, phases = loaded(lambda: load(path, settings.backend, settings.quant, settings.threads))
+    check(settings.test, engine)
+    checkpoint = open_checkpoint(path)
+    known = {"kind": KIND, **origin(), "settings": asdict(settings)}
+    known |= described(engine, checkpoint, machine.digest(path))
+    before(known)
+    # Another device's limits are not those of the processor.
+    on_cpu = engine.backend.device == "cpu"
+    limits = Limits(matrices(engine, checkpoint), threads_of(engine.backend) or 1) if on_cpu else None
+    try:
+        rounds = measured(engine, settings, limits, progress)
+    finally:
+        if limits is not None:
+            limits.close()
+    return known | summed(engine, settings, phases, rounds, limits)
+
+
+def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tuple[Engine, list[dict[str, float]]]:
+    """An engine, and the seconds that loading it took each time."""
+    start, phases = clock(), []
+    while True:
+        engine = load()
+        phases.append(engine.phases)
+        if len(phases) == LOADS or clock() - start > LOAD_SECONDS:
+            return engine, phases
+        del engine  # whose memory the next one may need
+
+
+def measured(
+    engine: Engine, settings: Settings, limits: Machine | None, progress: Progress, clock: Clock = time.perf_counter
+) -> list[Round]:
+    """The rounds, with a sample of the machine between all runs."""
+    return measure(
+        engine, settings.test, settings.repetitions, budget=settings.budget, clock=clock,
+        between=limits.sample if limits is not None else lambda: None,
+        progress=lambda done, of: progress(done, of, "measuring"),
+    )  # fmt: skip
+
+
+def described(engine: Engine, checkpoint: Checkpoint, digest: str) -> Report:
+    """The model and what computes it."""
+    be = engine.backend
+    return {
+        "model": about(engine, checkpoint, digest),
+        "backend": {"name": be.name, "device": be.device, "threads": threads_of(be), "lazy": be.lazy},
+        "watched": be.profiler is not None,
+    }
+
+
+def summed(
+    engine: Engine,
+    settings: Settings,
+    loads: Sequence[dict[str, float]],
+    rounds: Sequence[Round],
+    limits: Machine | None,
+) -> Report:
+    """Everything that was measured."""
+    reached = None if limits is None else Reached(statistics.median(limits.read), statistics.median(limits.peak))
+    found, held = kinds(rounds), bits(layers_of(engine))
+    off = off_every_call(found, reached)
+    return {
+        "rounds": len(rounds),
+        "limits": None if limits is None else {
+            "read_gbs": spread([rate / 1e9 for rate in limits.read]),
+            "peak_gflops": spread([rate / 1e9 for rate in limits.peak]),
+        },
+        "timing": timing(loads, rounds),
+        "phases": {name: phase(kind, reached, off, held, lazy=engine.backend.lazy) for name, kind in found.items()},
+        "steps": [step(rounds, i) for i in range(1 + settings.n_gen)],
+    }  # fmt: skip
+
+
+def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[str, dict[str, float | int]]:
+    """Milliseconds of everything that a user waits for, from plain runs."""
+    runs = [round_.plain for round_ in rounds]
+    samples = {name: [phases[name] * 1e3 for phases in loads] for name in ("load", "warm_up")}
+    samples["first_token"] = [run.passes[0] * 1e3 for run in runs]
+    if all(run.sampling for run in runs):  # a lazy backend chooses on the device, and nobody sees how long it takes
+        samples["prefill"] = [(run.passes[0] - run.sampling[0]) * 1e3 for run in runs]
+        samples["sampling"] = [s * 1e3 for run in runs for s in run.sampling]
+    if len(runs[0].passes) > 1:
+        samples["first_step"] = [run.passes[1] * 1e3 for run in runs]
+        samples["decode"] = [s * 1e3 for run in runs for s in run.passes[1:]]
+    return {name: spread(values) for name, values in samples.items()}
+
+
+def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
+    """A pass, the median of all rounds: its phases as they were taken apart, and the plain pass."""
+    taken = [apart.phases(passes) for passes in apart.of_index([round_.apart for round_ in rounds], index)]
+    plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
+    return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}

@@ -1,0 +1,105 @@
+"""What the report measures: rounds of plain runs and of runs taken apart, with the machine's limits between them.
+
+Both kinds of run do the same: read a prompt, write tokens. A plain run is as fast as the backend is. In one that is
+taken apart every operation has a stopwatch, layers are said word by word, and a lazy backend waits for each: what it
+says of the parts is true of the parts alone, and the whole comes from the plain runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.bench.cells import Test
+from mlx_engine.decode.loop import decode, prefill
+from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.sampler import Sampler
+from mlx_engine.engine import Engine
+from mlx_engine.observe.profiler import Profiler, Span
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass that was taken apart: its spans, and the seconds from its begin to its end, stopwatches included."""
+
+    spans: Sequence[Span]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """A plain run, and one that was taken apart; the first pass of either reads the prompt."""
+
+    plain: Metrics
+    apart: Sequence[Pass]
+
+
+def measure(
+    engine: Engine,
+    test: Test,
+    repetitions: int,
+    *,
+    budget: float | None = None,
+    between: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    clock: Clock = time.perf_counter,
+) -> list[Round]:
+    """So many rounds after one that does not count, or fewer if the `budget` of seconds ends; at least one.
+
+    If there is time for one alone, it counts. `between` is called before every run and after the last.
+    """
+    ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
+    start, rounds = time.perf_counter(), list[Round]()
+    while len(rounds) <= repetitions:
+        between()
+        plain = run_plain(engine, test, ids, clock)
+        between()
+        rounds.append(Round(plain, run_apart(engine, test, ids, clock)))
+        progress(len(rounds), repetitions + 1)
+        spent = time.perf_counter() - start
+        if budget is not None and spent + spent / len(rounds) > budget:
+            break
+    between()
+    return rounds[1:] or rounds
+
+
+def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> Metrics:
+    """As `generate` runs it."""
+    model, be = engine.model, engine.backend
+    pick, metrics = Sampler(be, Sampling(), ()), Metrics(clock)
+    with be.session():
+        cache = model.new_cache(test.depth + test.n_tokens)
+        if test.depth:
+            be.wait(prefill(model, ids[: test.depth], cache))
+        for _ in islice(decode(model, ids[test.depth :], cache, pick, metrics), 1 + test.n_gen):
+            pass
+    return metrics
+
+
+def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> list[Pass]:
+    """The same on a twin of the backend that takes the time of every operation."""
+    profiler = Profiler(clock, keep=True)
+    model = copy.copy(engine.model)
+    model.backend = be = profiled(engine.backend, profiler)
+    pick, found = Sampler(be, Sampling(), ()), list[Pass]()
+    with be.session():
+        cache = model.new_cache(test.depth + test.n_tokens)
+        if test.depth:
+            be.wait(prefill(model, ids[: test.depth], cache))
+        forward = partial(prefill, model, ids[test.depth :], cache)
+        for _ in range(1 + test.n_gen):
+            profiler.begin_pass()
+            start = clock()
+            token = pick(forward())
+            found.append(Pass(profiler.spans, clock() - start))
+            forward = partial(model.forward, [token], cache)
+    return found

@@ -1,0 +1,81 @@
+"""`report`: where a pass spends its time, what the machine's limits would leave of it, and what to do first."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlx_engine.commands.bench import still_bar
+from mlx_engine.commands.console import notice, reports_errors
+from mlx_engine.errors import is_number, require
+
+
+@reports_errors
+def report(
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin."),
+    ] = "builtin",
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
+    ] = "auto",
+    quant: Annotated[
+        str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
+    ] = "keep",
+    threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
+    n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Tokens to read.")] = 128,
+    n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Tokens to write, each a pass.")] = 16,
+    depth: Annotated[int, typer.Option("--depth", "-d", min=0, help="Tokens of context before the prompt.")] = 0,
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Rounds that count.")] = 5,
+    budget: Annotated[
+        float, typer.Option("--budget", help="Seconds after which no further round is begun; one is always run.")
+    ] = 90.0,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="The JSON of an earlier report: what has changed since.")
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare although model, machine or passes are others; it is marked.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The folder for report.md and report.json.", show_default="bench-results/MODEL-TIME"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the JSON instead of the Markdown.")] = False,
+) -> None:
+    """Measure a model's passes and rank what could be gained. Markdown on stdout; the same and JSON in a folder."""
+    from mlx_engine.bench.bottlenecks.against import read, refuse, section
+    from mlx_engine.bench.bottlenecks.page import page
+    from mlx_engine.bench.bottlenecks.report import Settings
+    from mlx_engine.bench.bottlenecks.report import report as measured
+    from mlx_engine.bench.files import default_folder, make_folder, write
+    from mlx_engine.engine import check_load_options
+
+    require(
+        is_number(budget) and budget >= 0, option="budget", expected="a finite number of seconds >= 0", found=budget
+    )
+    check_load_options(quant, threads)
+    settings = Settings(model, backend, quant, threads, n_prompt, n_gen, depth, repetitions, budget)
+    old = None if against is None else read(against)
+    if out is not None:
+        make_folder(out)  # before anything is measured for nothing
+
+    def before(known: dict[str, Any]) -> None:
+        if old is not None and not anyway:
+            refuse(old, known)
+
+    with still_bar() as progress:
+        new = measured(settings, before=before, progress=progress)
+    if new["watched"]:
+        notice("the log times every operation while it is measured: rates are lower than without MLX_ENGINE_LOG")
+    text = page(new, None if old is None else section(old, new))
+    folder = default_folder(model) if out is None else out
+    make_folder(folder)
+    write(folder / "report.json", json_module.dumps(new, indent=1) + "\n")
+    write(folder / "report.md", text)
+    print(json_module.dumps(new, indent=1) if json else text)
+    notice(f"the report and every figure of it are in {folder}")
