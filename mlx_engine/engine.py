@@ -215,7 +215,7 @@ def load(
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: for backends that have threads; None takes all cores that this process may use.
         jit: use compiled CPU kernels where there are some; without, plain NumPy.
-        progress: called with (tensors prepared, tensors in all).
+        progress: called with (tensors prepared, tensors in all); a shape's are written first, and counted likewise.
 
     Raises:
         OptionError: quant or threads make no sense.
@@ -229,7 +229,7 @@ def load(
         configure_log()
     # A backend that is not here is told before anything is downloaded; it is made when there is a model for it.
     check_backend(backend)
-    path = resolve(source)
+    path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_checkpoint(path)
     opened = time.perf_counter()
