@@ -36,11 +36,14 @@ QUANTS = ("keep", "f32", "q8_0", "q4_0", "q4_1")
 class Engine:
     """A model on a backend, with its tokenizer. Made by `load`.
 
-    `phases` has the seconds that loading took, which the metrics of every run carry along.
+    `phases` has the seconds that loading took, which the metrics of every run carry along; `notes` has lines for people
+    about what loading did.
     """
 
-    def __init__(self, model: Model, checkpoint: Checkpoint, path: Path, phases: dict[str, float]) -> None:
-        self.model, self.path, self.phases = model, path, phases
+    def __init__(
+        self, model: Model, checkpoint: Checkpoint, path: Path, phases: dict[str, float], notes: tuple[str, ...] = ()
+    ) -> None:
+        self.model, self.path, self.phases, self.notes = model, path, phases, notes
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
         self._tokenizer_lock = threading.Lock()
 
@@ -241,7 +244,7 @@ def load(
     if made.profiler is None:  # which would count it
         made.warm_up(lambda: model.forward([0], model.no_cache()))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    return Engine(model, checkpoint, path, phases)
+    return Engine(model, checkpoint, path, phases, model.fused.notes())
 
 
 def configure_log(level: str | None = None) -> None:
