@@ -6,10 +6,10 @@ that takes an eighth of the time. There is no NumPy twin: `models/` says word by
 
 from __future__ import annotations
 
-from kernels.cpu.attention import attend
 from kernels.cpu.heads import norm_rope_to, put_heads
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
+    ATTEND,
     ATTEND_MANY,
     ATTEND_ONE,
     COS,
@@ -26,14 +26,14 @@ from kernels.cpu.layout import (
     LAYERS,
     ON,
     OUTPUT,
+    PROJECT,
     Q_HEADS,
     QKV,
     SCORE_SCALE,
     SIN,
     UP,
 )
-from kernels.cpu.linear import project
-from kernels.cpu.memory import floats, number, words, write
+from kernels.cpu.memory import floats, invoke, number, words, write
 
 
 @jit
@@ -52,7 +52,7 @@ def _self_attention(
     v = k + 4 * n_kv_heads * width
     q = room + 4 * n_tokens * row
     out = q + size
-    project(address, w[QKV], n_tokens, x, 0, 0, room)
+    invoke(tasks[PROJECT], (address, w[QKV], n_tokens, x, 0, 0, room))
     keys = w[KV_STORE] + 4 * (w[KV_STOP] - n_tokens) * width
     values = keys + 4 * n_kv_heads * slots * width
     if w[COS] != 0:
@@ -63,11 +63,12 @@ def _self_attention(
         put_heads(floats(room), row, n_tokens, n_heads, width, floats(q), n_heads * width, width)
         put_heads(floats(k), row, n_tokens, n_kv_heads, width, floats(keys), width, slots * width)
     put_heads(floats(v), row, n_tokens, n_kv_heads, width, floats(values), width, slots * width)
-    attend(
+    arguments = (
         address, tasks[ATTEND_ONE], tasks[ATTEND_MANY], q, n_tokens, n_heads, n_kv_heads, width, w[KV_STORE], slots,
         w[KV_START], w[KV_STOP], w[KV_WINDOW], number(tasks[SCORE_SCALE]), out + size, out,
     )  # fmt: skip
-    project(address, w[OUTPUT], n_tokens, out, x, 0, y)
+    invoke(tasks[ATTEND], arguments)
+    invoke(tasks[PROJECT], (address, w[OUTPUT], n_tokens, out, x, 0, y))
 
 
 @entry
@@ -88,10 +89,11 @@ def layers(
         y: address of the output.
     """
     write(words(address), ON, 1)
+    through = words(stack)[PROJECT]
     for i in range(n_layers):
         layer = stack + 8 * (LAYERS + i * DEEP)
         w = words(layer)
         _self_attention(address, stack, layer, n_tokens, offset, x if i == 0 else y, room, between)
-        project(address, w[UP], n_tokens, between, 0, 0, room)
-        project(address, w[DOWN], n_tokens, room, between, 0, y)
+        invoke(through, (address, w[UP], n_tokens, between, 0, 0, room))
+        invoke(through, (address, w[DOWN], n_tokens, room, between, 0, y))
     write(words(address), ON, 0)

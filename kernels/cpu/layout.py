@@ -60,10 +60,11 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
 
 # ---- a stack of layers ----
 
-# Words of a stack: the tasks of attention, and the scale of its scores as a float64. From LAYERS on come the layers,
-# DEEP words each: the addresses of the blocks, UP with or without a gate; those of the cosines and sines, or 0 where
-# heads are not rotated; and what attention may look at, the last slots of which are written.
-ATTEND_ONE, ATTEND_MANY, SCORE_SCALE, LAYERS = range(4)
+# Words of a stack: the entries that it goes through, the tasks of attention, and the scale of its scores as a float64.
+# From LAYERS on come the layers, DEEP words each: the addresses of the blocks, UP with or without a gate; those of the
+# cosines and sines, or 0 where heads are not rotated; and what attention may look at, the last slots of which are
+# written.
+PROJECT, ATTEND, ATTEND_ONE, ATTEND_MANY, SCORE_SCALE, LAYERS = range(6)
 QKV, HEADS, OUTPUT, UP, DOWN, COS, SIN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, DEEP = range(13)
 
 # ---- attention ----

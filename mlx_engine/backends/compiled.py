@@ -242,8 +242,7 @@ class CompiledBackend(SimdBackend):
         if found is None:
             blocks = [self._blocks_of(w, head_dim) for w in layers]
             whole = [b for b in blocks if b is not None]
-            tasks = self._tasks["attend_one"], self._tasks["attend_many"]
-            stack = Stack(layers, whole, scale, *tasks) if whole and len(whole) == len(layers) else None
+            stack = Stack(layers, whole, scale, self.library) if whole and len(whole) == len(layers) else None
             found = self._stacks[id(layers)] = layers, stack
         return found[1]
 

@@ -93,6 +93,12 @@ class Fused:
     pairs: int = 0
     triples: int = 0
 
+    def notes(self) -> tuple[str, ...]:
+        """A line for people, if there is anything to tell."""
+        if not self.pairs and not self.triples:
+            return ()
+        return (f"fused {self.pairs} gate+up pairs, {self.triples} q,k,v triples",)
+
 
 @dataclass(frozen=True)
 class Rope:

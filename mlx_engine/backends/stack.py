@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.cpu import layout
+from kernels.cpu.library import Library
 from mlx_engine.backends.matrices import Block, address
 from mlx_engine.backends.parameters import Layer, Visible
 
@@ -27,15 +28,14 @@ class Blocks:
 class Stack:
     """Layers of one shape, run one after the other."""
 
-    def __init__(
-        self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, attend_one: int, attend_many: int
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, library: Library) -> None:
         self._width = max(b.output.n_inputs for b in blocks)
         self._hidden = max(b.down.n_inputs for b in blocks)
         self._products = max(b.qkv.n_outputs for b in blocks)
         self._words = words = np.zeros(layout.LAYERS + len(layers) * layout.DEEP, dtype=np.int64)
         self.address = address(words)
-        words[layout.ATTEND_ONE], words[layout.ATTEND_MANY] = attend_one, attend_many
+        called = ("project", "attend", "attend_one", "attend_many")
+        words[layout.PROJECT : layout.SCORE_SCALE] = [library.address(name) for name in called]
         words[layout.SCORE_SCALE :].view(np.float64)[0] = scale
         self._table = words[layout.LAYERS :].reshape(-1, layout.DEEP)
         self._table[:, : layout.COS] = [

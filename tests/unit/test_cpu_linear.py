@@ -121,6 +121,8 @@ def test_several_matrices_of_one_normed_input(
     x, gain = normal(rng, t, k), normal(rng, k)
     want, bound = exact(x, gain, layers)
     found = BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear for layer in layers])
+    for part, layer in zip(found, layers, strict=True):
+        np.testing.assert_array_equal(part, BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear])[0])
     assert [part.shape for part in found] == [(t, rows) for rows in n]
     assert (np.abs(np.concatenate(found, axis=1) - want) <= bound).all()
 
