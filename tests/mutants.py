@@ -32,7 +32,8 @@ class Mutant:
 QWEN3, SIMD, SCALAR = "models/qwen3.py", "backends/simd.py", "backends/scalar.py"
 COMPILED, PARALLEL, CORES = "backends/compiled.py", "backends/parallel.py", "backends/cores.py"
 MLX, MLX_WEIGHTS, MLX_SAMPLING = "backends/mlx.py", "backends/mlx_weights.py", "backends/mlx_sampling.py"
-AHEAD, METRICS = "decode/ahead.py", "decode/metrics.py"
+AHEAD, METRICS, STREAM = "decode/ahead.py", "decode/metrics.py", "decode/stream.py"
+CHAT, SANDBOX = "tokenizer/chat.py", "tokenizer/sandbox.py"
 METAL, METAL_KERNELS, TUNING = "backends/metal.py", "backends/metal_kernels.py", "backends/metal_tuning.py"
 METAL_WEIGHTS = "backends/metal_weights.py"
 CPU = "../kernels/cpu/"
@@ -222,6 +223,28 @@ MUTANTS = [
     Mutant("weights of a measurement stay in the cache", TUNING, "range(-(-COLD_BYTES // nbytes) - 1)", "range(0)"),
     Mutant("emulated metal chosen by itself", "backends/__init__.py",
            'not (name == "metal" and _emulated()) and ', ""),
+    Mutant("what a message spells is a marker", CHAT,
+           "if [match[0] for match in find(plain)] == [match[0] for match in find(guarded)]:", "if True:"),
+    Mutant("half of a marker may be a message's", CHAT, "(text[0], text[-1])", "(text[0],)"),
+    Mutant("markers that any text may have are a message's", CHAT, "tokenizer.special_tokens | always",
+           "tokenizer.special_tokens"),
+    Mutant("what a message hid stays hidden", CHAT, "if match else None].translate(show)", "if match else None]"),
+    Mutant("BOS written twice", CHAT, "or ids[:1] == [bos_id]", ""),
+    Mutant("a template writes without end", SANDBOX, "if size > characters:", "if False:"),
+    Mutant("a namespace with Python's own names", SANDBOX, 'if name.startswith("_"):', "if False:"),
+    Mutant("a run that is late goes on", STREAM, "elif self._is_late():", "elif False:"),
+    Mutant("a run ends a token late", STREAM, "self._metrics.clock() >= self._deadline",
+           "self._metrics.clock() > self._deadline"),
+    Mutant("a prompt is read to its end, late or not", STREAM, "if done < total and self._is_late():", "if False:"),
+    Mutant("the time begins with the making of a run", STREAM, "        self._pieces = self._run()",
+           "        self._deadline = self._metrics.clock() + (self._timeout or 0)\n"
+           "        self._pieces = self._decoded()"),
+    Mutant("the context asked for ignored", "engine.py", "min(whole, context_len)", "whole"),
+    Mutant("windows forgotten in the size of a cache", "cache/size.py",
+           "slots_for(self.n_tokens, self.window, self.chunk)", "self.n_tokens"),
+    Mutant("blank lines are prompts", "commands/prompts.py", " if line.strip()]", "]"),
+    Mutant("a temperature of nearly nothing", "backends/sampling.py", "self.temperature < COLDEST",
+           "self.temperature == 0"),
     Mutant("unexpected tensors ignored", "models/parameters.py",
            "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip

@@ -51,12 +51,12 @@ def kv_cache(size: CacheSize) -> str:
     """The bytes of a cache, how they come about, and what windows save of them."""
     heads = f"{size.n_kv_heads} {'head' if size.n_kv_heads == 1 else 'heads'}"
     shape = f"{size.n_layers} layers x {heads} x {size.n_tokens:,} x {size.head_dim} x f32 x 2"
-    line = f"KV cache: {size.whole / MB:,.1f} MB ({shape})"
+    line = f"KV cache: {_mb(size.whole)} ({shape})"
     if size.held == size.whole:
         return line
     return (
         f"{line}; the window of {size.window:,} of {size.n_local} local layers saves "
-        f"{(size.whole - size.held) / MB:,.1f} MB, {size.held / MB:,.1f} MB are held"
+        f"{_mb(size.whole - size.held)}, {_mb(size.held)} are held"
     )
 
 
@@ -84,6 +84,10 @@ def finished_batch(generations: Sequence[Generation], seconds: float) -> list[st
     n = len(generations)
     prompts = f"{n} {'prompt' if n == 1 else 'prompts'} in {seconds:.2f}s ({n / seconds:.2f} prompts/sec)"
     return ["", *finished(generations, seconds), prompts]
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / MB:,.1f} MB" if nbytes >= MB else f"{nbytes / MB:.3f} MB"
 
 
 def _short(n: int) -> str:
