@@ -71,13 +71,13 @@ def test_without_limits_nothing_is_invented():
 
 
 def test_nothing_is_taken_off_where_the_plain_pass_is_longer():
-    assert gains.off_every_call([operation("head", 5.0)], LIMITS, plain=5.5) == 0.0
-    assert gains.off_every_call([], LIMITS, plain=1.0) == 0.0
+    assert gains.off_every_call([operation("head", 5.0)], LIMITS, too_much=-0.5) == 0.0
+    assert gains.off_every_call([], LIMITS, too_much=1.0) == 0.0
 
 
 def test_as_much_is_taken_off_as_makes_the_sum_the_plain_pass():
     ops = [operation("a", 10.0, calls=10), operation("b", 20.0, calls=10), operation("c", 30.0, calls=20)]
-    off = gains.off_every_call(ops, LIMITS, plain=50.0)
+    off = gains.off_every_call(ops, LIMITS, too_much=10.0)
     assert off == pytest.approx(0.25)
     assert sum(line.ms for line in gains.lines(ops, LIMITS, off)) == pytest.approx(50.0)
 
@@ -85,7 +85,7 @@ def test_as_much_is_taken_off_as_makes_the_sum_the_plain_pass():
 def test_no_operation_is_taken_below_its_limit_and_the_others_give_for_it():
     at_limit = operation("a", 10.0, calls=10, kbytes=9000)
     ops = [at_limit, operation("b", 20.0, calls=10), operation("c", 60.0, calls=30)]
-    off = gains.off_every_call(ops, LIMITS, plain=79.0)
+    off = gains.off_every_call(ops, LIMITS, too_much=11.0)
     found = gains.lines(ops, LIMITS, off)
     assert off == pytest.approx(0.25)
     assert [line.ms for line in found] == pytest.approx([9.0, 17.5, 52.5])
@@ -95,7 +95,7 @@ def test_a_slow_operation_keeps_its_time():
     """2 ms in every call of one, which a pass that runs all layers in one call does not have."""
     ops = [operation(name, 1.0, calls=10) for name in "abcde"]
     ops.append(operation("attention", 21.0, calls=10))
-    off = gains.off_every_call(ops, LIMITS, plain=0.5)
+    off = gains.off_every_call(ops, LIMITS, too_much=25.5)
     assert off == pytest.approx(0.1)  # as much as a call usually takes, and no more
     assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(20.0)
 
