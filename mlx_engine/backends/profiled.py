@@ -53,10 +53,10 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
         with profiler.unnoticed():
             profiler.record(span, _cost(name, args, result))
             # A composed block has only what lies between its primitives, and they have been counted.
-            if name not in BLOCKS or span.cost != Cost():
-                span.role = _role(name, args)
-                if enabled(TRACE):
-                    _log(span, args)
+            composed = name in BLOCKS and span.cost == Cost()
+            span.role = name if composed else _role(name, args)
+            if enabled(TRACE) and not composed:
+                _log(span, args)
         return result
 
     return run

@@ -60,7 +60,7 @@ class Span:
         phase: embedding, layers, norm, projection or sampling.
         inner, own: seconds of the spans in it, and its own without them.
         counted, cost: what the spans in it need, and what is left to it of what it needs.
-        role: what it is for, as a profile names it; empty for what only lies between other operations.
+        role: what it is for, as a profile names it.
     """
 
     op: str

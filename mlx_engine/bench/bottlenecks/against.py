@@ -52,17 +52,20 @@ def read(path: Path) -> Report:
     for name in ("model", "machine", "settings", "backend", "timing", "phases", "versions"):
         if not isinstance(found.get(name), dict):
             raise _error(path, f"{name} = {found.get(name)!r}"[:80])
-    for name, of in [*found["timing"].items(), *_pass_times(found)]:
+    for name, of in [*found["timing"].items(), *_operations_of(found, path)]:
         if not all(isinstance(of, dict) and is_number(of.get(key)) and of[key] >= 0 for key in ("median", "q1", "q3")):
             raise _error(path, f"{name} = {of!r}"[:80])
     return found
 
 
-def _pass_times(report: Report) -> Iterator[tuple[str, Any]]:
-    """Every spread that is compared, of operations by name."""
-    for phase in report["phases"].values():
-        for op in phase.get("operations", ()) if isinstance(phase, dict) else ():
-            yield "an operation", op.get("measured_ms") if isinstance(op, dict) else op
+def _operations_of(report: Report, path: Path) -> Iterator[tuple[str, Any]]:
+    """Every operation's spread, by name."""
+    for name, phase in report["phases"].items():
+        ops = phase.get("operations") if isinstance(phase, dict) else None
+        if not isinstance(ops, list) or not all(isinstance(op, dict) and isinstance(op.get("role"), str) for op in ops):
+            raise _error(path, f"operations of {name} = {ops!r}"[:80])
+        for op in ops:
+            yield op["role"], op.get("measured_ms")
 
 
 def _error(path: Path, found: str) -> FormatError:

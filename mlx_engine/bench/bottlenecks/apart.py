@@ -59,10 +59,8 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            if not span.role:
-                continue
             # What stands before the head is one step, whatever a backend makes of it.
-            role = "output_norm" if span.phase == "norm" else span.role
+            role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
             op.n_calls += 1

@@ -88,14 +88,13 @@ def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Lin
     return Line(op, op.ms, ms, floor, None if absorbed else "calls" if floor < CALLS * ms else limits.bound(op))
 
 
-def off_every_call(ops: Sequence[Operation], limits: Limits | None, plain: float) -> float:
-    """The milliseconds to take off every call, so that the operations are no longer than a `plain` pass."""
+def off_every_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
+    """The milliseconds to take off every call where the operations are longer than a plain pass by `too_much`."""
     pairs = zip(ops, floors(ops, limits), strict=True)
     beyond = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
-    too_much, off = sum(op.ms for op in ops) - plain, 0.0
-    if too_much <= 0 or not beyond:
+    off, calls = 0.0, sum(n for _, n in beyond)
+    if too_much <= 0:
         return 0.0
-    calls = sum(n for _, n in beyond)
     for most, n in beyond:
         # Up to here every call that is left can give as much as this one.
         if too_much <= (most - off) * calls:

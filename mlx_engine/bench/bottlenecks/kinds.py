@@ -51,7 +51,9 @@ def kinds(rounds: Sequence[Round]) -> dict[str, Kind]:
 def off_every_call(found: Mapping[str, Kind], limits: Limits | None) -> float:
     """What being taken apart adds to a call, in ms, as decode shows it; nothing where there is none."""
     decode = found.get("decode")
-    return 0.0 if decode is None else gains.off_every_call(decode.operations(), limits, decode.whole)
+    if decode is None:
+        return 0.0
+    return gains.off_every_call(decode.operations(), limits, too_much=-statistics.median(decode.beyond()))
 
 
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:

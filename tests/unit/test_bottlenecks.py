@@ -1,0 +1,415 @@
+"""The bottleneck report: operations beside their limits, and a whole report of a world that has a clock of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.backends.parameters import Linear, RMSNorm, Visible
+from mlx_engine.backends.profiled import _n_pairs, profiled, role_of
+from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.bench.bottlenecks import about, gains
+from mlx_engine.bench.bottlenecks import apart as taken_apart
+from mlx_engine.bench.bottlenecks.apart import Operation
+from mlx_engine.bench.bottlenecks.gains import BETWEEN, Limits
+from mlx_engine.bench.bottlenecks.page import page
+from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, measured, summed
+from mlx_engine.bench.bottlenecks.runs import Pass
+from mlx_engine.bench.run import origin
+from mlx_engine.observe.profiler import Cost, Profiler, Span
+
+DATA = Path(__file__).parents[1] / "data"
+MICRO = DATA / "qwen3-micro" / "model-q8_0.gguf"
+
+# A machine that reads a million bytes in a millisecond, and computes two million in one.
+LIMITS = Limits(read=1e9, peak=2e9)
+
+
+def operation(role: str, ms: float, *, calls: int = 1, kbytes: float = 0.0, kflops: float = 0.0) -> Operation:
+    return Operation(role, "layers", [ms], calls, Cost(kflops * 1e3, kbytes * 1e3))
+
+
+# ---- limits and gains ----
+
+
+def test_the_limit_is_the_longer_of_reading_and_computing():
+    memory = operation("head", 5.0, kbytes=3000, kflops=2000)
+    arithmetic = operation("head", 5.0, kbytes=1000, kflops=8000)
+    assert (LIMITS.floor(memory), LIMITS.bound(memory)) == (3.0, "memory")
+    assert (LIMITS.floor(arithmetic), LIMITS.bound(arithmetic)) == (4.0, "arithmetic")
+
+
+def test_the_gain_is_the_time_beyond_the_limit():
+    (line,) = gains.lines([operation("head", 5.0, kbytes=3000)], LIMITS, off=0.0)
+    assert (line.ms, line.floor, line.gain, line.reached, line.bound) == (5.0, 3.0, 2.0, 0.6, "memory")
+
+
+def test_what_needs_next_to_nothing_is_bound_by_its_calls():
+    (line,) = gains.lines([operation("merge", 1.0, kbytes=99)], LIMITS, off=0.0)
+    assert line.bound == "calls"
+    (line,) = gains.lines([operation("merge", 1.0, kbytes=101)], LIMITS, off=0.0)
+    assert line.bound == "memory"
+
+
+def test_nothing_is_gained_where_the_cache_is_faster_than_the_limit():
+    (line,) = gains.lines([operation("add", 1.0, kbytes=4000)], LIMITS, off=0.1)
+    assert (line.ms, line.gain, line.reached) == (1.0, 0.0, 4.0)
+
+
+def test_an_operation_of_which_nothing_is_left_reaches_no_share():
+    (line,) = gains.lines([operation("merge", 1.0, calls=10, kbytes=10)], LIMITS, off=0.5)
+    assert (line.ms, line.measured, line.bound, line.reached, line.gain) == (0.01, 1.0, None, None, 0.0)
+
+
+def test_without_limits_nothing_is_invented():
+    (line,) = gains.lines([operation("head", 5.0, kbytes=3000)], None, off=0.5)
+    assert (line.ms, line.floor, line.gain, line.bound, line.reached) == (4.5, None, None, None, None)
+
+
+def test_nothing_is_taken_off_where_the_plain_pass_is_longer():
+    assert gains.off_every_call([operation("head", 5.0)], LIMITS, too_much=-0.5) == 0.0
+    assert gains.off_every_call([], LIMITS, too_much=1.0) == 0.0
+
+
+def test_as_much_is_taken_off_as_makes_the_sum_the_plain_pass():
+    ops = [operation("a", 10.0, calls=10), operation("b", 20.0, calls=10), operation("c", 30.0, calls=20)]
+    off = gains.off_every_call(ops, LIMITS, too_much=10.0)
+    assert off == pytest.approx(0.25)
+    assert sum(line.ms for line in gains.lines(ops, LIMITS, off)) == pytest.approx(50.0)
+
+
+def test_no_operation_is_taken_below_its_limit_and_the_others_give_for_it():
+    at_limit = operation("a", 10.0, calls=10, kbytes=9000)
+    ops = [at_limit, operation("b", 20.0, calls=10), operation("c", 60.0, calls=30)]
+    off = gains.off_every_call(ops, LIMITS, too_much=11.0)
+    found = gains.lines(ops, LIMITS, off)
+    assert off == pytest.approx(0.25)
+    assert [line.ms for line in found] == pytest.approx([9.0, 17.5, 52.5])
+
+
+def test_a_slow_operation_keeps_its_time():
+    """2 ms in every call of one, which a pass that runs all layers in one call does not have."""
+    ops = [operation(name, 1.0, calls=10) for name in "abcde"]
+    ops.append(operation("attention", 21.0, calls=10))
+    off = gains.off_every_call(ops, LIMITS, too_much=25.5)
+    assert off == pytest.approx(0.1)  # as much as a call usually takes, and no more
+    assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(20.0)
+
+
+def test_what_would_gain_most_is_first():
+    ops = [operation("big", 50.0, kbytes=49000), operation("slow", 6.0, kbytes=1000), operation("small", 1.0)]
+    rows = gains.ranked(gains.lines(ops, LIMITS, 0.0), plain=60.0, between=3.0)
+    assert [(row["role"], row["gain_ms"]) for row in rows] == [
+        ("slow", 5.0), (BETWEEN, 3.0), ("big", 1.0), ("small", 1.0),
+    ]  # fmt: skip
+    assert [row["share"] for row in rows] == pytest.approx([5 / 60, 3 / 60, 1 / 60, 1 / 60])
+    assert all(row["role"] != BETWEEN for row in gains.ranked([], plain=1.0, between=0.0))
+
+
+def test_without_limits_what_takes_longest_is_first():
+    ops = [operation("small", 1.0), operation("big", 50.0, kbytes=49000), operation("slow", 6.0)]
+    rows = gains.ranked(gains.lines(ops, None, 0.0), plain=100.0, between=0.0)
+    assert [row["role"] for row in rows] == ["big", "slow", "small"]
+    assert rows[0]["share"] == 0.5
+    assert rows[0]["gain_ms"] is None
+
+
+# ---- spans ----
+
+
+def span(role: str, own: float, *, layer: int | None = None, part: str = "", phase: str = "layers") -> Span:
+    return Span("op", layer, part, 0.0, phase, own=own, cost=Cost(1.0, 2.0), role=role)
+
+
+def test_operations_are_medians_over_passes():
+    passes = [Pass([span("a", s), span("a", s), span("b", 0.001)], 1.0) for s in (0.001, 0.004, 0.002)]
+    passes.append(Pass([], 1.0))
+    a, b = taken_apart.operations(passes)
+    assert a.samples == pytest.approx([2.0, 8.0, 4.0, 0.0])
+    assert (a.ms, a.calls, a.cost) == (pytest.approx(3.0), 1.5, Cost(1.5, 3.0))
+    assert (b.ms, b.calls) == (pytest.approx(1.0), 0.75)
+
+
+def test_a_pass_is_told_by_phases():
+    spans = [
+        span("embedding", 0.001, phase="embedding"),
+        span("add", 0.003),
+        span("last", 0.0001, phase="norm"),
+        span("head", 0.004, phase="projection"),
+        span("argmax", 0.0005, phase="sampling"),
+    ]
+    assert taken_apart.phases(Pass(spans, 0.02)) == pytest.approx(
+        {"embedding": 1.0, "layers": 3.0, "norm": 0.1, "projection": 4.0, "sampling": 0.5, "sum": 8.6, "watched": 20.0}
+    )
+    assert taken_apart.operations([Pass(spans, 0.02)])[2].role == "output_norm"
+
+
+def test_layers_are_told_by_halves():
+    def one(layer: int, attention: float, feed_forward: float) -> list[Span]:
+        return [
+            span("q", attention, layer=layer, part="attn_norm.weight"),
+            span("gate", feed_forward, layer=layer, part="ffn_norm"),
+        ]
+
+    passes = [Pass(one(0, a, 0.002) + one(1, 0.001, 0.001), 1.0) for a in (0.001, 0.002, 0.006)]
+    first, second = taken_apart.layers(passes)
+    assert (first["layer"], first["attention"], first["feed_forward"]) == pytest.approx((0, 2.0, 2.0))
+    assert (first["ms"], first["min"], first["max"], first["jitter"]) == pytest.approx((4.0, 3.0, 8.0, 8 / 3))
+    assert (second["ms"], second["jitter"]) == pytest.approx((2.0, 1.0))
+
+
+def test_spread():
+    assert taken_apart.spread([4.0, 1.0, 2.0, 3.0, 5.0]) == {
+        "median": 3.0, "q1": 2.0, "q3": 4.0, "min": 1.0, "max": 5.0, "n": 5,
+    }  # fmt: skip
+    assert taken_apart.spread([7.0])["q1"] == 7.0
+
+
+# ---- what an operation needs, and what it is for ----
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 9])
+@pytest.mark.parametrize(("n_tokens", "n_slots"), [(1, 1), (1, 7), (3, 3), (4, 9), (5, 5), (7, 8)])
+def test_scores_are_counted_where_something_is_visible(n_tokens, n_slots, window):
+    sees = [n_slots - n_tokens + t + 1 for t in range(n_tokens)]
+    assert _n_pairs(n_tokens, n_slots, window) == sum(min(n, window or n) for n in sees)
+
+
+def test_linear_layers_are_named_by_what_they_are_for():
+    assert role_of([Linear(f"blk.7.attn_{x}", None) for x in "qkv"]) == "attn_q+k+v"
+    assert role_of([Linear("blk.7.ffn_gate", None), Linear("blk.7.ffn_up", None)]) == "ffn_gate+up"
+    assert role_of([Linear("blk.7.ffn_down", None)]) == "ffn_down"
+    assert role_of([Linear("token_embd", None)]) == role_of([Linear("output", None)]) == "head"
+
+
+def test_a_head_that_is_one_job_has_its_matrix_and_is_the_projection():
+    class Fused(SimdBackend):
+        def norm_head(self, x, norm, head, *, every):
+            return self.last(x) @ head.weight.T
+
+    profiler = Profiler(keep=True)
+    be, x = profiled(Fused(), profiler), np.ones((4, 64), np.float32)
+    be.norm_head(
+        x, RMSNorm("output_norm", x[0], 1e-6), Linear("token_embd", np.ones((10, 64), np.float32)), every=False
+    )
+    last, head = profiler.spans
+    assert (last.phase, last.role) == ("norm", "last")
+    assert (head.phase, head.role, head.cost.flops) == ("projection", "head", 2 * 10 * 64)
+    # The last row has been read and written once already.
+    assert last.cost.nbytes + head.cost.nbytes == 4 * (4 * 64 + 64 + 10 * 64 + 10)
+
+
+def test_composed_blocks_count_nothing_twice():
+    profiler = Profiler(keep=True)
+    be, x = profiled(SimdBackend(), profiler), np.ones((1, 64), np.float32)
+    linears = [Linear(f"blk.2.attn_{name}", np.ones((32, 64), np.float32)) for name in "qk"]
+    be.norm_project(x, RMSNorm("blk.2.attn_norm", x[0], 1e-6), linears)
+    be.norm_head(x, RMSNorm("output_norm", x[0], 1e-6), Linear("output", np.ones((10, 64), np.float32)), every=False)
+    assert [span.role for span in profiler.spans] == [
+        *("rms_norm", "attn_q", "attn_k", "norm_project"),
+        *("last", "rms_norm", "head", "norm_head"),
+    ]
+    assert sum(span.cost.flops for span in profiler.spans) == 2 * 64 * (32 + 32 + 10)
+    assert [span.phase for span in profiler.spans[4:]] == ["norm", "norm", "projection", "norm"]
+
+
+def test_attention_over_a_window_is_told_apart():
+    profiler = Profiler(keep=True)
+    be = profiled(SimdBackend(), profiler)
+    store = be.kv_empty(1, 8, 6)
+    store[:] = 1
+    q = np.ones((1, 2, 8), np.float32)
+    be.attention(q, Visible(store, 0, 6), 1.0)
+    be.attention(q, Visible(store, 2, 6, window=4), 1.0)
+    assert [span.role for span in profiler.spans] == ["attention", "attention, window"]
+    assert [span.cost.flops for span in profiler.spans] == [4 * 16 * 6, 4 * 16 * 4]
+
+
+# ---- a world with its own clock ----
+
+
+class World:
+    """A clock that moves when an operation runs, by as much as that costs here; and a machine that is all even."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.read, self.peak = [], []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sample(self) -> None:
+        self.read.append(1e10)
+        self.peak.append(1e12)
+
+
+COSTS = {"linear": 100e-6, "attention": 30e-6, "rms_norm": 10e-6, "embed": 10e-6, "argmax": 20e-6}
+OPS = (*COSTS, "rope", "silu", "multiply", "add", "heads", "merge", "last", "kv_write")
+
+
+@pytest.fixture
+def world(monkeypatch):
+    found = World()
+
+    def costing(name, method):
+        def run(self, *args, **kwargs):
+            found.now += COSTS.get(name, 2e-6)
+            return method(self, *args, **kwargs)
+
+        return run
+
+    for name in OPS:
+        monkeypatch.setattr(SimdBackend, name, costing(name, getattr(SimdBackend, name)))
+    return found
+
+
+def plant(monkeypatch, world: World, op: str, seconds: float) -> None:
+    method = getattr(SimdBackend, op)
+
+    def slow(self, *args, **kwargs):
+        world.now += seconds
+        return method(self, *args, **kwargs)
+
+    monkeypatch.setattr(SimdBackend, op, slow)
+
+
+def reported(world: World, **options):
+    settings = Settings(str(MICRO), "simd", n_prompt=5, n_gen=3, repetitions=2, **options)
+    engine = mlx_engine.load(MICRO, "simd", jit=False)
+    rounds = measured(engine, settings, world, lambda *args: None, world)
+    about = {"kind": "bottlenecks", **origin(), "settings": vars(settings)}
+    about |= described(engine, mlx_engine.engine.open_checkpoint(MICRO), "0" * 64)
+    return about | summed(engine, settings, [engine.phases], rounds, world)
+
+
+def test_in_a_world_with_a_clock_every_figure_is_known(world):
+    report = reported(world)
+    layers = report["model"]["layers"]
+    decode = report["phases"]["decode"]
+    ops = {op["role"]: op for op in decode["operations"]}
+    assert ops["head"]["ms"] == pytest.approx(0.1)
+    assert ops["attn_q"]["ms"] == pytest.approx(0.1 * layers)
+    assert ops["attention"]["ms"] == pytest.approx(0.03 * layers)
+    assert ops["rms_norm"]["calls"] == 4 * layers
+    assert ops["output_norm"]["ms"] == pytest.approx(0.012)
+    assert decode["off_every_call_us"] == pytest.approx(0.0, abs=1e-6)
+    assert decode["between_ms"] == pytest.approx(0.0, abs=1e-9)
+    # The rest take 2 us each; blocks take none, for what they consist of takes it all.
+    cheap = sum(op["calls"] for op in ops.values() if op["role"] in OPS and op["role"] not in COSTS)
+    assert cheap == (2 + 3 + 1 + 1 + 1 + 2 + 1) * layers
+    dear = 0.01 + 0.1 + 0.012 + 0.02 + (0.7 + 0.03 + 0.04) * layers
+    assert decode["plain_ms"]["median"] == pytest.approx(dear + 2e-3 * cheap)
+    assert sum(decode["parts"].values()) == pytest.approx(decode["plain_ms"]["median"])
+    assert report["timing"]["first_token"]["n"] == 2
+    assert report["timing"]["decode"]["n"] == 6
+    assert report["timing"]["sampling"]["median"] == pytest.approx(0.02)
+    head = ops["head"]
+    assert head["limit_ms"] == pytest.approx(head["bytes"] / 1e10 * 1e3)
+    assert head["gain_ms"] == pytest.approx(0.1 - head["limit_ms"])
+    assert head["gbs"] == pytest.approx(head["bytes"] / 0.1e-3 / 1e9)
+    assert [row["step"] for row in report["steps"]] == [0, 1, 2, 3]
+    assert report["steps"][2]["plain"] == pytest.approx(report["steps"][2]["sum"])
+    # Before each of two runs in three rounds, and once behind them.
+    assert len(world.read) == 7
+
+
+@pytest.mark.parametrize("op", ["attention", "argmax", "rope", "norm_head"])
+def test_a_planted_delay_is_first_with_its_gain(monkeypatch, world, op):
+    calls = {"attention": 1, "rope": 2}  # of a layer
+    plant(monkeypatch, world, op, 2e-3)
+    report = reported(world)
+    planted = 2.0 * calls.get(op, 1) * (report["model"]["layers"] if op in calls else 1)
+    first = report["phases"]["decode"]["ranking"][0]
+    assert first["role"] == op
+    assert first["gain_ms"] == pytest.approx(planted, rel=0.1)
+    assert first["share"] == pytest.approx(planted / report["phases"]["decode"]["plain_ms"]["median"], rel=0.1)
+
+
+def test_a_slow_pass_around_its_operations_is_told_as_between_them(monkeypatch, world):
+    from mlx_engine.models.qwen3 import Model
+
+    forward = Model.forward
+
+    def slow(self, *args, **kwargs):
+        world.now += 2e-3
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(Model, "forward", slow)
+    first = reported(world)["phases"]["decode"]["ranking"][0]
+    assert (first["role"], first["gain_ms"]) == (BETWEEN, pytest.approx(2.0))
+
+
+def test_the_page_says_what_was_measured(monkeypatch, world):
+    plant(monkeypatch, world, "attention", 2e-3)
+    report = reported(world)
+    text = page(report)
+    layers = report["model"]["layers"]
+    first = next(line for line in text.splitlines() if line.startswith("|  1 |"))
+    assert [cell.strip() for cell in first.split("|")][1:4] == ["1", "attention", f"{2.03 * layers:.3f}"]
+    assert "python cli.py report --model" in text
+    assert "-p 5 -n 3 --depth 0 -r 2" in text
+    assert "10.0 (10.0 to 10.0) GB/s" in text
+    assert sum(line.lstrip("| ").startswith(("prefill |", "step ")) for line in text.splitlines()) == 4
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_where_no_limit_is_known_the_page_says_so(world):
+    settings = Settings(str(MICRO), "simd", n_prompt=5, n_gen=3, repetitions=1)
+    report = reported(world)
+    engine = mlx_engine.load(MICRO, "simd", jit=False)
+    rounds = measured(engine, settings, None, lambda *args: None, world)
+    report |= summed(engine, settings, [engine.phases], rounds, None)
+    text = page(report)
+    assert report["limits"] is None
+    assert "not known for cpu" in text
+    assert "at the machine's limits it would" not in text
+    assert all(row["gain_ms"] is None for row in report["phases"]["decode"]["ranking"])
+    assert "of the limit" not in text
+
+
+def test_reading_alone_has_no_decode(world):
+    settings = Settings(str(MICRO), "simd", n_prompt=5, n_gen=0, repetitions=1)
+    engine = mlx_engine.load(MICRO, "simd", jit=False)
+    rounds = measured(engine, settings, world, lambda *args: None, world)
+    assert list(summed(engine, settings, [engine.phases], rounds, world)["phases"]) == ["prefill"]
+
+
+def test_rounds_end_with_the_budget(world):
+    engine = mlx_engine.load(MICRO, "simd", jit=False)
+    settings = Settings(str(MICRO), "simd", n_prompt=2, n_gen=1, repetitions=5, budget=0.0)
+    told = []
+    rounds = measured(engine, settings, world, lambda *args: told.append(args), world)
+    assert (len(rounds), told) == (1, [(1, 6, "measuring")])
+
+
+# ---- the model, and loading it ----
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("q8_0", 8.5), ("f32", 32.0)])
+def test_the_model_is_told_as_its_backend_holds_it(kind, bits):
+    engine = mlx_engine.load(MICRO.with_name(f"model-{kind}.gguf"), "parallel")
+    known = about.about(engine, mlx_engine.engine.open_checkpoint(engine.path), "0")
+    n = 7 * known["layers"] + 1
+    assert (known["linears"], known["linears_quantised"]) == (n, n if kind == "q8_0" else 0)
+    assert set(known["bits"]) == {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "head"}
+    assert set(known["bits"].values()) == {bits}
+
+
+def test_a_model_is_loaded_several_times_where_that_is_quick():
+    class Loaded:
+        phases = {"load": 1.0, "warm_up": 0.5}  # noqa: RUF012
+
+    def every(seconds: float):
+        now = [0.0]
+
+        def load():
+            now[0] += seconds
+            return Loaded()
+
+        return len(loaded(load, lambda: now[0])[1])
+
+    assert (every(0.1), every(4.0), every(60.0)) == (3, 2, 1)
