@@ -40,6 +40,7 @@ CPU = "../kernels/cpu/"
 JOBS = CPU + "jobs.py"
 Q8_0_DOT, FORMATS, LINEAR, GEMM = CPU + "q8_0.py", CPU + "formats.py", CPU + "linear.py", CPU + "gemm.py"
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
+VECTORS = CPU + "vectors.py"
 LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
@@ -112,6 +113,8 @@ MUTANTS = [
            "for p in range(1):\n        row"),
     Mutant("sums so far not scaled down", ATTENTION, "mul(load(state, at + e * LANES), factor)",
            "load(state, at + e * LANES)"),
+    Mutant("weights are powers of 2 of scores for e", ATTENTION, "word(scale / math.log(2))", "word(scale)"),
+    Mutant("a power of two too small for its exponent", VECTORS, "splat(-127.0)", "splat(-300.0)"),
     Mutant("heads at the first position", HEADS, "row = (job[OFFSET] + t) * (width // 2)",
            "row = job[OFFSET] * (width // 2)"),
     Mutant("all new keys in the last slot", LAYERS, "(w[KV_STOP] - n_tokens)", "(w[KV_STOP] - 1)"),

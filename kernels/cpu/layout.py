@@ -69,9 +69,9 @@ QKV, HEADS, OUTPUT, UP, DOWN, COS, SIN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, K
 
 # ---- attention ----
 
-# Keys of a chunk for one query, and of a block for many: 96 keys and values of 128 floats fill a second-level cache a
-# fifth.
-KEYS, BLOCK = 256, 96
+# Keys of a chunk for one query, and of a block for many: 144 keys and values of 128 floats fill a third of a
+# second-level cache of half a megabyte; what is done once per block costs less the larger it is.
+KEYS, BLOCK = 256, 144
 # Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill half of a
 # second-level cache.
 QUERIES = 256

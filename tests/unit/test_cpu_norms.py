@@ -15,7 +15,7 @@ from kernels.cpu import activations_numpy, norms, norms_numpy
 from kernels.cpu.activations import gated
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import GELU, SILU
-from kernels.cpu.vectors import LANES, exp, load, store
+from kernels.cpu.vectors import LANES, exp, exp2_below, load, store
 
 U = 2.0**-24
 
@@ -55,6 +55,31 @@ def test_exp_where_float32_ends():
     x = np.array([0.0, -0.0, 88.73, 89, 1e4, 3e38, np.inf, -104.5, -150, -1e4, -3e38, -np.inf], dtype=np.float32)
     np.testing.assert_array_equal(exp_of(x), [1, 1, *[np.inf] * 5, *[0] * 5])
     assert np.isnan(exp_of(np.array([1, np.nan, -1], dtype=np.float32))).tolist() == [False, True, False]
+
+
+@jit
+def powers_of_two(x: Any, out: Any) -> None:
+    for i in range(0, len(x), LANES):
+        store(out, i, exp2_below(load(x, i)))
+
+
+def test_powers_of_two_below_one():
+    """Within one unit in the last place while float32 has ordinary numbers; behind them nothing that could be seen."""
+    x = np.concatenate([np.linspace(-126, 0, 1 << 18), -(2.0 ** np.arange(-149, 7))]).astype(np.float32)
+    beyond = np.array([-126.2, -126.7, -127, -127.3, -150, -1e4, -3e38, -np.inf] * 2, dtype=np.float32)
+    found, behind = np.empty(len(x) // 16 * 16, dtype=np.float32), np.empty_like(beyond)
+    x = x[: len(found)]
+    powers_of_two(x, found), powers_of_two(beyond, behind)
+    inside = x >= -126
+    want = np.exp2(x.astype(np.float64))
+    unit = np.spacing(want.astype(np.float32)).astype(np.float64)
+    assert (np.abs(found - want) <= unit)[inside].all()
+    assert found[x == 0].tolist() == [1.0]
+    assert ((behind >= 0) & (behind <= 2.0**-126)).all()
+    np.testing.assert_array_equal(behind[4:8], 0)
+    missing = np.full(16, np.nan, dtype=np.float32)
+    powers_of_two(missing, missing)
+    assert np.isnan(missing).all()
 
 
 # ---- activations ----
