@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from mlx_engine.bench.bottlenecks.gains import Line
 
 # From this share of a limit on, an operation is at it: what is left is noise and the ends of calls.
-NEAR = 0.8
+NEAR = 0.9
+# A job of fewer microseconds may be short beside its hand-out.
+SHORT = 500
 # A 4-bit block format, as bits per weight.
 FOUR_BITS = 4.5
-FLOAT_BITS = 16
 
 
 def between(n_calls: float, by_round: Mapping[str, float], *, lazy: bool) -> str:
@@ -32,17 +33,20 @@ def advice(line: Line, bits: float | None) -> str:
             "with what stands next to it."
         )
     if line.bound == "arithmetic":
-        near = "only less of it helps" if reached >= NEAR else "a kernel that keeps the registers busier gains the rest"
-        return f"Arithmetic: {line.op.cost.flops / 1e9:,.1f} GFLOP at {reached:.0%} of the peak: {near}."
-    text = f"Memory: {mbytes:,.1f} MB at {reached:.0%} of the read rate"
-    if bits is None:
-        return f"{text}: {'only fewer bytes help' if reached >= NEAR else 'what is done with them takes longer'}."
-    if reached < NEAR:
-        return f"{text}: unpacking {bits:.1f}-bit weights takes longer, or handing out jobs of {per_call:,.0f} us."
-    if bits > FLOAT_BITS - 1:
-        return f"{text}: only fewer bytes help; in Q8_0 they would be {bits / 8.5:.1f} times fewer."
-    if bits > FOUR_BITS + 1:
-        return (
-            f"{text}: only fewer bytes help; in 4 bits it would be {line.floor * (1 - FOUR_BITS / bits):.2f} ms less."
+        more = (
+            "only less of it helps" if reached >= NEAR else "the rest is for a kernel that keeps the registers busier"
         )
-    return f"{text}: only fewer bytes help, and the weights have few."
+        return f"Arithmetic: {line.op.cost.flops / 1e9:,.1f} GFLOP at {reached:.0%} of the peak; {more}."
+    text = f"Memory: {mbytes:,.1f} MB at {reached:.0%} of the read rate; "
+    if bits is None:
+        return text + (
+            "only fewer bytes help." if reached >= NEAR else "what is done with them takes longer than that."
+        )
+    if reached >= NEAR:
+        text += "only fewer bytes help."
+    else:
+        jobs = f", or handing out jobs of {per_call:,.0f} us" if per_call < SHORT else ""
+        text += f"unpacking {bits:.1f}-bit weights takes longer{jobs}."
+    if bits > FOUR_BITS + 1:
+        text += f" In 4 bits the limit would be {line.floor * (1 - FOUR_BITS / bits):.2f} ms lower."
+    return text

@@ -68,7 +68,7 @@ def origin(report: Report) -> str:
     lines = [
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
-        f"backend {be['name']} on {be['device']}{threads}; weights: {at['quant']}",
+        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {at['quant']}",
         f"a prompt of {at['n_prompt']} tokens behind {at['depth']}, {at['n_gen']} steps; {report['rounds']} rounds",
         f"the machine's limits, median of this run (quartiles): {reached}",
     ]
