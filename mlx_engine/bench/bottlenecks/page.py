@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mlx_engine.bench.bottlenecks.gains import BETWEEN
@@ -105,9 +105,7 @@ def ranking(phase: Report, name: str) -> str:
             [str(i), row["role"], ms(row["ms"]), ms(row["limit_ms"]), ms(row["gain_ms"]), f"{row['share']:.1%}"]
         )
     if rest:
-        sums = [
-            sum(row[key] for row in rest) if rest[0][key] is not None else None for key in ("ms", "limit_ms", "gain_ms")
-        ]
+        sums = [total(row[key] for row in rest) for key in ("ms", "limit_ms", "gain_ms")]
         share = sum(row["share"] for row in rest)
         rows.append(["", f"{len(rest)} more", *map(ms, sums), f"{share:.1%}"])
     return aligned(rows)
@@ -117,6 +115,12 @@ def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
     """Lines that are told one by one, and those that are told together."""
     small = [row for row in rows if row["share"] < SMALL]
     return ([row for row in rows if row["share"] >= SMALL], small) if len(small) > 1 else (rows, [])
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """A sum, unless a part of it is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def sentences(phase: Report) -> str:
