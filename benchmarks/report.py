@@ -33,13 +33,19 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def results() -> list[Path]:
+    """The files of results, in the order of the page."""
+    order = {stem: place for place, stem in enumerate(SECTIONS)}
+    return sorted(FOLDER.glob("*.jsonl"), key=lambda path: (order.get(path.stem, len(order)), path.stem))
+
+
 def page(files: Iterable[Path]) -> str:
     """The whole page: a section per file."""
     parts = [HEAD]
     for path in files:
         title, section = SECTIONS.get(path.stem, (path.stem.replace("-", " ").capitalize(), ladder))
         parts.append(f"## {title}\n\n{section(read(path))}")
-    return "\n".join(parts)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def ladder(rows: Sequence[Row]) -> str:
@@ -86,10 +92,10 @@ def sweeps(rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
-# By the file's name; any other holds rows of `cli.py bench`.
+# By the file's name, in the order of the page; any other holds rows of `cli.py bench`, and comes behind them.
 SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "sweep": ("The ladder", sweeps),
     "peers": ("Beside other engines", peers_section.section),
+    "sweep": ("The ladder", sweeps),
     "chunks": ("When work is handed out", chunks_section.section),
     "ops": ("Operation by operation", ops_section.section),
     "emulator": ("Metal kernels without a GPU", emulator.section),
@@ -98,7 +104,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(page(sorted(FOLDER.glob("*.jsonl"))))
+    PAGE.write_text(page(results()))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
@@ -23,12 +23,17 @@ from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.stream import Generation, Stream
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, load_model
+from mlx_engine.models.count import count
 from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from mlx_engine.tokenizer import Tokenizer
+    from mlx_engine.tokenizer.chat import Message
+
+# Text, token ids, or messages.
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
 
 QUANTS = ("keep", "f32", "q8_0", "q4_0", "q4_1")
 
@@ -36,11 +41,21 @@ QUANTS = ("keep", "f32", "q8_0", "q4_0", "q4_1")
 class Engine:
     """A model on a backend, with its tokenizer. Made by `load`.
 
-    `phases` has the seconds that loading took, which the metrics of every run carry along.
+    `phases` has the seconds that loading took, which the metrics of every run carry along; `notes` is what else there
+    is to say about it, a line each. `architecture`, `n_tensors` and `n_parameters` are the checkpoint's.
     """
 
-    def __init__(self, model: Model, checkpoint: Checkpoint, path: Path, phases: dict[str, float]) -> None:
-        self.model, self.path, self.phases = model, path, phases
+    def __init__(
+        self,
+        model: Model,
+        checkpoint: Checkpoint,
+        path: Path,
+        phases: dict[str, float],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.model, self.path, self.phases, self.notes = model, path, phases, notes
+        self.architecture = checkpoint.architecture
+        self.n_tensors, self.n_parameters = count(checkpoint)
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
         self._tokenizer_lock = threading.Lock()
 
@@ -83,13 +98,13 @@ class Engine:
         import mlx.core as mx
 
         checked = self._checked(ids)
-        self._fitting(len(checked) - 1, 1)
+        self._fitting(len(checked) - 1, 1, None)
         with self.backend.session():
             return mx.array(self.backend.host(self.model.forward(checked, self.model.no_cache(), every=True)))
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_tokens: int | None = None,
         *,
         temperature: float = 0.0,
@@ -101,17 +116,20 @@ class Engine:
         kv: bool = True,
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
+        timeout: float | None = None,
+        context_len: int | None = None,
     ) -> Generation:
-        """Run a prompt, text or token ids, to its end. The arguments are those of `stream`."""
+        """Run a prompt to its end. The arguments are those of `stream`."""
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        stream = self.run(prompt, Options(max_tokens, sampling, kv, _stops(stop), ignore_eos))
+        options = Options(max_tokens, sampling, kv, _stops(stop), ignore_eos, timeout, context_len)
+        stream = self.run(prompt, options)
         for _ in stream:
             pass
         return stream.generation
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         max_tokens: int | None = None,
         *,
         temperature: float = 0.0,
@@ -123,12 +141,14 @@ class Engine:
         kv: bool = True,
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
+        timeout: float | None = None,
+        context_len: int | None = None,
         progress: Progress | None = None,
     ) -> Stream:
         """Pieces of text as they are decoded; `.generation` of the returned object holds everything else.
 
         Args:
-            prompt: text, or token ids that are taken as they are.
+            prompt: text, token ids that are taken as they are, or messages for the model's chat template.
             max_tokens: the cap; None means 256, or fewer where the context ends earlier.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
             top_k: choose among the k most likely tokens.
@@ -139,16 +159,21 @@ class Engine:
             kv: keep keys and values between passes; without it each pass runs the whole sequence.
             stop: a string or several; the text ends before the first to appear.
             ignore_eos: go on past end-of-text tokens.
+            timeout: seconds, from the first piece asked for, after which the text ends as it is; a pass under way, or
+                a chunk of the prompt, is not cut short.
+            context_len: tokens of prompt and text together, if fewer than the model allows.
             progress: called with (tokens read, tokens in all) while the prompt is read.
 
         Raises:
             OptionError: an option makes no sense, or the prompt is empty.
-            ContextLengthError: prompt and max_tokens do not fit the model's context.
+            ContextLengthError: prompt and max_tokens do not fit the context.
+            ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        return self.run(prompt, Options(max_tokens, sampling, kv, _stops(stop), ignore_eos), progress=progress)
+        options = Options(max_tokens, sampling, kv, _stops(stop), ignore_eos, timeout, context_len)
+        return self.run(prompt, options, progress=progress)
 
-    def run(self, prompt: str | Sequence[int], options: Options, *, progress: Progress | None = None) -> Stream:
+    def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
         """`stream` for options that are already made."""
         metrics = Metrics(phases=dict(self.phases))
         metrics.record_phase("build_tokenizer", lambda: self.tokenizer)
@@ -157,21 +182,37 @@ class Engine:
             self.model,
             prompt_ids,
             options,
-            max_tokens=self._fitting(len(prompt_ids), options.max_tokens),
+            max_tokens=self._fitting(len(prompt_ids), options.max_tokens, options.context_len),
             text=self.tokenizer.stream(at_start=False),
             end_ids=self.tokenizer.eog_ids,
             progress=progress,
             metrics=metrics,
         )
 
-    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The ids that the model reads: text is encoded, behind a BOS where the file asks for one."""
+        if isinstance(prompt, list | tuple) and isinstance(next(iter(prompt), None), Mapping):
+            return self.chat_prompt(prompt)
         if not isinstance(prompt, str):
             return self._checked(prompt)
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation, as the model's chat template writes it, up to where its answer begins.
+
+        Args:
+            messages: `{"role": "user", "content": "Hello"}` and the like. Control tokens written in a content are text.
+
+        Raises:
+            OptionError: these are no messages.
+            ChatTemplateError: the template is missing, refuses the messages, or fails.
+        """
+        from mlx_engine.tokenizer.chat import chat_ids
+
+        return self._checked(chat_ids(self.tokenizer, messages))
+
+    def _checked(self, ids: Sequence[Any]) -> list[int]:
         """The ids as Python's whole numbers, whatever sequence they came in."""
         expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
         try:
@@ -187,12 +228,15 @@ class Engine:
         require(wrong is None, option="prompt", expected=expected, found=wrong)
         return checked
 
-    def _fitting(self, n_prompt: int, max_tokens: int | None) -> int:
-        room = self.config.context_length - n_prompt
+    def _fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
+        whole = self.config.context_length
+        length = whole if context_len is None else min(whole, context_len)
+        whose = "context_len" if length < whole else "the model's context"
+        room = length - n_prompt
         if room < (max_tokens or 1):
             raise ContextLengthError(
                 option="prompt and max_tokens",
-                expected=f"at most {self.config.context_length:,} tokens, the model's context",
+                expected=f"at most {length:,} tokens, {whose}",
                 found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
             )
         return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
@@ -215,7 +259,7 @@ def load(
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: for backends that have threads; None takes all cores that this process may use.
         jit: use compiled CPU kernels where there are some; without, plain NumPy.
-        progress: called with (tensors prepared, tensors in all).
+        progress: called with (tensors prepared, tensors in all); a shape's are written first, and counted likewise.
 
     Raises:
         OptionError: quant or threads make no sense.
@@ -229,7 +273,7 @@ def load(
         configure_log()
     # A backend that is not here is told before anything is downloaded; it is made when there is a model for it.
     check_backend(backend)
-    path = resolve(source)
+    path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_checkpoint(path)
     opened = time.perf_counter()
@@ -241,7 +285,7 @@ def load(
     if made.profiler is None:  # which would count it
         made.warm_up(lambda: model.forward([0], model.no_cache()))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    return Engine(model, checkpoint, path, phases)
+    return Engine(model, checkpoint, path, phases, model.fused.notes())
 
 
 def configure_log(level: str | None = None) -> None:

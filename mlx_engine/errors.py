@@ -8,6 +8,7 @@ EngineError                        the root: whatever a user's input can cause
 │   ├── UnsupportedConfigError     a setting that is not implemented, and would be computed wrongly if ignored
 │   └── TensorMismatchError        missing, unexpected or misshapen tensors, all of them at once
 ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
+├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too much
 ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
 ├── OptionError (ValueError)       an option's value makes no sense
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
@@ -93,6 +94,14 @@ class TensorMismatchError(ModelError):
 
 class TokenizerError(EngineError, ValueError):
     """The vocabulary cannot be turned into a tokenizer, or an id or text cannot be converted."""
+
+
+class ChatTemplateError(EngineError, ValueError):
+    """A model's chat template is missing, refuses the messages, fails, or takes too much time or memory."""
+
+    def __init__(self, *, where: str, found: str, hint: str) -> None:
+        self.where, self.found, self.hint = where, found, hint
+        super().__init__(f"{where}: expected a chat template that writes the prompt, found {found}; {hint}")
 
 
 class BackendUnavailableError(EngineError, RuntimeError):

@@ -32,13 +32,15 @@ class Mutant:
 QWEN3, SIMD, SCALAR = "models/qwen3.py", "backends/simd.py", "backends/scalar.py"
 COMPILED, PARALLEL, CORES = "backends/compiled.py", "backends/parallel.py", "backends/cores.py"
 MLX, MLX_WEIGHTS, MLX_SAMPLING = "backends/mlx.py", "backends/mlx_weights.py", "backends/mlx_sampling.py"
-AHEAD, METRICS = "decode/ahead.py", "decode/metrics.py"
+AHEAD, METRICS, STREAM = "decode/ahead.py", "decode/metrics.py", "decode/stream.py"
+CHAT, SANDBOX = "tokenizer/chat.py", "tokenizer/sandbox.py"
 METAL, METAL_KERNELS, TUNING = "backends/metal.py", "backends/metal_kernels.py", "backends/metal_tuning.py"
 METAL_WEIGHTS = "backends/metal_weights.py"
 CPU = "../kernels/cpu/"
 JOBS = CPU + "jobs.py"
 Q8_0_DOT, FORMATS, LINEAR, GEMM = CPU + "q8_0.py", CPU + "formats.py", CPU + "linear.py", CPU + "gemm.py"
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
+VECTORS = CPU + "vectors.py"
 LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
@@ -75,9 +77,9 @@ MUTANTS = [
     Mutant("the window shows one too few", SLIDING, "self._held + 1 - self._window", "self._held + 2 - self._window"),
     Mutant("values projected with attn_k", QWEN3, "(w.attn_q, w.attn_k, w.attn_v)", "(w.attn_q, w.attn_k, w.attn_k)"),
     Mutant("attention scale forgotten", QWEN3, "config.head_dim**-0.5", "1.0"),
-    Mutant("query and key norm forgotten", QWEN3, "w.head_norms, self.rope", "None, self.rope"),
+    Mutant("query and key norm forgotten", QWEN3, "w.head_norms, w.rope", "None, w.rope"),
     Mutant("query norm used for keys", "backends/parameters.py", "k is None else (q, k)", "k is None else (q, q)"),
-    Mutant("rope at position 0 always", QWEN3, "self.rope, offset", "self.rope, 0"),
+    Mutant("rope at position 0 always", QWEN3, "w.rope, offset", "w.rope, 0"),
     Mutant("gate and up exchanged", QWEN3, "w.ffn_gate, w.ffn_up", "w.ffn_up, w.ffn_gate"),
     Mutant("slots counted before they are there", "cache/full.py", "            self._slots = slots  # last",
            "            pass  # last"),
@@ -107,7 +109,7 @@ MUTANTS = [
            "for column in range(0, min(n_columns, DEPTH), DEPTH):"),
     Mutant("panels of the first span for all", LINEAR, "panel = ((t // LANES + p) * n_columns + column) * LANES",
            "panel = (p * n_columns + column) * LANES"),
-    Mutant("norm of the panel's first token for all", LINEAR, "rms_norm(x, r * n, n, gain", "rms_norm(x, 0, n, gain"),
+    Mutant("norm of the panel's first token for all", LINEAR, "norm(x, r * n, n, job[GAIN]", "norm(x, 0, n, job[GAIN]"),
     Mutant("bias of the first rows for all", LINEAR, "get(bias, first + r)", "get(bias, r)"),
     Mutant("residual of many forgotten", LINEAR, "get(weights, source + r) + get(residual, target + r))",
            "get(weights, source + r))"),
@@ -128,6 +130,8 @@ MUTANTS = [
            "for p in range(1):\n        row"),
     Mutant("sums so far not scaled down", ATTENTION, "mul(load(state, at + e * LANES), factor)",
            "load(state, at + e * LANES)"),
+    Mutant("weights are powers of 2 of scores for e", ATTENTION, "word(scale / math.log(2))", "word(scale)"),
+    Mutant("a power of two too small for its exponent", VECTORS, "splat(-127.0)", "splat(-300.0)"),
     Mutant("heads at the first position", HEADS, "row = (job[OFFSET] + t) * (width // 2)",
            "row = job[OFFSET] * (width // 2)"),
     Mutant("all new keys in the last slot", LAYERS, "(w[KV_STOP] - n_tokens)", "(w[KV_STOP] - 1)"),
@@ -151,7 +155,7 @@ MUTANTS = [
     Mutant("machine code of another processor is run", LIBRARY, 'f"{processor}-{target}.code"', '"kernels.code"'),
     Mutant("the last of an odd group of queries is lost", ATTENTION, "for g in range(group):\n        to = ((head",
            "for g in range(group // 2 * 2):\n        to = ((head"),
-    Mutant("a norm is found by the layers alone", COMPILED, "key = (activation, id(norm), *map(id, linears))",
+    Mutant("a norm is found by the layers alone", COMPILED, "key = (activation, id(norm), id(post), *map(id, linears))",
            "key = (activation, *map(id, linears))"),
     Mutant("ids beyond the table are read", COMPILED, "if len(rows) and not 0 <=",
            "if False and not 0 <="),
@@ -222,8 +226,8 @@ MUTANTS = [
            "store[:, :, max(at - 1, 0) : max(at - 1, 0) + len(k)]"),
     Mutant("keys taken for values on metal", METAL, "Half(both, 0), Half(both, 1)", "Half(both, 1), Half(both, 0)"),
     Mutant("heads at the first position on metal", METAL, "[offset : offset + len(q)]", "[: len(q)]"),
-    Mutant("a bias forgotten on metal", METAL, "if all(linear.bias is None for linear in linears) else []", ""),
-    Mutant("a kernel for few asked for many", METAL, "len(x) > MOST_VECTORS or not all(", "not all("),
+    Mutant("a bias forgotten on metal", METAL, "SplitMatrix) and linear.bias is None for", "SplitMatrix) for"),
+    Mutant("a kernel for few asked for many", METAL, "len(x) <= MOST_VECTORS and _are_split", "_are_split"),
     Mutant("halves of two passes written as one", METAL_WEIGHTS, "k.both is v.both and ", ""),
     Mutant("scales that are no numbers are split", METAL_WEIGHTS,
            "if np.isfinite(np.asarray(matrix.ws)).all() else None", ""),
@@ -239,6 +243,28 @@ MUTANTS = [
     Mutant("weights of a measurement stay in the cache", TUNING, "range(-(-COLD_BYTES // nbytes) - 1)", "range(0)"),
     Mutant("emulated metal chosen by itself", "backends/__init__.py",
            'not (name == "metal" and _emulated()) and ', ""),
+    Mutant("what a message spells is a marker", CHAT,
+           "if [match[0] for match in find(plain)] == [match[0] for match in find(guarded)]:", "if True:"),
+    Mutant("half of a marker may be a message's", CHAT, "(text[0], text[-1])", "(text[0],)"),
+    Mutant("markers that any text may have are a message's", CHAT, "tokenizer.special_tokens | always",
+           "tokenizer.special_tokens"),
+    Mutant("what a message hid stays hidden", CHAT, "if match else None].translate(show)", "if match else None]"),
+    Mutant("BOS written twice", CHAT, "or ids[:1] == [bos_id]", ""),
+    Mutant("a template writes without end", SANDBOX, "if size > characters:", "if False:"),
+    Mutant("a namespace with Python's own names", SANDBOX, 'if name.startswith("_"):', "if False:"),
+    Mutant("a run that is late goes on", STREAM, "elif self._is_late():", "elif False:"),
+    Mutant("a run ends a token late", STREAM, "self._metrics.clock() >= self._deadline",
+           "self._metrics.clock() > self._deadline"),
+    Mutant("a prompt is read to its end, late or not", STREAM, "if done < total and self._is_late():", "if False:"),
+    Mutant("the time begins with the making of a run", STREAM, "        self._pieces = self._run()",
+           "        self._deadline = self._metrics.clock() + (self._timeout or 0)\n"
+           "        self._pieces = self._decoded()"),
+    Mutant("the context asked for ignored", "engine.py", "min(whole, context_len)", "whole"),
+    Mutant("windows forgotten in the size of a cache", "cache/size.py",
+           "slots_for(self.n_tokens, self.window, self.chunk)", "self.n_tokens"),
+    Mutant("blank lines are prompts", "commands/prompts.py", " if line.strip()]", "]"),
+    Mutant("a temperature of nearly nothing", "backends/sampling.py", "self.temperature < COLDEST",
+           "self.temperature == 0"),
     Mutant("unexpected tensors ignored", "models/parameters.py",
            "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))", "unexpected = []"),
 ]  # fmt: skip

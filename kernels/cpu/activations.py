@@ -1,4 +1,4 @@
-"""What stands between the two halves of a gated feed-forward network. The NumPy twin is in `activations_numpy.py`."""
+"""What stands between the two halves of a feed-forward network. The NumPy twin is in `activations_numpy.py`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ def gelu(x: Any) -> Any:
 
 
 @jit
+def activate(activation: int, x: Any) -> Any:
+    """The activation of that number."""
+    if activation == SILU:
+        return silu(x)
+    return gelu(x)
+
+
+@jit
 def gated(activation: int, gate: Any, up: Any) -> Any:
     """`activation(gate) * up`."""
-    if activation == SILU:
-        return mul(silu(gate), up)
-    return mul(gelu(gate), up)
+    return mul(activate(activation, gate), up)

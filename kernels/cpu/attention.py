@@ -2,11 +2,13 @@
 
 A store is (2, K, slots, E): keys, then values, each contiguous per head. The sums of a softmax are kept running: when a
 larger score comes, what has been added up so far is scaled down (Milakov and Gimelshein, "Online normalizer calculation
-for softmax", 2018; Dao et al., "FlashAttention", 2022). The NumPy twin is in `attention_numpy.py`.
+for softmax", 2018; Dao et al., "FlashAttention", 2022). Scores are scaled so that weights are powers of 2, not of e:
+those are cheaper. The NumPy twin is in `attention_numpy.py`.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from kernels.cpu.vectors import (
     add,
     between,
     div,
-    exp,
+    exp2_below,
     fma,
     get,
     larger,
@@ -66,14 +68,14 @@ def _accumulate(
 
 @jit
 def _exponentials(scores: Any, first: int, n: int) -> Any:
-    """Scores become `exp(score - largest)`; returns the largest and their sum. Behind them must be 15 spare places."""
+    """Scores become `2**(score - largest)`; returns the largest and their sum. Behind them must be 15 spare places."""
     largest = _LEAST
     for i in range(n):
         largest = max(largest, scores[first + i])
     scores[first + n : first + n + LANES - 1] = _LEAST
     sums, shift = zeros(), splat(largest)
     for i in range(0, n, LANES):
-        e = exp(sub(load(scores, first + i), shift))
+        e = exp2_below(sub(load(scores, first + i), shift))
         store(scores, first + i, e)
         sums = add(sums, e)
     return largest, total(sums)
@@ -127,7 +129,7 @@ def _join(parts: Any, at: int, n_parts: int, width: int, out: Any, to: int) -> N
         store(out, to + e, zeros())
     for p in range(n_parts):
         row = at + p * (width + 2)
-        factor = exp(splat(parts[row] - largest))
+        factor = exp2_below(splat(parts[row] - largest))
         sums = fma(factor, splat(parts[row + 1]), sums)
         for e in range(0, width, LANES):
             store(out, to + e, fma(factor, load(parts, row + 2 + e), load(out, to + e)))
@@ -161,10 +163,10 @@ def _attend_panel(scores: Any, n_keys: int, state: Any, at: int, values: Any, ro
         largest = larger(load(scores, j * LANES), largest)
     # A query that has seen nothing yet has minus infinity here, and infinity from infinity is not a number.
     base = larger(largest, splat(np.float32(-3e38)))
-    factor = exp(sub(before, base))
+    factor = exp2_below(sub(before, base))
     sums = mul(load(state, at + LANES), factor)
     for j in range(n_keys):
-        e = exp(sub(load(scores, j * LANES), base))
+        e = exp2_below(sub(load(scores, j * LANES), base))
         store(scores, j * LANES, e)
         sums = add(sums, e)
     store(state, at, largest)
@@ -191,10 +193,13 @@ def _finish(state: Any, at: int, width: int, out: Any, to: int) -> None:
 
 @task
 def attend_many(job: Any, chunk: int, scratch: int) -> None:
-    """Many query tokens: those of one key/value head and one span of tokens, the last span first: it sees most."""
+    """Many query tokens: those of one key/value head and one span of tokens, the last span first: it sees most.
+
+    Spans of one head follow each other, so that its keys stay near, and every thread ends with a short one.
+    """
     width, group = job[E], job[H] // job[KV]
     n_spans = (job[T] + job[SPAN] - 1) // job[SPAN]
-    head, span = chunk % job[KV], n_spans - 1 - chunk // job[KV]
+    head, span = chunk // n_spans, n_spans - 1 - chunk % n_spans
     t = span * job[SPAN]
     n_tokens = min(job[SPAN], job[T] - t)
     n_panels = (n_tokens + LANES - 1) // LANES
@@ -274,7 +279,7 @@ def attend(
     job = control[JOB:]
     job[Q], job[STORE], job[T], job[H], job[KV], job[E] = q, store, n_tokens, n_heads, n_kv_heads, width
     job[SLOTS], job[START], job[STOP], job[WINDOW], job[SCALE], job[PARTS] = (
-        slots, start, stop, window, word(scale), n_parts,
+        slots, start, stop, window, word(scale / math.log(2)), n_parts,
     )  # fmt: skip
     if n_tokens > 1:
         span = max(1, QUERIES * n_kv_heads // (n_heads * LANES)) * LANES

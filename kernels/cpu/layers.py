@@ -6,15 +6,15 @@ that takes an eighth of the time. There is no NumPy twin: `models/` says word by
 
 from __future__ import annotations
 
-from kernels.cpu.attention import attend
 from kernels.cpu.heads import norm_rope_to, put_heads
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
+    ATTEND,
     ATTEND_MANY,
     ATTEND_ONE,
+    COS,
     DEEP,
     DOWN,
-    GATE_UP,
     HEAD_DIM,
     HEADS,
     K_HEADS,
@@ -26,17 +26,19 @@ from kernels.cpu.layout import (
     LAYERS,
     ON,
     OUTPUT,
+    PROJECT,
     Q_HEADS,
     QKV,
     SCORE_SCALE,
+    SIN,
+    UP,
 )
-from kernels.cpu.linear import project
-from kernels.cpu.memory import floats, number, words, write
+from kernels.cpu.memory import floats, invoke, number, words, write
 
 
 @jit
 def _self_attention(
-    address: int, stack: int, layer: int, n_tokens: int, offset: int, x: int, cos: int, sin: int, room: int, y: int
+    address: int, stack: int, layer: int, n_tokens: int, offset: int, x: int, room: int, y: int
 ) -> None:
     """`y = x + output(attention(...))` of one layer; what was there before lies in its store, what is new goes there.
 
@@ -50,23 +52,29 @@ def _self_attention(
     v = k + 4 * n_kv_heads * width
     q = room + 4 * n_tokens * row
     out = q + size
-    project(address, w[QKV], n_tokens, x, 0, 0, room)
+    invoke(tasks[PROJECT], (address, w[QKV], n_tokens, x, 0, 0, room))
     keys = w[KV_STORE] + 4 * (w[KV_STOP] - n_tokens) * width
     values = keys + 4 * n_kv_heads * slots * width
-    norm_rope_to(address, w[HEADS], n_tokens, offset, room, row, k, row, cos, sin, q, keys, width, slots * width)
+    if w[COS] != 0:
+        norm_rope_to(
+            address, w[HEADS], n_tokens, offset, room, row, k, row, w[COS], w[SIN], q, keys, width, slots * width
+        )
+    else:
+        put_heads(floats(room), row, n_tokens, n_heads, width, floats(q), n_heads * width, width)
+        put_heads(floats(k), row, n_tokens, n_kv_heads, width, floats(keys), width, slots * width)
     put_heads(floats(v), row, n_tokens, n_kv_heads, width, floats(values), width, slots * width)
-    attend(
+    arguments = (
         address, tasks[ATTEND_ONE], tasks[ATTEND_MANY], q, n_tokens, n_heads, n_kv_heads, width, w[KV_STORE], slots,
         w[KV_START], w[KV_STOP], w[KV_WINDOW], number(tasks[SCORE_SCALE]), out + size, out,
     )  # fmt: skip
-    project(address, w[OUTPUT], n_tokens, out, x, 0, y)
+    invoke(tasks[ATTEND], arguments)
+    invoke(tasks[PROJECT], (address, w[OUTPUT], n_tokens, out, x, 0, y))
 
 
 @entry
 def layers(
-    address: int, stack: int, n_layers: int, n_tokens: int, offset: int, x: int, cos: int, sin: int, between: int,
-    room: int, y: int,
-) -> None:  # fmt: skip
+    address: int, stack: int, n_layers: int, n_tokens: int, offset: int, x: int, between: int, room: int, y: int
+) -> None:
     """What is left of (T, D) after `n_layers` layers; T is at most `FEW`.
 
     Args:
@@ -76,17 +84,16 @@ def layers(
         n_tokens: T.
         offset: position of the first token.
         x: address of the input.
-        cos: address of the cosines, (positions, E / 2).
-        sin: address of the sines.
         between: address of room for (T, D): what attention leaves of a layer's input.
         room: address of room for the larger of what attention needs and (T, F).
         y: address of the output.
     """
     write(words(address), ON, 1)
+    through = words(stack)[PROJECT]
     for i in range(n_layers):
         layer = stack + 8 * (LAYERS + i * DEEP)
         w = words(layer)
-        _self_attention(address, stack, layer, n_tokens, offset, x if i == 0 else y, cos, sin, room, between)
-        project(address, w[GATE_UP], n_tokens, between, 0, 0, room)
-        project(address, w[DOWN], n_tokens, room, between, 0, y)
+        _self_attention(address, stack, layer, n_tokens, offset, x if i == 0 else y, room, between)
+        invoke(through, (address, w[UP], n_tokens, between, 0, 0, room))
+        invoke(through, (address, w[DOWN], n_tokens, room, between, 0, y))
     write(words(address), ON, 0)

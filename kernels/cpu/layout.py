@@ -12,7 +12,7 @@ LANES = 16
 # Formats of a matrix.
 F32, Q8_0 = 0, 1
 
-# What stands between a gate and what it gates; 0 is no gate.
+# What becomes of a product, or of a gate before it is multiplied with what it gates; 0 is nothing.
 SILU, GELU = 1, 2
 
 # ---- a pool's control block ----
@@ -28,16 +28,18 @@ SCRATCH_BYTES = 4 << 20
 
 # ---- a block of linear layers with one input ----
 
-# Words of a block: the tasks for few vectors, for many, and to pack many; a norm, or a GAIN of 0; (N, K) of all
-# matrices together; what stands between a gate and what it gates, or 0; rows of a chunk; whether a product with few
-# vectors is worth more than one thread. From TABLE on come the matrices: KIND and WEIGHTS say how and where one is
-# stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of the
-# output, and CHUNK which chunk of a job is its first.
+# Words of a block: the tasks for few vectors, for many, and to pack many; a norm of the input, or a GAIN of 0: with a
+# SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices together; what
+# becomes of a product, or of a gate, or 0; rows of a chunk; whether a product with few vectors is worth more than one
+# thread; how many matrices there are; a norm of the output, like that of the input. From TABLE on come the matrices:
+# KIND and WEIGHTS say how and where one is stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN
+# where its products begin in a row of the output, and CHUNK which chunk of a job is its first.
 (
-    TASK_FEW, TASK_MANY, TASK_PACK, GAIN, EPS, N, K, ACTIVATION, CHUNK_FEW, CHUNK_MANY, HAND_OUT, MATRICES,
-) = range(12)  # fmt: skip
+    TASK_FEW, TASK_MANY, TASK_PACK, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_FEW, CHUNK_MANY, HAND_OUT, MATRICES,
+    POST_GAIN, POST_EPS, POST_SHIFT,
+) = range(16)  # fmt: skip
 # Words that each job sets itself.
-OWN, TABLE = 12, 20
+OWN, TABLE = 16, 24
 KIND, WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, WIDTH = range(7)
 MOST_MATRICES = 8
 
@@ -58,16 +60,18 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
 
 # ---- a stack of layers ----
 
-# Words of a stack: the tasks of attention, and the scale of its scores as a float64. From LAYERS on come the layers,
-# DEEP words each: the addresses of the blocks, and what attention may look at, the last slots of which are written.
-ATTEND_ONE, ATTEND_MANY, SCORE_SCALE, LAYERS = range(4)
-QKV, HEADS, OUTPUT, GATE_UP, DOWN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, DEEP = range(11)
+# Words of a stack: the entries that it goes through, the tasks of attention, and the scale of its scores as a float64.
+# From LAYERS on come the layers, DEEP words each: the addresses of the blocks, UP with or without a gate; those of the
+# cosines and sines, or 0 where heads are not rotated; and what attention may look at, the last slots of which are
+# written.
+PROJECT, ATTEND, ATTEND_ONE, ATTEND_MANY, SCORE_SCALE, LAYERS = range(6)
+QKV, HEADS, OUTPUT, UP, DOWN, COS, SIN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, DEEP = range(13)
 
 # ---- attention ----
 
-# Keys of a chunk for one query, and of a block for many: 96 keys and values of 128 floats fill a second-level cache a
-# fifth.
-KEYS, BLOCK = 256, 96
+# Keys of a chunk for one query, and of a block for many: 144 keys and values of 128 floats fill a third of a
+# second-level cache of half a megabyte; what is done once per block costs less the larger it is.
+KEYS, BLOCK = 256, 144
 # Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill half of a
 # second-level cache.
 QUERIES = 256

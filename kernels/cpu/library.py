@@ -25,7 +25,7 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "attend": "iiiiiiiiiiiiifii",
-    "layers": "iiiiiiiiiii",
+    "layers": "iiiiiiiii",
     "embed": "iiiiii",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}

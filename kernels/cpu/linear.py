@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.activations import gated
+from kernels.cpu.activations import activate, gated
 from kernels.cpu.formats import ask_for, expand, matvecs
 from kernels.cpu.gemm import multiply_add, pack
 from kernels.cpu.jit import entry, jit, task
@@ -34,7 +34,11 @@ from kernels.cpu.layout import (
     MANY_TOKENS,
     MATRICES,
     OWN,
+    POST_EPS,
+    POST_GAIN,
+    POST_SHIFT,
     ROWS,
+    SHIFT,
     TABLE,
     TASK_FEW,
     TASK_MANY,
@@ -46,7 +50,7 @@ from kernels.cpu.layout import (
     N,
 )
 from kernels.cpu.memory import floats, number, words
-from kernels.cpu.norms import rms_norm
+from kernels.cpu.norms import norm
 from kernels.cpu.vectors import get, load, put, store, store_columns
 
 # Words of a job: the block's, and X, the address of the input (plain rows for few vectors, packed panels for many), T,
@@ -68,9 +72,21 @@ def _matrix_of(job: Any, chunk: int) -> int:
     return at
 
 
+@jit
+def _activate_some(activation: int, y: Any, first: int, last: int, room: Any) -> None:
+    """Elements first to last - 1 of y activated; `room` takes a vector, for what follows them is not ours."""
+    for i in range(first, last, LANES):
+        n = min(LANES, last - i)
+        for lane in range(n):
+            put(room, lane, get(y, i + lane))
+        store(room, 0, activate(activation, load(room, 0)))
+        for lane in range(n):
+            put(y, i + lane, get(room, lane))
+
+
 @task
 def multiply_few(job: Any, chunk: int, scratch: int) -> None:
-    """`y[t, column + r] = row r . x[t]`, plus bias and residual, for the rows of one chunk and every t."""
+    """`y[t, column + r] = row r . x[t]`, plus bias, activated, plus residual, for the rows of one chunk and every t."""
     m = _matrix_of(job, chunk)
     first = (chunk - job[m + CHUNK]) * job[HEIGHT]
     last = min(first + job[HEIGHT], job[m + ROWS])
@@ -83,6 +99,8 @@ def multiply_few(job: Any, chunk: int, scratch: int) -> None:
             bias = floats(job[m + BIAS])
             for r in range(first, last):
                 y[r] += bias[r]
+        if job[ACTIVATION] != 0:
+            _activate_some(job[ACTIVATION], y, first, last, floats(scratch))
         if job[RESIDUAL] != 0:
             residual = floats(job[RESIDUAL] + place)
             for r in range(first, last):
@@ -167,6 +185,9 @@ def multiply_many(job: Any, chunk: int, scratch: int) -> None:
         if job[m + BIAS] != 0:
             for r in range(n_rows):
                 put(weights, source + r, get(weights, source + r) + get(bias, first + r))
+        if job[ACTIVATION] != 0:
+            for r in range(0, n_rows, LANES):
+                store(weights, source + r, activate(job[ACTIVATION], load(weights, source + r)))
         if job[RESIDUAL] != 0:
             for r in range(n_rows):
                 put(y, target + r, get(weights, source + r) + get(residual, target + r))
@@ -207,10 +228,9 @@ def pack_panels(job: Any, panel: int, scratch: int) -> None:
     if job[GAIN] == 0:
         pack(x, 0, n, n_rows, n, one, out, panel * LANES * n)
         return
-    normed, gain = floats(scratch), floats(job[GAIN])  # (16, n)
-    eps = np.float32(number(job[EPS]))
+    normed, eps = floats(scratch), np.float32(number(job[EPS]))  # (16, n)
     for r in range(n_rows):
-        rms_norm(x, r * n, n, gain, eps, normed, r * n)
+        norm(x, r * n, n, job[GAIN], job[SHIFT], eps, normed, r * n)
     pack(normed, 0, n, n_rows, n, one, out, panel * LANES * n)
 
 
@@ -226,6 +246,51 @@ def _number_chunks(job: Any, rows: int) -> int:
     return chunks
 
 
+@jit
+def _project_few(control: Any, b: Any, n_tokens: int, x: int, residual: int, y: int) -> None:
+    """The input normed here, once, then chunks of stored rows."""
+    job, source = control[JOB:], x
+    if b[GAIN] != 0:
+        source = scratch_of(control, control[THREADS])
+        for t in range(n_tokens):
+            at, eps = t * b[K], np.float32(number(b[EPS]))
+            norm(floats(x), at, b[K], b[GAIN], b[SHIFT], eps, floats(source), at)
+    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = source, y, residual, b[CHUNK_FEW]
+    chunks = _number_chunks(job, b[CHUNK_FEW])
+    if b[HAND_OUT] == 0:
+        run_alone(control, b[TASK_FEW], chunks)
+    else:
+        run(control, b[TASK_FEW], chunks)
+
+
+@jit
+def _project_many(control: Any, b: Any, n_tokens: int, x: int, residual: int, panels: int, y: int) -> None:
+    """The input normed and packed, a panel in a chunk, then chunks of expanded rows."""
+    job = control[JOB:]
+    job[X], job[Y] = x, panels
+    n_panels = (n_tokens + LANES - 1) // LANES
+    run(control, b[TASK_PACK], n_panels)
+    # As many spans as needed, and of one size: whole panels.
+    n_spans = (n_tokens + MANY_TOKENS - 1) // MANY_TOKENS
+    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, b[CHUNK_MANY]
+    job[SPAN] = (n_panels + n_spans - 1) // n_spans * LANES
+    job[PIECES] = _number_chunks(job, job[HEIGHT])
+    if job[PIECES] * n_spans < MANY_CHUNKS:
+        job[HEIGHT] //= 2
+        job[PIECES] = _number_chunks(job, job[HEIGHT])
+    run(control, b[TASK_MANY], job[PIECES] * ((n_tokens + job[SPAN] - 1) // job[SPAN]))
+
+
+@jit
+def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
+    """`y = residual + norm(y)`, row by row."""
+    n, eps, out, added = b[N], np.float32(number(b[POST_EPS])), floats(y), floats(residual)
+    for t in range(n_tokens):
+        norm(out, t * n, n, b[POST_GAIN], b[POST_SHIFT], eps, out, t * n)
+    for i in range(n_tokens * n):
+        put(out, i, get(added, i) + get(out, i))
+
+
 @entry
 def project(address: int, block: int, n_tokens: int, x: int, residual: int, panels: int, y: int) -> None:
     """One block: norm (if there is a gain), products with every matrix of the table, and what follows them.
@@ -237,36 +302,18 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, pane
         x: address of the input, (T, K).
         residual: address of what is added to the products, (T, N), or 0.
         panels: address of room for (T rounded up to 16, K) floats; for more than `FEW` tokens alone.
-        y: address of the output, (T, N).
+        y: address of the output, (T, N); where the products are normed it must not be the residual's.
     """
     control, b = words(address), words(block)
-    job, n_columns = control[JOB:], b[K]
+    job = control[JOB:]
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
+    # What is normed is whole only when the job is done.
+    added = residual if b[POST_GAIN] == 0 else 0
     if n_tokens > FEW:
-        job[X], job[Y] = x, panels
-        n_panels = (n_tokens + LANES - 1) // LANES
-        run(control, b[TASK_PACK], n_panels)
-        # As many spans as needed, and of one size: whole panels.
-        n_spans = (n_tokens + MANY_TOKENS - 1) // MANY_TOKENS
-        job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, b[CHUNK_MANY]
-        job[SPAN] = (n_panels + n_spans - 1) // n_spans * LANES
-        job[PIECES] = _number_chunks(job, job[HEIGHT])
-        if job[PIECES] * n_spans < MANY_CHUNKS:
-            job[HEIGHT] //= 2
-            job[PIECES] = _number_chunks(job, job[HEIGHT])
-        run(control, b[TASK_MANY], job[PIECES] * ((n_tokens + job[SPAN] - 1) // job[SPAN]))
-        return
-    source = x
-    if b[GAIN] != 0:
-        source = scratch_of(control, control[THREADS])
-        for t in range(n_tokens):
-            at = t * n_columns
-            rms_norm(floats(x), at, n_columns, floats(b[GAIN]), np.float32(number(b[EPS])), floats(source), at)
-    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = source, y, residual, b[CHUNK_FEW]
-    chunks = _number_chunks(job, b[CHUNK_FEW])
-    if b[HAND_OUT] == 0:
-        run_alone(control, b[TASK_FEW], chunks)
+        _project_many(control, b, n_tokens, x, added, panels, y)
     else:
-        run(control, b[TASK_FEW], chunks)
+        _project_few(control, b, n_tokens, x, added, y)
+    if b[POST_GAIN] != 0:
+        _norm_add(b, n_tokens, y, residual)

@@ -18,7 +18,7 @@ def project(
     residual: Floats | None,
     activation: Callable[[Floats], Floats] | None,
 ) -> Floats:
-    """(T, N) from (T, K): norm, products, and what follows them.
+    """(T, N) from (T, K): an RMS norm, products, and what follows them.
 
     Args:
         x: the input, normed first if there is a gain.
@@ -27,15 +27,16 @@ def project(
         matrices: (N, K) each; their products lie side by side.
         biases: (N,) or None, one for each matrix.
         residual: added to the result, or None.
-        activation: where two matrices are a gate and what it gates, else None.
+        activation: of the product, or of the first of two that are a gate and what it gates; None is none.
     """
     if gain is not None:
         x = gain * (x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps))
-    products = [
+    products: list[Floats] = [
         x @ matrix.T if bias is None else x @ matrix.T + bias for matrix, bias in zip(matrices, biases, strict=True)
     ]
     if activation is not None:
-        gate, up = products
-        return activation(gate) * up
+        products[0] = activation(products[0])
+        if len(products) == 2:
+            return products[0] * products[1]
     y = np.concatenate(products, axis=1)
     return y if residual is None else y + residual

@@ -120,6 +120,19 @@ def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: An
 
 
 @intrinsic
+def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
+    """Call the entry at an address with a tuple of int64s and float64s: compiled once, it is not compiled in again."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = [builder.extract_value(args[1], i) for i in range(len(signature.args[1]))]
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, arguments), generate
+
+
+@intrinsic
 def relax(typing: Any) -> Any:
     """Tell the processor that this is a loop that waits, where it has an instruction for that."""
 

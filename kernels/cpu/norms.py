@@ -1,4 +1,4 @@
-"""RMS norm and rotation of rows, alone and together. The NumPy twins are in `norms_numpy.py`."""
+"""Norms and rotation of rows, alone and together. The NumPy twins are in `norms_numpy.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from kernels.cpu.float32 import dot
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import div, fma, get, load, mul, put, splat, store, sub, zeros
+from kernels.cpu.memory import floats
+from kernels.cpu.vectors import add, div, fma, get, load, mul, put, splat, store, sub, total, zeros
 
 
 @jit
@@ -22,6 +23,36 @@ def rms_norm(x: Any, at: int, n: int, gain: Any, eps: Any, out: Any, to: int) ->
         store(out, to + i, mul(load(gain, i), div(load(x, at + i), divisor)))
     for i in range(whole, n):
         put(out, to + i, get(gain, i) * (get(x, at + i) / root))
+
+
+@jit
+def layer_norm(x: Any, at: int, n: int, gain: Any, bias: Any, eps: Any, out: Any, to: int) -> None:
+    """`out[to ...] = gain * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
+    whole, sums = n // LANES * LANES, zeros()
+    for i in range(0, whole, LANES):
+        sums = add(sums, load(x, at + i))
+    sum_ = np.float64(total(sums))
+    for i in range(whole, n):
+        sum_ += get(x, at + i)
+    mean = np.float32(sum_ / n)
+    for i in range(0, whole, LANES):
+        store(out, to + i, sub(load(x, at + i), splat(mean)))
+    for i in range(whole, n):
+        put(out, to + i, get(x, at + i) - mean)
+    root = np.float32(np.sqrt(np.float64(dot(out, to, out, to, n)) / n + eps))
+    for i in range(0, whole, LANES):
+        store(out, to + i, fma(load(gain, i), div(load(out, to + i), splat(root)), load(bias, i)))
+    for i in range(whole, n):
+        put(out, to + i, get(gain, i) * (get(out, to + i) / root) + get(bias, i))
+
+
+@jit
+def norm(x: Any, at: int, n: int, gain: int, shift: int, eps: Any, out: Any, to: int) -> None:
+    """The layer norm whose bias lies at address `shift`, or without one, where that is 0, the RMS norm."""
+    if shift != 0:
+        layer_norm(x, at, n, floats(gain), floats(shift), eps, out, to)
+    else:
+        rms_norm(x, at, n, floats(gain), eps, out, to)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""The NumPy twins of the compiled norm and rotation, in whatever precision their arrays have."""
+"""The NumPy twins of the compiled norms and rotation, in whatever precision their arrays have."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def rms_norm(x: Floats, at: int, n: int, gain: Floats, eps: float, out: Floats, 
     """`out[to ...] = gain * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
     row = x[at : at + n]
     out[to : to + n] = gain * (row / np.sqrt(np.mean(np.square(row)) + eps))
+
+
+def layer_norm(x: Floats, at: int, n: int, gain: Floats, bias: Floats, eps: float, out: Floats, to: int) -> None:
+    """`out[to ...] = gain * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
+    centred = x[at : at + n] - np.mean(x[at : at + n])
+    out[to : to + n] = gain * (centred / np.sqrt(np.mean(np.square(centred)) + eps)) + bias
 
 
 def rotate(x: Floats, at: int, half: int, cos: Floats, sin: Floats, row: int, out: Floats, to: int) -> None:

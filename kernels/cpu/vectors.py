@@ -7,6 +7,7 @@ nothing is checked.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from llvmlite import ir
@@ -337,6 +338,41 @@ def exp(x: Any) -> Any:
     p = fma(p, r, splat(1.0))
     p = fma(p, r, splat(1.0))
     return _times_power_of_two(p, n)
+
+
+@intrinsic
+def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
+    """`a * 2**n` for whole n where the result is an ordinary number, or the zero that 1 and n = -127 give."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, n = args
+        shifted = builder.shl(builder.fptosi(n, _INTS), _whole(23))
+        return builder.bitcast(builder.add(builder.bitcast(a, _INTS), shifted), _VECTOR)
+
+    return vector(vector, vector), generate
+
+
+# The Taylor polynomial of 2**x, whose next term is below 2**-27 for |x| <= 1/2.
+_2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2, 8))
+
+
+@jit
+def exp2_below(x: Any) -> Any:
+    """`2**x` for x <= 0 within one unit in the last place down to 2**-126, then 0 or what is next to it; 0 at -inf.
+
+    Half the work of `exp`: what is above the whole power is exact, and its end is the only one that needs care.
+    """
+    x = larger(splat(-127.0), x)
+    n = _round(x)
+    r = sub(x, n)
+    p = fma(r, splat(_7), splat(_6))
+    p = fma(p, r, splat(_5))
+    p = fma(p, r, splat(_4))
+    p = fma(p, r, splat(_3))
+    p = fma(p, r, splat(_2))
+    p = fma(p, r, splat(math.log(2)))
+    p = fma(p, r, splat(1.0))
+    return _exponent_plus(p, n)
 
 
 @intrinsic

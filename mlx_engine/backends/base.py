@@ -16,7 +16,18 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Activation, Array, Layer, Linear, Norm, RMSNorm, Rope, Token, Visible
+from mlx_engine.backends.parameters import (
+    Activation,
+    Array,
+    Fused,
+    Layer,
+    Linear,
+    Norm,
+    RMSNorm,
+    Rope,
+    Token,
+    Visible,
+)
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
@@ -205,6 +216,10 @@ class Backend(ABC):
         gated = self.activate(self.note(gate.name, self.linear(h, gate)), activation)
         return self.multiply(gated, self.note(up.name, self.linear(h, up)))
 
+    def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
+        """(T, F): `activation(up(h))` of the normed h, the first half of a feed-forward network without a gate."""
+        return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
+
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """Logits of the last token (1, V), or of `every` token (T, V). The head is the largest matrix by far."""
         return self.linear(self.norm(x if every else self.last(x), norm), head)
@@ -214,7 +229,6 @@ class Backend(ABC):
         x: Array,
         layers: Sequence[Layer],
         head_dim: int,
-        rope: Rope,
         scale: float,
         offset: int,
         rooms: Sequence[Visible] | None,
@@ -225,6 +239,13 @@ class Backend(ABC):
         look at; its last T slots are the new tokens', to be written here. None: the cache does not keep slots.
         """
         return None
+
+    def fuse(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Fused:
+        """Called once, when a model's layers have been built: whatever `layers` needs may be made now.
+
+        Returns what is multiplied in one job, by the blocks or by `layers`.
+        """
+        return Fused()
 
     def activate(self, x: Array, activation: Activation) -> Array:
         """The named activation."""

@@ -9,7 +9,6 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeGuard
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
-from mlx_engine.backends.parameters import Activation, Array, Layer, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.parameters import Activation, Array, Fused, Layer, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.backends.stack import Blocks, Stack
 from mlx_engine.quant.types import Q8_0
@@ -83,7 +82,7 @@ class CompiledBackend(SimdBackend):
 
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """The norm and all products in one job."""
-        if not self._fits(norm) or len(projections) > layout.MOST_MATRICES:
+        if not _fits(norm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
         block = self._block(tuple(projections), norm)
         y = self._project(x, block)
@@ -93,21 +92,27 @@ class CompiledBackend(SimdBackend):
         """The sum is taken where the products are."""
         return self._project(x, self._block((projection,)), residual)
 
+    def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
+        """Norm and sum follow in the same call."""
+        return self._project(x, self._block((projection,), post=norm), residual)
+
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """Every row of the gate is multiplied next to the row above it."""
-        if not self._fits(norm) or gate.bias is not None or up.bias is not None:
+        if not _fits(norm) or not _gates(gate, up):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
+    def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
+        """Norm, products and activation in one job."""
+        if not _fits(norm):
+            return super().norm_up(x, norm, up, activation)
+        return self._project(x, self._block((up,), norm, _KINDS[activation]))
+
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """The norm and the products in one job."""
-        if not self._fits(norm):
+        if not _fits(norm):
             return super().norm_head(x, norm, head, every=every)
         return self._project(x if every else self.last(x), self._block((head,), norm))
-
-    def _fits(self, norm: Norm) -> TypeGuard[RMSNorm]:
-        """Whether the kernels have this norm, and scratch memory for as many normed vectors as are packed together."""
-        return isinstance(norm, RMSNorm) and 4 * layout.LANES * norm.gain.size <= layout.SCRATCH_BYTES
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
         n, x = len(x), _rows(x)
@@ -120,11 +125,13 @@ class CompiledBackend(SimdBackend):
         )
         return y
 
-    def _block(self, linears: tuple[Linear, ...], norm: RMSNorm | None = None, activation: int = 0) -> Block:
-        key = (activation, id(norm), *map(id, linears))
+    def _block(
+        self, linears: tuple[Linear, ...], norm: Norm | None = None, activation: int = 0, post: Norm | None = None
+    ) -> Block:
+        key = (activation, id(norm), id(post), *map(id, linears))
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = Block(linears, norm, activation, self.library)
+            block = self._blocks[key] = Block(linears, norm, activation, self.library, post)
         return block
 
     def _room_for(self, n: int) -> int:
@@ -168,8 +175,8 @@ class CompiledBackend(SimdBackend):
             words = np.zeros(layout.K_EPS + 1, dtype=np.int64)
             words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
             if norms:
-                write_norm(words[layout.Q_GAIN : layout.Q_EPS + 1], norms[0])
-                write_norm(words[layout.K_GAIN : layout.K_EPS + 1], norms[1])
+                write_norm(words[layout.Q_GAIN : layout.K_GAIN], norms[0])
+                write_norm(words[layout.K_GAIN :], norms[1])
             found = self._heads[key] = words, norms
         return address(found[0])
 
@@ -203,7 +210,6 @@ class CompiledBackend(SimdBackend):
         x: Array,
         layers: Sequence[Layer],
         head_dim: int,
-        rope: Rope,
         scale: float,
         offset: int,
         rooms: Sequence[Visible] | None,
@@ -214,7 +220,8 @@ class CompiledBackend(SimdBackend):
         if stack is None or rooms is None:
             return None
         stack.look_at(rooms)
-        cos, sin = self._table(rope, offset + n)
+        if stack.positions < offset + n:
+            stack.turn_by([None if w.rope is None else self._table(w.rope, offset + n) for w in layers])
         x, y = _rows(x), np.empty(x.shape, dtype=np.float32)
         room = self._room_for(n * width + stack.room(n, max(seen.stop - seen.start for seen in rooms)))
         # A thread that falls asleep now would miss all of it.
@@ -222,8 +229,8 @@ class CompiledBackend(SimdBackend):
         try:
             self._awake()
             self.library.layers(
-                self.pool.address, stack.address, len(layers), n, offset, address(x), address(cos), address(sin), room,
-                room + 4 * n * width, address(y),
+                self.pool.address, stack.address, len(layers), n, offset, address(x), room, room + 4 * n * width,
+                address(y),
             )  # fmt: skip
         finally:
             self.pool.control[layout.ON] = 0
@@ -235,24 +242,42 @@ class CompiledBackend(SimdBackend):
         if found is None:
             blocks = [self._blocks_of(w, head_dim) for w in layers]
             whole = [b for b in blocks if b is not None]
-            tasks = self._tasks["attend_one"], self._tasks["attend_many"]
-            stack = Stack(layers, whole, scale, *tasks) if whole and len(whole) == len(layers) else None
+            stack = Stack(layers, whole, scale, self.library) if whole and len(whole) == len(layers) else None
             found = self._stacks[id(layers)] = layers, stack
         return found[1]
 
     def _blocks_of(self, w: Layer, head_dim: int) -> Blocks | None:
         n_q, n_k = (p.weight.shape[0] // head_dim for p in (w.attn_q, w.attn_k))
-        if not (self._fits(w.attn_norm) and self._fits(w.ffn_norm) and _attends(n_q // n_k, head_dim)):
+        if not (_fits(w.attn_norm) and _fits(w.ffn_norm) and _attends(n_q // n_k, head_dim)):
             return None
-        if w.ffn_gate.bias is not None or w.ffn_up.bias is not None:
+        if (w.ffn_gate is not None and not _gates(w.ffn_gate, w.ffn_up)) or (w.head_norms and w.rope is None):
             return None
+        gate = () if w.ffn_gate is None else (w.ffn_gate,)
         return Blocks(
             self._block((w.attn_q, w.attn_k, w.attn_v), w.attn_norm),
             self._head_block(n_q, n_k, head_dim, w.head_norms),
-            self._block((w.attn_output,)),
-            self._block((w.ffn_gate, w.ffn_up), w.ffn_norm, _KINDS[w.activation]),
-            self._block((w.ffn_down,)),
+            self._block((w.attn_output,), post=w.post_attention_norm),
+            self._block((*gate, w.ffn_up), w.ffn_norm, _KINDS[w.activation]),
+            self._block((w.ffn_down,), post=w.post_ffw_norm),
         )
+
+    def fuse(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Fused:
+        """The blocks of all layers are made, so that the first token does not wait for them."""
+        self._stack(layers, head_dim, scale)
+        return Fused(
+            pairs=sum(w.ffn_gate is not None and _fits(w.ffn_norm) and _gates(w.ffn_gate, w.ffn_up) for w in layers),
+            triples=sum(_fits(w.attn_norm) for w in layers),
+        )
+
+
+def _fits(norm: Norm) -> bool:
+    """Whether there is scratch memory for as many normed vectors as are packed together."""
+    return 4 * layout.LANES * int(norm.gain.size) <= layout.SCRATCH_BYTES
+
+
+def _gates(gate: Linear, up: Linear) -> bool:
+    """Whether the kernels multiply the two side by side: they add no biases there."""
+    return gate.bias is None and up.bias is None
 
 
 def _attends(group: int, width: int) -> bool:

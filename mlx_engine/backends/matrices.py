@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.cpu import layout
 from kernels.cpu.library import Library
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import LayerNorm, Linear, Norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +33,18 @@ class Matrix:
 
 
 class Block:
-    """Linear layers with one input, as machine code has them: their products lie side by side in one row."""
+    """Linear layers with one input, as machine code has them: their products lie side by side in one row.
 
-    def __init__(self, linears: Sequence[Linear], norm: RMSNorm | None, activation: int, library: Library) -> None:
+    With an activation two of them are a gate and what it gates. `post` is a norm of the output.
+    """
+
+    def __init__(
+        self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None
+    ) -> None:
         # The words know the arrays by address alone.
-        self.linears, self.norm = tuple(linears), norm
+        self.linears, self.norm, self.post = tuple(linears), norm, post
         matrices: list[Matrix] = [linear.weight for linear in linears]
-        gated = activation != 0
+        gated = activation != 0 and len(matrices) == 2
         rows = [matrix.shape[0] for matrix in matrices]
         edges = np.cumsum([0, *rows]).tolist()
         # Where each layer's products lie in a row of the output.
@@ -52,8 +57,9 @@ class Block:
         words[layout.TASK_FEW] = library.address("multiply_few" + form)
         words[layout.TASK_MANY] = library.address("multiply_many" + form)
         words[layout.TASK_PACK] = library.address("pack_panels")
-        if norm is not None:
-            write_norm(words[layout.GAIN : layout.EPS + 1], norm)
+        for of, first in ((norm, layout.GAIN), (post, layout.POST_GAIN)):
+            if of is not None:
+                write_norm(words[first : first + 3], of)
         words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
         # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
@@ -70,9 +76,11 @@ class Block:
         return self.words[layout.TABLE :].reshape(-1, layout.WIDTH)
 
 
-def write_norm(words: np.ndarray, norm: RMSNorm) -> None:
-    """The two words of a norm: where its gain lies, and its eps as a float64."""
-    words[0], words[1:].view(np.float64)[0] = address(norm.gain), norm.eps
+def write_norm(words: np.ndarray, norm: Norm) -> None:
+    """The words of a norm: where its gain lies, its eps as a float64, and where a layer norm's bias lies."""
+    words[0], words[1:2].view(np.float64)[0] = address(norm.gain), norm.eps
+    if isinstance(norm, LayerNorm):
+        words[2] = address(norm.bias)
 
 
 def address(array: np.ndarray) -> int:

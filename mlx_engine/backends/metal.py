@@ -20,7 +20,7 @@ from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, Array, Fused, Layer, Linear, Norm, RMSNorm, Rope
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -119,6 +119,18 @@ class MetalBackend(MlxBackend):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
+    def fuse(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Fused:
+        """What a single vector has in one launch, as long as the GPU does not refuse the kernel."""
+
+        def together(norm: Norm, *linears: Linear | None) -> bool:
+            there = [linear for linear in linears if linear is not None]
+            return isinstance(norm, RMSNorm) and len(there) == len(linears) and _are_split(there)
+
+        return Fused(
+            pairs=sum(together(w.ffn_norm, w.ffn_gate, w.ffn_up) for w in layers),
+            triples=sum(together(w.attn_norm, w.attn_q, w.attn_k, w.attn_v) for w in layers),
+        )
+
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """The norm and the products in one launch."""
         rows, y = x if every else self.last(x), None
@@ -144,6 +156,8 @@ def _whole(x: Array) -> Array:
 
 def _split(x: mx.array, linears: Sequence[Linear]) -> list[SplitMatrix]:
     """The matrices of layers that kernels multiply with: a few vectors, all matrices split, no biases. Else nothing."""
-    if len(x) > MOST_VECTORS or not all(isinstance(linear.weight, SplitMatrix) for linear in linears):
-        return []
-    return [linear.weight for linear in linears] if all(linear.bias is None for linear in linears) else []
+    return [linear.weight for linear in linears] if len(x) <= MOST_VECTORS and _are_split(linears) else []
+
+
+def _are_split(linears: Sequence[Linear]) -> bool:
+    return all(isinstance(linear.weight, SplitMatrix) and linear.bias is None for linear in linears)

@@ -50,28 +50,54 @@ class Linear:
     bias: Array | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layer:
-    """The parameters of a transformer layer, under their GGUF names."""
+    """The parameters of a transformer layer, under their GGUF names; None is what an architecture does not have."""
 
     attn_norm: Norm
     attn_q: Linear
     attn_k: Linear
     attn_v: Linear
-    attn_output: Linear
-    ffn_norm: Norm
-    ffn_gate: Linear
-    ffn_up: Linear
-    ffn_down: Linear
-    activation: Activation = "silu"
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
+    rope: Rope | None = None
+    attn_output: Linear
+    post_attention_norm: Norm | None = None
+    ffn_norm: Norm
+    ffn_gate: Linear | None = None
+    ffn_up: Linear
+    activation: Activation
+    ffn_down: Linear
+    post_ffw_norm: Norm | None = None
 
     @property
     def head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
         """Those of queries and keys, if they are normed."""
         q, k = self.attn_q_norm, self.attn_k_norm
         return None if q is None or k is None else (q, k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaLayer(Layer):
+    """A layer as Llama has it: heads are rotated, and the feed-forward network has a gate."""
+
+    rope: Rope
+    ffn_gate: Linear
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What a backend multiplies in one job: pairs of a gate and what it gates, triples of queries, keys and values."""
+
+    pairs: int = 0
+    triples: int = 0
+
+    def notes(self) -> tuple[str, ...]:
+        """A line for people, if there is anything to tell."""
+        if not self.pairs and not self.triples:
+            return ()
+        return (f"fused {self.pairs} gate+up pairs, {self.triples} q,k,v triples",)
 
 
 @dataclass(frozen=True)

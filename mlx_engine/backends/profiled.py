@@ -22,7 +22,9 @@ PRIMITIVES = (
     *("heads", "merge", "last", "argmax", "sample", "kv_grow", "kv_write", "kv_slide"),
 )
 # Composed, they have only what lies between their primitives; fused, all of it.
-BLOCKS = ("norm_project", "head_norm_rope", "project_add", "project_norm_add", "norm_gate_up", "norm_head")
+BLOCKS = (
+    *("norm_project", "head_norm_rope", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "norm_head"),
+)
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 

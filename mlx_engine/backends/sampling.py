@@ -13,13 +13,16 @@ import numpy as np
 
 from mlx_engine.errors import is_number, is_whole, require
 
+# Below this temperature a float32 logit could at best win against its own last digit: it is greedy.
+COLDEST = 1e-7
+
 
 @dataclass(frozen=True)
 class Sampling:
     """Options of the choice; the defaults choose the most likely token.
 
     Attributes:
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 is greedy, and so is less than 1e-7; otherwise logits are divided by it.
         top_k: keep the k most likely tokens; of equal ones the lower ids. None keeps all.
         top_p: keep the most likely tokens until their probability reaches p; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
@@ -55,7 +58,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, after the penalty."""
-        return self.temperature == 0
+        return self.temperature < COLDEST
 
 
 def penalize(logits: np.ndarray, recent: Sequence[int], penalty: float) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kernels.cpu import layout
+from kernels.cpu.library import Library
 from mlx_engine.backends.matrices import Block, address
 from mlx_engine.backends.parameters import Layer, Visible
 
@@ -19,27 +21,36 @@ class Blocks:
     qkv: Block
     heads: int
     output: Block
-    gate_up: Block
+    up: Block
     down: Block
 
 
 class Stack:
     """Layers of one shape, run one after the other."""
 
-    def __init__(
-        self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, attend_one: int, attend_many: int
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, library: Library) -> None:
         self._width = max(b.output.n_inputs for b in blocks)
         self._hidden = max(b.down.n_inputs for b in blocks)
         self._products = max(b.qkv.n_outputs for b in blocks)
         self._words = words = np.zeros(layout.LAYERS + len(layers) * layout.DEEP, dtype=np.int64)
         self.address = address(words)
-        words[layout.ATTEND_ONE], words[layout.ATTEND_MANY] = attend_one, attend_many
+        called = ("project", "attend", "attend_one", "attend_many")
+        words[layout.PROJECT : layout.SCORE_SCALE] = [library.address(name) for name in called]
         words[layout.SCORE_SCALE :].view(np.float64)[0] = scale
         self._table = words[layout.LAYERS :].reshape(-1, layout.DEEP)
-        self._table[:, : layout.KV_STORE] = [
-            (b.qkv.address, b.heads, b.output.address, b.gate_up.address, b.down.address) for b in blocks
+        self._table[:, : layout.COS] = [
+            (b.qkv.address, b.heads, b.output.address, b.up.address, b.down.address) for b in blocks
         ]
+        # Positions for which there are rotations.
+        self.positions = 0
+
+    def turn_by(self, tables: Sequence[tuple[np.ndarray, np.ndarray] | None]) -> None:
+        """Say where the cosines and sines of each layer lie; None for one whose heads are not rotated."""
+        self._tables = tables  # which the words know by address alone
+        self._table[:, layout.COS : layout.KV_STORE] = [
+            (0, 0) if turns is None else (address(turns[0]), address(turns[1])) for turns in tables
+        ]
+        self.positions = min((len(turns[0]) for turns in tables if turns is not None), default=sys.maxsize)
 
     def look_at(self, rooms: Sequence[Visible]) -> None:
         """Say where the keys and values of each layer lie, the new ones last."""

@@ -15,12 +15,19 @@ from mlx_engine.errors import CacheFullError
 # Tokens that are kept before the window, so that as many can be forgotten without losing what comes into sight again.
 SPARE = 8
 
+# Tokens for which there are slots behind the window: so many passes of one token go by before anything is moved.
+STEP = 256
+
+
+def slots_for(capacity: int, window: int, n: int) -> int:
+    """Slots of a layer through which passes of up to n tokens go."""
+    return min(capacity, window - 1 + SPARE + n)
+
 
 class SlidingCache(Cache):
     """Each token sees the last `window` tokens, itself included; a store per layer, all of one size.
 
-    A pass of n tokens needs `window - 1 + SPARE + n` slots, or `capacity` if that is less. There are at least as many
-    as n = `step` needs.
+    There are as many slots as the longest pass needs, and at least as many as one of `step` tokens does.
     """
 
     def __init__(
@@ -32,7 +39,7 @@ class SlidingCache(Cache):
         head_dim: int,
         capacity: int,
         window: int,
-        step: int = 256,
+        step: int = STEP,
     ) -> None:
         if capacity < 1 or window < 1 or step < 1:
             raise ValueError(
@@ -65,7 +72,7 @@ class SlidingCache(Cache):
         if self._length + n > self._capacity:
             raise CacheFullError(length=self._length, wanted=n, capacity=self._capacity)
         kept = self._window - 1 + SPARE
-        slots = min(self._capacity, kept + max(n, self._step))
+        slots = slots_for(self._capacity, self._window, max(n, self._step))
         if self._held + n > self._slots and slots > self._slots:
             self._stores = [self._backend.kv_grow(store, slots) for store in self._stores]
             self._slots = slots

@@ -18,8 +18,8 @@ TIMEOUT = 5.0
 # The hub answered, and said no. All are OSErrors, as are a full disk and, with its older versions, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
-FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors",
-                "*.safetensors.index.json"]  # fmt: skip
+FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                "chat_template.jinja", "*.safetensors", "*.safetensors.index.json"]  # fmt: skip
 
 
 def download(repo: str, file: str | None) -> Path:
@@ -49,6 +49,14 @@ def download(repo: str, file: str | None) -> Path:
                 "check the network, or give the path of a file that is already here"
             ) from error
         return cached
+
+
+def is_cached(repo: str, file: str | None) -> bool:
+    """Whether `download` would find it here; nothing asks the network."""
+    try:
+        return _cached(repo, file) is not None
+    except (HFValidationError, SourceError):  # no such name, or several files: `download` says so
+        return False
 
 
 def _remote_files(repo: str) -> list[str]:

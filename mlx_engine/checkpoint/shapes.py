@@ -1,11 +1,11 @@
-"""Checkpoints of real shapes with random weights, to measure with where no download is possible: "shape:qwen3-0.6b".
+"""Checkpoints of real shapes with random weights, to measure with where no download is possible: "shape:gpt2".
 
-Each is written once, to the user's cache folder. The text that they write is noise; the time that it takes is not.
+Each is written once, to the user's cache folder: a Qwen3 as a GGUF file of Q8_0, others as the folders that Hugging
+Face has. The text that they write is noise; the time that it takes is not.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ import numpy as np
 
 from kernels import blocks
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.checkpoint.shape_folders import FolderShape, Gemma3Shape, GPT2Shape, Progress, write_folder
+from mlx_engine.checkpoint.shape_vocabulary import gguf_metadata
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError
 from mlx_engine.quant.types import F32, Q8_0
@@ -22,7 +24,7 @@ from mlx_engine.quant.weight import Weight
 
 
 @dataclass(frozen=True)
-class Shape:
+class Qwen3Shape:
     """Sizes of a Qwen3 whose head is tied to its embedding table."""
 
     n_layers: int
@@ -36,24 +38,36 @@ class Shape:
     rope_theta: float
 
 
-SHAPES = {"qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6)}
+SHAPES: dict[str, Qwen3Shape | FolderShape] = {
+    "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
+    "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
+    "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
+}
 
 
-def shape_path(name: str) -> Path:
+def shape_path(name: str, progress: Progress | None = None) -> Path:
     """The checkpoint of this shape, written now if it is not there yet.
+
+    `progress` is called with (pieces written, pieces in all) of a folder.
 
     Raises:
         SourceError: there is no such shape, or the cache folder cannot be written.
     """
     if name not in SHAPES:
         raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
-    path = cache_folder() / f"{name}-q8_0.gguf"
-    if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SourceError(f"{path.parent}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
-        write_shape(path, name, SHAPES[name])
+    shape = SHAPES[name]
+    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
+    path = cache_folder() / f"{name}-{suffix}"
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"{path.parent}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
+    if isinstance(shape, Qwen3Shape):
+        write_shape(path, name, shape)
+    else:
+        write_folder(path, shape, progress)
     return path
 
 
@@ -63,7 +77,7 @@ def cache_folder() -> Path:
     return Path(cache) / "mlx_engine"
 
 
-def write_shape(path: Path, name: str, shape: Shape) -> None:
+def write_shape(path: Path, name: str, shape: Qwen3Shape) -> None:
     """Write the GGUF file of a shape: the matrices Q8_0, the norms F32, a made-up vocabulary of the real size."""
     metadata = {
         "general.architecture": "qwen3",
@@ -79,12 +93,12 @@ def write_shape(path: Path, name: str, shape: Shape) -> None:
         "qwen3.attention.value_length": shape.head_dim,
         "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
         "qwen3.rope.freq_base": shape.rope_theta,
-        **vocabulary(shape.vocab_size),
+        **gguf_metadata(shape.vocab_size),
     }
     write_gguf(path, metadata, list(weights(shape)))
 
 
-def weights(shape: Shape) -> Iterator[Weight]:
+def weights(shape: Qwen3Shape) -> Iterator[Weight]:
     """Random weights whose products neither grow nor vanish from layer to layer."""
     rng = np.random.default_rng(0)
     D, F = shape.hidden_size, shape.intermediate_size
@@ -122,22 +136,3 @@ def _matrix(rng: np.random.Generator, name: str, rows: int, columns: int, gain: 
 
 def _norm(rng: np.random.Generator, name: str, n: int) -> Weight:
     return Weight.pack(f"{name}.weight", 1 + 0.1 * rng.standard_normal(n), F32)
-
-
-def vocabulary(size: int) -> dict[str, object]:
-    """Byte-level BPE of a given size: the 256 bytes, pairs and triples of them with their merges, and two ends."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
-    pairs = (f"{a} {b}" for a, b in itertools.product(letters, letters))
-    triples = (f"{a}{b} {c}" for a, b, c in itertools.product(letters, letters, letters))
-    merges = list(itertools.islice(itertools.chain(pairs, triples), size - 256 - 2))
-    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>", "<|im_end|>"]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([1] * (size - 2) + [3, 3], dtype=np.int32),
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.eos_token_id": size - 1,
-        "tokenizer.ggml.add_bos_token": False,
-    }

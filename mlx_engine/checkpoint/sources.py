@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from mlx_engine.errors import SourceError
@@ -16,8 +17,10 @@ PREFIX = "shape:"
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
 
-def resolve(source: str | Path) -> Path:
+def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """The file or folder that `source` names: "builtin", "shape:NAME", a path, or "org/repo[:file]"; a Path is a path.
+
+    `progress` is called with (done, in all) while a shape is written for the first time.
 
     Raises:
         SourceError: there is nothing of this name, or it cannot be downloaded.
@@ -27,7 +30,7 @@ def resolve(source: str | Path) -> Path:
     if isinstance(source, str) and source.startswith(PREFIX):
         from mlx_engine.checkpoint.shapes import shape_path
 
-        return shape_path(source.removeprefix(PREFIX))
+        return shape_path(source.removeprefix(PREFIX), progress)
     if not str(source):
         raise SourceError("expected a file, a folder, 'builtin' or a hub id org/repo[:file], found an empty name")
     try:
@@ -44,3 +47,16 @@ def resolve(source: str | Path) -> Path:
     from mlx_engine.checkpoint.hub import download
 
     return download(hub_id["repo"], hub_id["file"])
+
+
+def is_cached(source: str) -> bool | None:
+    """Whether what a hub id names is here already; None where `source` names something else."""
+    hub_id = HUB_ID.fullmatch(source)
+    try:
+        if hub_id is None or Path(source).expanduser().exists():
+            return None
+    except (OSError, RuntimeError):
+        return None
+    from mlx_engine.checkpoint import hub
+
+    return hub.is_cached(hub_id["repo"], hub_id["file"])

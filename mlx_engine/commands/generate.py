@@ -1,22 +1,23 @@
-"""`generate`: run a prompt, print the text as it comes."""
+"""`generate`: run a prompt, or a file of them, and print the text as it comes."""
 
 from __future__ import annotations
 
 import json as json_module
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import is_plain, notice, progress_bar, read_text, reports_errors
+from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
+from mlx_engine.commands.prompts import DEFAULT_PROMPT, asked, check_prompts, read_prompts, streams
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from mlx_engine.decode.stream import Generation, Stream
     from mlx_engine.engine import Engine
-
-DEFAULT_PROMPT = "Once upon a time"
 
 
 @reports_errors
@@ -27,6 +28,13 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file instead.")
     ] = None,
+    batch_file: Annotated[
+        Path | None, typer.Option("--batch-file", help="Run every line of this file that is not blank; - reads stdin.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask the prompt, as one turn through the model's own chat template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option("--system", help="With --chat: what the model is told first.")] = None,
     model: Annotated[
         str,
         typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin."),
@@ -41,6 +49,13 @@ def generate(
     max_tokens: Annotated[
         int | None,
         typer.Option("--max-tokens", "-n", help="Stop after N tokens.", show_default="256, or the context's end"),
+    ] = None,
+    context_len: Annotated[
+        int | None,
+        typer.Option("--context-len", help="Prompt and text take N tokens at most.", show_default="the model's"),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="End after S seconds, with the text so far; in a batch, of each.")
     ] = None,
     temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 takes the most likely token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option("--top-k", help="Choose among the K most likely tokens.")] = None,
@@ -73,10 +88,15 @@ def generate(
         typer.Option("--log-level", help="Events on stderr: info (tokens), debug (passes), trace (operations)."),
     ] = None,
     per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every pass.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="On stderr, only warnings and errors.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of text; for a batch, one a line.")
+    ] = False,
 ) -> None:
     """Write on from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.backends.sampling import Sampling
+    from mlx_engine.checkpoint.sources import is_cached
+    from mlx_engine.commands import diagnostics
     from mlx_engine.decode.options import Options
     from mlx_engine.engine import check_load_options, configure_log, load
 
@@ -86,24 +106,38 @@ def generate(
         kv,
         tuple(stop or ()),
         ignore_eos,
+        timeout,
+        context_len,
     )
     check_load_options(quant, threads)
+    check_prompts(prompt, prompt_file, batch_file, chat=chat, system=system)
     configure_log(log_level)
     used = choose_backend(backend, strict=strict)
-    text = read_text(prompt, prompt_file, "prompt", default=DEFAULT_PROMPT)
+    texts = read_prompts(prompt, prompt_file, batch_file)
+    say = _nothing if quiet or json else _lines
+    cached = None if quiet or json else is_cached(model)
     with progress_bar("loading") as progress:
         engine = load(model, used, quant, threads, jit=not no_jit, progress=progress)
-    with progress_bar("reading the prompt") as progress:
-        stream = engine.run(text, options, progress=progress)
-        first = next(stream, "")
-    if json:
-        for _ in stream:
-            pass
-        print(json_module.dumps(as_json(stream.generation, engine, backend)))
-        return
-    print_text(text, first, stream)
-    print_summary(stream.generation, engine, per_pass=per_pass)
-    if engine.backend.profiler is not None:
+    start = time.perf_counter()
+    runs = streams(engine, asked(engine, texts, chat=chat, system=system), options)
+    say(diagnostics.loaded(engine, model, cached))
+    say(diagnostics.reserved(engine, runs, kv=kv, context_len=context_len))
+    for i, (text, stream) in enumerate(zip(texts, runs, strict=True), start=1):
+        label = "" if batch_file is None else f"[{i}] "
+        with progress_bar("reading the prompt") as stream.progress:
+            first = next(stream, "")
+        if json:
+            for _ in stream:
+                pass
+            print(json_module.dumps(as_json(stream.generation, engine, backend)), flush=True)
+        else:
+            print_text(f"{text}\n" if chat else text, label + first, stream)
+    generations, seconds = [stream.generation for stream in runs], time.perf_counter() - start
+    if batch_file is not None:
+        say(diagnostics.finished_batch(generations, seconds))
+    else:
+        say(diagnostics.summary(generations[0], engine, seconds, per_pass=per_pass))
+    if engine.backend.profiler is not None and not json:
         notice(engine.backend.profiler.table())
 
 
@@ -135,15 +169,6 @@ def print_text(prompt: str, first: str, stream: Stream) -> None:
     print()
 
 
-def print_summary(generation: Generation, engine: Engine, *, per_pass: bool) -> None:
-    """On stderr: what ran, and how long it took."""
-    notice(
-        f"\n{len(generation.prompt_ids)} prompt tokens and {len(generation.token_ids)} new ones on backend "
-        f"{engine.backend.name} ({engine.backend.device}), ended by {generation.finish_reason}"
-    )
-    notice(generation.metrics.text(per_pass=per_pass))
-
-
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
     """The run as one JSON object."""
     return {
@@ -154,3 +179,12 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
         "metrics": generation.metrics.summary(),
     }
+
+
+def _lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        notice(line)
+
+
+def _nothing(lines: Sequence[str]) -> None:
+    pass

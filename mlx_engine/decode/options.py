@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.errors import is_whole, require
+from mlx_engine.errors import is_number, is_whole, require
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -20,6 +20,8 @@ class Options:
         kv: keep keys and values between passes. Without it each pass runs the whole sequence again.
         stop: the text ends before the first of these strings to appear.
         ignore_eos: go on past every end-of-text token.
+        timeout: seconds after which the run ends with what it has; None waits for its end.
+        context_len: tokens of prompt and text together, if fewer than the model allows.
     """
 
     max_tokens: int | None = None
@@ -27,12 +29,17 @@ class Options:
     kv: bool = True
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    timeout: float | None = None
+    context_len: int | None = None
 
     def __post_init__(self) -> None:
         """Raises OptionError where a value makes no sense."""
-        n = self.max_tokens
-        sound = n is None or (is_whole(n) and n >= 1)
-        require(sound, option="max_tokens", expected="a whole number >= 1, or none at all", found=n)
+        for option in ("max_tokens", "context_len"):
+            n = getattr(self, option)
+            sound = n is None or (is_whole(n) and n >= 1)
+            require(sound, option=option, expected="a whole number >= 1, or none at all", found=n)
+        sound = self.timeout is None or (is_number(self.timeout) and self.timeout > 0)
+        require(sound, option="timeout", expected="a finite number of seconds > 0, or none at all", found=self.timeout)
         for option in ("kv", "ignore_eos"):
             value = getattr(self, option)
             require(isinstance(value, bool), option=option, expected="True or False", found=value)

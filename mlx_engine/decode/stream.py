@@ -1,8 +1,13 @@
-"""One run as a stream of text: ids become pieces, and the run ends at an end token, a stop string or the cap."""
+"""One run as a stream of text: ids become pieces, and the run ends at an end token, a stop string, the cap or a time.
+
+The time runs from when the first piece is asked for. It is looked at after every token and, while the prompt is read
+into a cache, after every chunk of it: what has begun is not cut short.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from logging import INFO
@@ -16,7 +21,11 @@ from mlx_engine.decode.stops import StopStrings
 from mlx_engine.models import Model
 from mlx_engine.observe.log import enabled, event
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "timeout"]
+
+
+class _TimeIsUp(Exception):  # noqa: N818 - no error, and never seen by a caller
+    """The prompt was not read in time."""
 
 
 class TextDecoder(Protocol):
@@ -37,7 +46,8 @@ class Generation:
         text: without the end token, cut before a stop string.
         token_ids: what the model wrote, with the end token if one came.
         metrics: times of the passes.
-        finish_reason: "stop" at an end token or stop string, "length" at the cap; None while it still runs.
+        finish_reason: "stop" at an end token or stop string, "length" at the cap, "timeout" where the time was up
+            before; None while it still runs.
         prompt_ids: what the model read.
     """
 
@@ -49,7 +59,10 @@ class Generation:
 
 
 class Stream:
-    """Iterate over it for pieces of text; `generation` holds the result so far, and the whole of it at the end."""
+    """Iterate over it for pieces of text; `generation` holds the result so far, and the whole of it at the end.
+
+    `progress`, if it is not None, is called with (tokens read, tokens in all) while the prompt is read.
+    """
 
     def __init__(
         self,
@@ -70,8 +83,10 @@ class Stream:
         self._token_ids: list[int] = []
         self._written: list[str] = []
         self._finish_reason: FinishReason | None = None
+        self.progress = progress
+        self._timeout, self._deadline = options.timeout, math.inf
         self._pick = Sampler(model.backend, options.sampling, self._prompt_ids)
-        self._ids = self._loop(model, options, progress)
+        self._ids = self._loop(model, options)
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
@@ -79,6 +94,16 @@ class Stream:
 
     def __next__(self) -> str:
         return next(self._pieces)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._prompt_ids)
+
+    @property
+    def n_read(self) -> int:
+        """Tokens that the model reads at most: the last one is chosen, but never read."""
+        return len(self._prompt_ids) + self._max_tokens - 1
 
     @property
     def generation(self) -> Generation:
@@ -91,12 +116,21 @@ class Stream:
             list(self._prompt_ids),
         )
 
-    def _loop(self, model: Model, options: Options, progress: Progress | None) -> Iterator[int]:
+    def _loop(self, model: Model, options: Options) -> Iterator[int]:
         if not options.kv:
             return decode_without_cache(model, self._prompt_ids, self._pick, self._metrics)
-        # The last token is chosen, but never read.
-        cache = model.new_cache(len(self._prompt_ids) + self._max_tokens - 1)
-        return decode(model, self._prompt_ids, cache, self._pick, self._metrics, progress=progress)
+        cache = model.new_cache(self.n_read)
+        return decode(model, self._prompt_ids, cache, self._pick, self._metrics, progress=self._read)
+
+    def _read(self, done: int, total: int) -> None:
+        """Called after each chunk of the prompt."""
+        if self.progress is not None:
+            self.progress(done, total)
+        if done < total and self._is_late():
+            raise _TimeIsUp
+
+    def _is_late(self) -> bool:
+        return self._timeout is not None and self._metrics.clock() >= self._deadline
 
     def _log(self, token: int, piece: str) -> None:
         step, probability = len(self._token_ids), self._pick.probability()
@@ -106,6 +140,14 @@ class Stream:
             event(INFO, "end", step=step, id=token)
 
     def _run(self) -> Iterator[str]:
+        if self._timeout is not None:
+            self._deadline = self._metrics.clock() + self._timeout
+        try:
+            yield from self._decoded()
+        except _TimeIsUp:
+            self._finish_reason = "timeout"
+
+    def _decoded(self) -> Iterator[str]:
         for token in self._ids:
             self._token_ids.append(token)
             ended = token in self._end_ids
@@ -114,6 +156,8 @@ class Stream:
                 self._finish_reason = "stop"
             elif len(self._token_ids) == self._max_tokens:
                 self._finish_reason = "length"
+            elif self._is_late():
+                self._finish_reason = "timeout"
             if self._finish_reason is not None:
                 piece += self._stops.add(self._text.finish()) + self._stops.finish()
                 # Half a character at the cap is shown as U+FFFD, which may be what a stop string waits for.

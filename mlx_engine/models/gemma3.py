@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Linear, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Rope
 from mlx_engine.cache import Cache, FullCache, MixedCache, NoCache, SlidingCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.gemma3_config import Config, config_from_gguf, config_from_hf, text_settings
@@ -23,24 +23,13 @@ from mlx_engine.models.settings import Settings
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
-@dataclass(frozen=True)
-class Layer:
-    """The parameters of a layer, under their GGUF names."""
+@dataclass(frozen=True, kw_only=True)
+class Layer(LlamaLayer):
+    """What attention and the feed-forward network add is normed."""
 
-    attn_norm: RMSNorm
-    attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
-    attn_q_norm: RMSNorm
-    attn_k_norm: RMSNorm
-    attn_output: Linear
     post_attention_norm: RMSNorm
-    ffn_norm: RMSNorm
-    ffn_gate: Linear
-    ffn_up: Linear
-    ffn_down: Linear
     post_ffw_norm: RMSNorm
-    rope: Rope
+    activation: Activation = "gelu"
 
 
 class Model:
@@ -59,6 +48,7 @@ class Model:
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
         # Where activations are bfloat16 the reference rounds this to bfloat16; here they are float32, and so is this.
         self.embedding_scale = config.hidden_size**0.5
+        self.fused = backend.fuse(self.layers, config.head_dim, config.attention_scale)
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
         """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
@@ -69,20 +59,27 @@ class Model:
         be, cfg = self.backend, self.config
         offset = cache.reserve(len(ids))
         x = be.note("embed", be.scale(be.embed(self.token_embd, ids), self.embedding_scale))
+        y = be.layers(x, self.layers, cfg.head_dim, cfg.attention_scale, offset, cache.rooms(len(ids)))
+        x = self._word_by_word(x, cache, offset) if y is None else y
+        logits = be.norm_head(x, self.output_norm, self.output, every=every)
+        cache.advance(len(ids))
+        return logits
+
+    def _word_by_word(self, x: Array, cache: Cache, offset: int) -> Array:
+        """The layers, as the paper has them; a backend that does them at once does the same."""
+        be, cfg = self.backend, self.config
         for i, w in enumerate(self.layers):
             q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, (w.attn_q_norm, w.attn_k_norm), w.rope, offset)
+            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, w.head_norms, w.rope, offset)
             be.note(f"blk.{i}.q_rope", q)
             be.note(f"blk.{i}.k_rope", k)
             y = be.attention(q, cache.append(i, k, v), cfg.attention_scale)
             y = be.note(f"blk.{i}.attn_out", be.merge(y))
             x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
             be.note(f"blk.{i}.attn_residual", x)
-            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "gelu")
+            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
             x = be.note(f"blk.{i}.layer_out", be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x))
-        logits = be.norm_head(x, self.output_norm, self.output, every=every)
-        cache.advance(len(ids))
-        return logits
+        return x
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for at most `capacity` tokens, of which local layers keep a window."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, LayerNorm, Linear
+from mlx_engine.backends.parameters import Array, Layer
 from mlx_engine.cache import Cache, FullCache, NoCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
@@ -21,9 +21,13 @@ from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
 # Keys of config.json that concern training or other tasks than the next token; `n_ctx` repeats `n_positions`.
 HARMLESS = {
     *HF_HARMLESS,
+    "_num_labels",
     "attn_pdrop",
     "embd_pdrop",
+    "gradient_checkpointing",
     "n_ctx",
+    "n_special",
+    "predict_special_tokens",
     "reorder_and_upcast_attn",  # the same product in another order, for half precision
     "resid_pdrop",
     "summary_activation",
@@ -57,20 +61,6 @@ class Config:
         return self.hidden_size // self.n_heads
 
 
-@dataclass(frozen=True)
-class Layer:
-    """The parameters of a layer, under their GGUF names."""
-
-    attn_norm: LayerNorm
-    attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
-    attn_output: Linear
-    ffn_norm: LayerNorm
-    ffn_up: Linear
-    ffn_down: Linear
-
-
 class Model:
     """Token ids in, logits out; the cache is the caller's."""
 
@@ -81,6 +71,7 @@ class Model:
         self.output_norm = parameters.layer_norm("output_norm", config.norm_eps)
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
         self.scale = config.head_dim**-0.5
+        self.fused = backend.fuse(self.layers, config.head_dim, self.scale)
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
         """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
@@ -92,17 +83,24 @@ class Model:
         offset = cache.reserve(len(ids))
         places = be.embed(self.position_embd, range(offset, offset + len(ids)))
         x = be.note("embed", be.add(be.embed(self.token_embd, ids), places))
+        y = be.layers(x, self.layers, head_dim, self.scale, offset, cache.rooms(len(ids)))
+        x = self._word_by_word(x, cache) if y is None else y
+        logits = be.norm_head(x, self.output_norm, self.output, every=every)
+        cache.advance(len(ids))
+        return logits
+
+    def _word_by_word(self, x: Array, cache: Cache) -> Array:
+        """The layers, as the paper has them; a backend that does them at once does the same."""
+        be, head_dim = self.backend, self.config.head_dim
         for i, w in enumerate(self.layers):
             qkv = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
             q, k, v = (be.heads(y, head_dim) for y in qkv)
             y = be.attention(q, cache.append(i, k, v), self.scale)
             y = be.note(f"blk.{i}.attn_out", be.merge(y))
             x = be.note(f"blk.{i}.attn_residual", be.project_add(y, w.attn_output, x))
-            (h,) = be.norm_project(x, w.ffn_norm, (w.ffn_up,))
-            x = be.note(f"blk.{i}.layer_out", be.project_add(be.activate(h, "gelu"), w.ffn_down, x))
-        logits = be.norm_head(x, self.output_norm, self.output, every=every)
-        cache.advance(len(ids))
-        return logits
+            h = be.norm_up(x, w.ffn_norm, w.ffn_up, w.activation)
+            x = be.note(f"blk.{i}.layer_out", be.project_add(h, w.ffn_down, x))
+        return x
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for at most `capacity` tokens."""
@@ -125,6 +123,7 @@ def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
         attn_output=p.linear(blk + "attn_output"),
         ffn_norm=p.layer_norm(blk + "ffn_norm", cfg.norm_eps),
         ffn_up=p.linear(blk + "ffn_up"),
+        activation="gelu",
         ffn_down=p.linear(blk + "ffn_down"),
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Layer, Rope
+from mlx_engine.backends.parameters import Array, LlamaLayer, Rope
 from mlx_engine.cache import Cache, FullCache, NoCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.parameters import Parameters, Plan, Tensor
@@ -41,10 +41,12 @@ class Model:
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.config, self.backend = config, backend
         self.token_embd = parameters.table("token_embd")
-        self.layers = [_layer(parameters, config, f"blk.{i}.") for i in range(config.n_layers)]
+        rope = config.rope
+        self.layers = [_layer(parameters, config, rope, f"blk.{i}.") for i in range(config.n_layers)]
         self.output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
         self.scale = config.head_dim**-0.5
+        self.fused = backend.fuse(self.layers, config.head_dim, self.scale)
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
         """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
@@ -55,7 +57,7 @@ class Model:
         be, cfg = self.backend, self.config
         offset = cache.reserve(len(ids))
         x = be.note("embed", be.embed(self.token_embd, ids))
-        y = be.layers(x, self.layers, cfg.head_dim, cfg.rope, self.scale, offset, cache.rooms(len(ids)))
+        y = be.layers(x, self.layers, cfg.head_dim, self.scale, offset, cache.rooms(len(ids)))
         x = self._word_by_word(x, cache, offset) if y is None else y
         logits = be.norm_head(x, self.output_norm, self.output, every=every)
         cache.advance(len(ids))
@@ -66,7 +68,7 @@ class Model:
         be, cfg = self.backend, self.config
         for i, w in enumerate(self.layers):
             q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, None, cfg.rope, offset)
+            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, None, w.rope, offset)
             be.note(f"blk.{i}.q_rope", q)
             be.note(f"blk.{i}.k_rope", k)
             y = be.attention(q, cache.append(i, k, v), self.scale)
@@ -92,12 +94,13 @@ class Model:
         return NoCache(self.backend, n_kv_heads=self.config.n_kv_heads, head_dim=self.config.head_dim)
 
 
-def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
-    return Layer(
+def _layer(p: Parameters, cfg: Config, rope: Rope, blk: str) -> LlamaLayer:
+    return LlamaLayer(
         attn_norm=p.rms_norm(blk + "attn_norm", cfg.norm_eps),
         attn_q=p.linear(blk + "attn_q"),
         attn_k=p.linear(blk + "attn_k"),
         attn_v=p.linear(blk + "attn_v"),
+        rope=rope,
         attn_output=p.linear(blk + "attn_output"),
         ffn_norm=p.rms_norm(blk + "ffn_norm", cfg.norm_eps),
         ffn_gate=p.linear(blk + "ffn_gate"),
@@ -164,6 +167,7 @@ def _config_from_hf(s: Settings) -> Config:
     )
     s.expect("hidden_act", "silu")
     s.expect("use_sliding_window", False)
+    s.expect("use_mrope", False)  # rotation by three coordinates, of models that see images
     s.words("layer_types", config.n_layers, "full_attention")
     s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers", "tie_word_embeddings"})
     return _sound(config, s)

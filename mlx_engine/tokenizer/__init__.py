@@ -1,6 +1,7 @@
 """Text to token ids and back, from a GGUF file's metadata or a `tokenizer.json`; streams whole characters.
 
-What is not here: chat templates are carried, not rendered; training; vocabularies other than byte-level BPE and SPM.
+Conversations become ids through the model's own template (`chat`), which runs in a sandbox (`sandbox`). What is not
+here: training; vocabularies other than byte-level BPE and SPM.
 """
 
 from __future__ import annotations

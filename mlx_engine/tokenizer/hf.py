@@ -201,12 +201,12 @@ class _Beside:
 
     @property
     def chat_template(self) -> str | None:
-        """The template in the configuration (of several, the one called `default`), or in a file of its own."""
+        """The template in a file of its own, or in the configuration (of several, the one called `default`)."""
+        path = self.folder / "chat_template.jinja"
+        if path.exists():
+            return _read(path)
         template = self._tokenizer_config.get("chat_template")
         if isinstance(template, list):
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
             template = named.get("default")
-        if isinstance(template, str):
-            return template
-        path = self.folder / "chat_template.jinja"
-        return _read(path) if path.exists() else None
+        return template if isinstance(template, str) else None

@@ -28,9 +28,17 @@ class Tokenizer:
         self._lock = threading.Lock()  # whether special tokens are recognised is a setting of `core`, not an argument
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
+        self.user_defined_tokens: dict[str, int] = {
+            vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
+        }
         self._lacks_bytes = vocabulary.kind == "byte-level BPE" and any(
             core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
         )
+
+    @property
+    def where(self) -> str:
+        """The file that it came from, for messages."""
+        return self._vocabulary.where
 
     @property
     def kind(self) -> Kind:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LayerNorm, Linear, RMSNorm, Rope, Visible
+from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -191,12 +191,16 @@ def kv_nbytes(be: Backend, rng: np.random.Generator) -> Any:
     return int(be.kv_nbytes(be.kv_empty(2, 4, 0)) == 0) + 2 * int(be.kv_nbytes(filled) >= 2 * 2 * 4 * 3 * 2)
 
 
+def norm_of(be: Backend, rng: np.random.Generator, n: int, kind: str) -> Norm:
+    if kind == "rms":
+        return RMSNorm("n", gain(be, rng, n), 1e-6)
+    return LayerNorm("n", gain(be, rng, n), weight(be, normal(rng, n)), 1e-5)
+
+
 def norm(kind: str) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x = be.array(normal(rng, 3, 32))
-        if kind == "rms":
-            return be.norm(x, RMSNorm("n", gain(be, rng, 32), 1e-6))
-        return be.norm(x, LayerNorm("n", gain(be, rng, 32), weight(be, normal(rng, 32)), 1e-5))
+        return be.norm(x, norm_of(be, rng, 32, kind))
 
     return run
 
@@ -210,7 +214,7 @@ def norm_project_layer(t: int) -> Run:
 
     def run(be: Backend, rng: np.random.Generator) -> Any:
         parts = [linear(be, rng, n, 64, bias=True) for n in (48, 16)]
-        norm = LayerNorm("n", gain(be, rng, 64), weight(be, normal(rng, 64)), 1e-5)
+        norm = norm_of(be, rng, 64, "layer")
         return tuple(be.norm_project(be.array(normal(rng, t, 64)), norm, parts))
 
     return run
@@ -244,10 +248,7 @@ def project_add(t: int, type_name: str = "F32", *, bias: bool = False) -> Run:
 def project_norm_add(t: int, type_name: str = "F32", *, kind: str = "rms") -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x, layer = be.array(normal(rng, t, 64)), linear(be, rng, 32, 64, type_name)
-        if kind == "rms":
-            norm: Any = RMSNorm("n", gain(be, rng, 32), 1e-6)
-        else:
-            norm = LayerNorm("n", gain(be, rng, 32), weight(be, normal(rng, 32)), 1e-5)
+        norm = norm_of(be, rng, 32, kind)
         return be.project_norm_add(x, layer, norm, be.array(normal(rng, t, 32)))
 
     return run
@@ -262,9 +263,17 @@ def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool
     return run
 
 
-def norm_head(type_name: str = "F32", *, t: int = 3, every: bool) -> Run:
+def norm_up(t: int, activation: str, type_name: str = "F32", *, kind: str = "layer") -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        x, n = be.array(normal(rng, t, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6)
+        x, up = be.array(normal(rng, t, 64)), linear(be, rng, 52, 64, type_name, bias=kind == "layer")
+        return be.norm_up(x, norm_of(be, rng, 64, kind), up, activation)  # type: ignore[arg-type]
+
+    return run
+
+
+def norm_head(type_name: str = "F32", *, t: int = 3, kind: str = "rms", every: bool) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x, n = be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind)
         return be.norm_head(x, n, linear(be, rng, 17, 64, type_name), every=every)
 
     return run
@@ -371,8 +380,14 @@ CASES = [
     OpCase("norm_gate_up", "q8_0-gelu", norm_gate_up(3, "gelu", "Q8_0")),
     OpCase("norm_gate_up", "q8_0-matrix", norm_gate_up(9, "silu", "Q8_0")),
     OpCase("norm_gate_up", "q8_0-and-f32", norm_gate_up(1, "silu", "Q8_0", mixed=True)),
+    OpCase("norm_up", "gelu", norm_up(1, "gelu")),
+    OpCase("norm_up", "gelu-matrix", norm_up(9, "gelu")),
+    OpCase("norm_up", "q8_0", norm_up(3, "gelu", "Q8_0")),
+    OpCase("norm_up", "q8_0-matrix", norm_up(17, "gelu", "Q8_0")),
+    OpCase("norm_up", "silu-behind-rms", norm_up(2, "silu", kind="rms")),
     OpCase("norm_head", "last", norm_head(every=False)),
     OpCase("norm_head", "every", norm_head(every=True)),
+    OpCase("norm_head", "layer", norm_head(t=9, kind="layer", every=True)),
     OpCase("norm_head", "q8_0", norm_head("Q8_0", t=9, every=False)),
     OpCase("norm_head", "q8_0-every", norm_head("Q8_0", every=True)),
     OpCase("norm_head", "q8_0-every-of-many", norm_head("Q8_0", t=9, every=True)),

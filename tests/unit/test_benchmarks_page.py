@@ -3,15 +3,15 @@
 import json
 
 from benchmarks import report
-from benchmarks.report import FOLDER, PAGE, newest, page, read
+from benchmarks.report import FOLDER, PAGE, newest, page, read, results
 
 
 def test_the_page_is_current():
-    assert PAGE.read_text() == page(sorted(FOLDER.glob("*.jsonl")))
+    assert PAGE.read_text() == page(results())
 
 
 def test_every_row_has_its_machine_and_commit():
-    files = sorted(FOLDER.glob("*.jsonl"))
+    files = results()
     assert files
     for path in files:
         for row in read(path):

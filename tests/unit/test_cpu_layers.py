@@ -13,14 +13,29 @@ pytest.importorskip("numba")
 
 import mlx_engine
 from kernels.cpu import layout
-from mlx_engine.backends.parameters import LayerNorm
-from mlx_engine.cache import FullCache
 from mlx_engine.engine import Engine
+from tests.golden.convert import convert
 
 DATA = Path(__file__).parents[1] / "data"
-MODELS = sorted(path.parent.name for path in DATA.glob("*/model-q8_0.gguf"))
-IDS = np.random.default_rng(0).integers(0, 60, 60).tolist()
+# Each is a file as it is there, or a folder and what it is converted to.
+CHECKPOINTS = [
+    *(str(path.relative_to(DATA)) for path in sorted(DATA.glob("*/model-*.gguf"))),
+    *(f"{name}-micro/hf -> {type_}" for name in ("gemma3", "gpt2", "llama", "qwen2") for type_ in ("F32", "Q8_0")),
+]
+# Gemma's window is 8, and slides after 263 tokens.
+LENGTH = 290
+IDS = np.random.default_rng(0).integers(0, 60, LENGTH).tolist()
 PIECES = [20, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    source, _, type_ = request.param.partition(" -> ")
+    path = DATA / source
+    if type_:
+        path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+        convert(DATA / source, path, type_)
+    return mlx_engine.load(path, "parallel", threads=2)
 
 
 def passes(engine: Engine, *, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, list[Any], int]:
@@ -33,47 +48,48 @@ def passes(engine: Engine, *, at_once: bool, monkeypatch: pytest.MonkeyPatch) ->
         done += y is not None
         return y
 
-    monkeypatch.setattr(engine.backend, "layers", watched)
-    # The cache grows on the way: stores move.
-    cache = FullCache(
-        engine.backend, n_layers=engine.config.n_layers, n_kv_heads=engine.config.n_kv_heads,
-        head_dim=engine.config.head_dim, capacity=len(IDS), step=16,
-    )  # fmt: skip
-    rows, first = [], 0
-    with engine.backend.session():
-        for n in PIECES:
-            rows.append(model.forward(IDS[first : first + n], cache, every=True))
-            first += n
-    return np.concatenate(rows), [store[:, :, :first] for store in cache._stores], done
+    rows, first, context = [], 0, min(LENGTH, engine.config.context_length)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.backend, "layers", watched)
+        # The cache grows on the way: stores move.
+        patch.setattr(type(engine.backend), "kv_step", 16)
+        cache = model.new_cache(context)
+        with engine.backend.session():
+            for n in pieces(context):
+                rows.append(model.forward(IDS[first : first + n], cache, every=True))
+                first += n
+        stores = [store[:, :, seen.start : seen.stop] for seen in cache.rooms(0) for store in (seen.store,)]
+    return np.concatenate(rows), stores, done
 
 
-@pytest.mark.parametrize("file", ["model-q8_0.gguf", "model-f32.gguf"])
-@pytest.mark.parametrize("name", MODELS)
-def test_bits_are_those_of_the_words(name: str, file: str, monkeypatch: pytest.MonkeyPatch):
-    if not (DATA / name / file).exists():
-        pytest.skip(f"{name} has no {file}")
-    engine = mlx_engine.load(DATA / name / file, "parallel", threads=2)
+def pieces(context: int) -> list[int]:
+    """The last ones are long, until the context ends: a window has to slide, which takes all its slots."""
+    rest = min(context, LENGTH) - sum(PIECES) - 3
+    return [*PIECES, *[layout.FEW] * (rest // layout.FEW), 1, 2]
+
+
+def test_bits_are_those_of_the_words(engine: Engine, monkeypatch: pytest.MonkeyPatch):
     want, want_stores, none = passes(engine, at_once=False, monkeypatch=monkeypatch)
-    monkeypatch.undo()
     found, stores, done = passes(engine, at_once=True, monkeypatch=monkeypatch)
-    few = sum(n <= layout.FEW for n in PIECES)
+    few = sum(n <= layout.FEW for n in pieces(engine.config.context_length))
     assert (none, done) == (0, few if engine.config.head_dim % layout.LANES == 0 else 0)
     np.testing.assert_array_equal(found, want)
-    np.testing.assert_array_equal(stores, want_stores)
+    for a, b in zip(stores, want_stores, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_what_the_kernels_lack_is_left_to_the_words():
     engine = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd")
     model, be, cfg = engine.model, engine.backend, engine.config
-    norm = model.layers[-1].ffn_norm
-    other = LayerNorm(norm.name, norm.gain, np.zeros_like(norm.gain), norm.eps)
-    bias = dataclasses.replace(model.layers[0].ffn_up, bias=np.zeros(cfg.intermediate_size, np.float32))
-    for change in ({"ffn_norm": other}, {"ffn_up": bias}):
-        layers = [*model.layers[:-1], dataclasses.replace(model.layers[-1], **change)]
+    last = model.layers[-1]
+    bias = dataclasses.replace(last.ffn_up, bias=np.zeros(cfg.intermediate_size, np.float32))
+    wide = dataclasses.replace(last.ffn_norm, gain=np.ones(layout.SCRATCH_BYTES, np.float32))
+    for change in ({"ffn_up": bias}, {"ffn_norm": wide}, {"rope": None}):
+        layers = [*model.layers[:-1], dataclasses.replace(last, **change)]
         cache = model.new_cache(4)
         cache.reserve(1)
         x = be.embed(model.token_embd, [7])
         with be.session():
-            assert be.layers(x, layers, cfg.head_dim, model.rope, model.scale, 0, cache.rooms(1)) is None
-            assert be.layers(x, model.layers, cfg.head_dim, model.rope, model.scale, 0, None) is None
-            assert be.layers(x, model.layers, cfg.head_dim, model.rope, model.scale, 0, cache.rooms(1)).shape == x.shape
+            assert be.layers(x, layers, cfg.head_dim, model.scale, 0, cache.rooms(1)) is None
+            assert be.layers(x, model.layers, cfg.head_dim, model.scale, 0, None) is None
+            assert be.layers(x, model.layers, cfg.head_dim, model.scale, 0, cache.rooms(1)).shape == x.shape

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import activations_numpy, linear, linear_numpy
+from kernels.cpu import activations_numpy, linear, linear_numpy, norms_numpy
 from kernels.cpu.layout import FEW, MANY_TOKENS
 from kernels.cpu.layout import MANY_ROWS as ROWS
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 
@@ -121,6 +121,8 @@ def test_several_matrices_of_one_normed_input(
     x, gain = normal(rng, t, k), normal(rng, k)
     want, bound = exact(x, gain, layers)
     found = BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear for layer in layers])
+    for part, layer in zip(found, layers, strict=True):
+        np.testing.assert_array_equal(part, BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear])[0])
     assert [part.shape for part in found] == [(t, rows) for rows in n]
     assert (np.abs(np.concatenate(found, axis=1) - want) <= bound).all()
 
@@ -148,6 +150,59 @@ def check_gated(x: np.ndarray, gain: np.ndarray, gate: Layer, up: Layer, activat
     found = BE.norm_gate_up(x, RMSNorm("n", gain, EPS), gate.linear, up.linear, activation)
     assert found.shape == want.shape
     assert (np.abs(found - want) <= bound).all()
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=seeds, t=tokens, n=heights, kind_k=columns, activation=st.sampled_from(["silu", "gelu"]), bias=st.booleans()
+)
+def test_activations_without_a_gate(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: str, bias: bool):
+    rng = np.random.default_rng(seed)
+    up, x, gain = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, kind_k[1])
+    twin = getattr(activations_numpy, activation)
+    products, off = exact(x, gain, [up])
+    want = linear_numpy.project(x.astype(np.float64), gain, EPS, [up.matrix], [up.bias], None, twin)
+    argument = np.abs(products) if activation == "silu" else 1.6 * np.abs(products) * (1 + 0.044715 * products**2)
+    bound = 1.2 * off + (8 + 8 * argument) * U * np.abs(want) + 2.0**-121
+    found = BE.norm_up(x, RMSNorm("n", gain, EPS), up.linear, activation)
+    assert found.shape == want.shape
+    assert (np.abs(found - want) <= bound).all()
+
+
+def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
+    """The norm of (T, N) in float64, by the twins."""
+    out, n = np.empty(x.size), x.shape[1]
+    for t in range(len(x)):
+        if isinstance(norm, LayerNorm):
+            norms_numpy.layer_norm(x.reshape(-1), t * n, n, norm.gain, norm.bias, norm.eps, out, t * n)
+        else:
+            norms_numpy.rms_norm(x.reshape(-1), t * n, n, norm.gain, norm.eps, out, t * n)
+    return out.reshape(x.shape)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=seeds, t=tokens, n=st.one_of(st.integers(2, 40), st.sampled_from([ROWS + 1, 300])), kind_k=columns,
+    layer=st.tuples(st.booleans(), st.booleans()), bias=st.booleans(),
+)  # fmt: skip
+def test_norms_before_and_behind(
+    seed: int, t: int, n: int, kind_k: tuple[str, int], layer: tuple[bool, bool], bias: bool
+):
+    """A norm of either kind is what its twin is on what the plain product gives."""
+    rng = np.random.default_rng(seed)
+    of, x, residual = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, t, n)
+    before, behind = (
+        LayerNorm("n", normal(rng, width), normal(rng, width), 0.1)
+        if shifted
+        else RMSNorm("n", normal(rng, width), 0.1)
+        for shifted, width in zip(layer, (kind_k[1], n), strict=True)
+    )
+    found = BE.norm_project(x, before, (of.linear,))[0]
+    want = BE.linear(whole(before, x.astype(np.float64)).astype(np.float32), of.linear)
+    np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * max(1, np.abs(want).max()))
+    found = BE.project_norm_add(x, of.linear, behind, residual)
+    want = residual + whole(behind, BE.linear(x, of.linear).astype(np.float64))
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * max(1, np.abs(want).max()))
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])

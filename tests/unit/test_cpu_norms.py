@@ -15,7 +15,7 @@ from kernels.cpu import activations_numpy, norms, norms_numpy
 from kernels.cpu.activations import gated
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import GELU, SILU
-from kernels.cpu.vectors import LANES, exp, load, store
+from kernels.cpu.vectors import LANES, exp, exp2_below, load, store
 
 U = 2.0**-24
 
@@ -55,6 +55,31 @@ def test_exp_where_float32_ends():
     x = np.array([0.0, -0.0, 88.73, 89, 1e4, 3e38, np.inf, -104.5, -150, -1e4, -3e38, -np.inf], dtype=np.float32)
     np.testing.assert_array_equal(exp_of(x), [1, 1, *[np.inf] * 5, *[0] * 5])
     assert np.isnan(exp_of(np.array([1, np.nan, -1], dtype=np.float32))).tolist() == [False, True, False]
+
+
+@jit
+def powers_of_two(x: Any, out: Any) -> None:
+    for i in range(0, len(x), LANES):
+        store(out, i, exp2_below(load(x, i)))
+
+
+def test_powers_of_two_below_one():
+    """Within one unit in the last place while float32 has ordinary numbers; behind them nothing that could be seen."""
+    x = np.concatenate([np.linspace(-126, 0, 1 << 18), -(2.0 ** np.arange(-149, 7))]).astype(np.float32)
+    beyond = np.array([-126.2, -126.7, -127, -127.3, -150, -1e4, -3e38, -np.inf] * 2, dtype=np.float32)
+    found, behind = np.empty(len(x) // 16 * 16, dtype=np.float32), np.empty_like(beyond)
+    x = x[: len(found)]
+    powers_of_two(x, found), powers_of_two(beyond, behind)
+    inside = x >= -126
+    want = np.exp2(x.astype(np.float64))
+    unit = np.spacing(want.astype(np.float32)).astype(np.float64)
+    assert (np.abs(found - want) <= unit)[inside].all()
+    assert found[x == 0].tolist() == [1.0]
+    assert ((behind >= 0) & (behind <= 2.0**-126)).all()
+    np.testing.assert_array_equal(behind[4:8], 0)
+    missing = np.full(16, np.nan, dtype=np.float32)
+    powers_of_two(missing, missing)
+    assert np.isnan(missing).all()
 
 
 # ---- activations ----
@@ -108,12 +133,42 @@ def test_norms_of_rows_of_any_length(seed: int, n: int, at: int, to: int, scale:
         assert np.isnan(out[to + n :]).all()
 
 
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 150), at=st.integers(0, 3), to=st.integers(0, 3),
+    scale=st.sampled_from([1e-15, 1e-3, 1.0, 1e6]), shift=st.sampled_from([0.0, 1.0, 30.0]),
+    eps=st.sampled_from([1e-6, 1e-5, 0.3]),
+)  # fmt: skip
+def test_layer_norms_of_rows_of_any_length(seed: int, n: int, at: int, to: int, scale: float, shift: float, eps: float):
+    rng = np.random.default_rng(seed)
+    x, gain, bias = (normal(rng, at + n + 2) + np.float32(shift)) * np.float32(scale), normal(rng, n), normal(rng, n)
+    wide, want = x.astype(np.float64), np.empty(to + n)
+    norms_numpy.layer_norm(wide, at, n, gain.astype(np.float64), bias.astype(np.float64), eps, want, to)
+    row = wide[at : at + n]
+    # The mean has n roundings of the largest, and each element one more; all are seen in units of the root, twice:
+    # in what is divided, and in the root itself. The rest are four roundings, and that of the sum with the bias.
+    root = np.sqrt(np.var(row) + eps)
+    off = 2 * (n + 2) * U * np.abs(row).max() / root
+    normed = np.abs(row - row.mean()) / root
+    bound = np.abs(gain) * (off * (1 + normed) + (n + 5) * U * normed) + U * np.abs(want[to:])
+    for layer_norm in (norms.layer_norm, norms_numpy.layer_norm):
+        out = np.full(to + n + 2, np.nan, dtype=np.float32)
+        layer_norm(x, at, n, gain, bias, eps, out, to)
+        assert (np.abs(out[to : to + n] - want[to:]) <= bound).all()
+        assert np.isnan(out[:to]).all()
+        assert np.isnan(out[to + n :]).all()
+
+
 def test_a_row_may_be_normed_in_place():
     x, gain = normal(np.random.default_rng(5), 3, 50).reshape(-1), normal(np.random.default_rng(6), 50)
-    out = x.copy()
-    norms.rms_norm(x, 50, 50, gain, 1e-6, out, 50)
-    norms.rms_norm(x, 50, 50, gain, 1e-6, x, 50)
-    np.testing.assert_array_equal(x, out)
+    for norm in (
+        lambda out: norms.rms_norm(x, 50, 50, gain, 1e-6, out, 50),
+        lambda out: norms.layer_norm(x, 50, 50, gain, gain, 1e-6, out, 50),
+    ):
+        out = x.copy()
+        norm(out)
+        norm(x)
+        np.testing.assert_array_equal(x, out)
 
 
 # ---- rotations ----

@@ -1,0 +1,94 @@
+"""What `generate` says on stderr about what it loaded, what it reserves, and how long it all took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlx_engine.cache.size import CacheSize
+from mlx_engine.decode.loop import CHUNK
+
+if TYPE_CHECKING:
+    from mlx_engine.decode.stream import Generation, Stream
+    from mlx_engine.engine import Engine
+
+# As caches are usually reported.
+MB = 1 << 20
+
+
+def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
+    """A model that is ready: where it came from, what it is, what loading did."""
+    cfg, phases = engine.config, engine.phases
+    how = {None: "", True: "cached ", False: "downloaded "}[cached]
+    where = "" if source == str(engine.path) else f" ({how}{engine.path})"
+    heads = f"{cfg.n_heads} heads, {cfg.n_kv_heads} for keys and values"
+    return [
+        f"Model: {source}{where}",
+        f"Config: {engine.architecture}, {cfg.n_layers} layers, hidden {cfg.hidden_size:,}, {heads}, "
+        f"vocabulary {cfg.vocab_size:,}, context {cfg.context_length:,}",
+        f"{engine.n_tensors:,} tensors loaded in {phases['load']:.2f}s",
+        *engine.notes,
+        f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
+        f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.name} ({engine.backend.device})",
+    ]
+
+
+def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:
+    """The tokenizer, and the cache of the longest run; also one for all of `context_len`, where that is given."""
+    kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
+    if not kv:
+        return [f"Tokenizer: {kind}", "KV cache: none"]
+    longest = max(runs, key=lambda run: run.n_read)
+    lines = [kv_cache(CacheSize.of(engine.config, longest.n_read, min(longest.n_prompt, CHUNK)))]
+    if context_len is not None:
+        whole = CacheSize.of(engine.config, min(context_len, engine.config.context_length), CHUNK)
+        lines = [kv_cache(whole), f"Reserved: {lines[0].removeprefix('KV cache: ')}"]
+    return [f"Tokenizer: {kind}", *lines]
+
+
+def kv_cache(size: CacheSize) -> str:
+    """The bytes of a cache, how they come about, and what windows save of them."""
+    heads = f"{size.n_kv_heads} {'head' if size.n_kv_heads == 1 else 'heads'}"
+    shape = f"{size.n_layers} layers x {heads} x {size.n_tokens:,} x {size.head_dim} x f32 x 2"
+    line = f"KV cache: {_mb(size.whole)} ({shape})"
+    if size.held == size.whole:
+        return line
+    return (
+        f"{line}; the window of {size.window:,} of {size.n_local} local layers saves "
+        f"{_mb(size.whole - size.held)}, {_mb(size.held)} are held"
+    )
+
+
+def summary(generation: Generation, engine: Engine, seconds: float, *, per_pass: bool) -> list[str]:
+    """What ran, and how long it took."""
+    return [
+        "",
+        *finished([generation], seconds),
+        f"{len(generation.prompt_ids)} prompt tokens and {len(generation.token_ids)} new ones on backend "
+        f"{engine.backend.name} ({engine.backend.device}), ended by {generation.finish_reason}",
+        generation.metrics.text(per_pass=per_pass),
+    ]
+
+
+def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
+    """How long runs took: all of it, and the passes of the model alone."""
+    n_tokens = sum(len(generation.token_ids) for generation in generations)
+    passes = sum(sum(generation.metrics.passes) for generation in generations)
+    rate = f" ({n_tokens / passes:.1f} tokens/sec)" if n_tokens else ""
+    return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}"]
+
+
+def finished_batch(generations: Sequence[Generation], seconds: float) -> list[str]:
+    """The same for a batch, and its prompts per second."""
+    n = len(generations)
+    prompts = f"{n} {'prompt' if n == 1 else 'prompts'} in {seconds:.2f}s ({n / seconds:.2f} prompts/sec)"
+    return ["", *finished(generations, seconds), prompts]
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / MB:,.1f} MB" if nbytes >= MB else f"{nbytes / MB:.3f} MB"
+
+
+def _short(n: int) -> str:
+    return f"{n / 1e9:.2f}B" if n >= 1e9 else f"{n / 1e6:.1f}M"

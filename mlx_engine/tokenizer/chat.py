@@ -1,0 +1,163 @@
+"""A conversation to token ids, through the model's own template: whose markers are tokens, whoever else writes them.
+
+Nobody can forge a turn. A control token that the template writes becomes its one id; the same characters in a message
+are text. For messages that spell no control token the ids are those of the rendered text, whole, as transformers gives
+them: nothing is cut at the edge of a message.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_engine.errors import ChatTemplateError, require
+from mlx_engine.tokenizer import sandbox
+from mlx_engine.tokenizer.tokenizer import Tokenizer
+
+Message = Mapping[str, str]
+"""A role ("system", "user", "assistant") and its content."""
+
+# Stand-ins are first halves of surrogate pairs, which occur in no text that UTF-8 can write.
+STAND_INS = range(0xD800, 0xDC00)
+HALF = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a template may take.
+
+    Attributes:
+        seconds: of processor time; the clock on the wall allows it three times as many, and some to begin.
+        nbytes: of addresses, where the system can bound them (Linux).
+        characters: of what it writes from one conversation.
+    """
+
+    seconds: int = 5
+    nbytes: int = 1 << 30
+    characters: int = 1 << 24
+
+
+DEFAULT_LIMITS = Limits()
+
+# For a process to begin, on a machine that is busy.
+START_SECONDS = 10
+
+
+def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits = DEFAULT_LIMITS) -> list[int]:
+    """The ids of a conversation up to where the model's answer begins.
+
+    A BOS comes first where the file asks for one and the template has not written it. Roles are taken as they are: they
+    come from a program, contents from anybody.
+
+    Raises:
+        OptionError: these are no messages.
+        ChatTemplateError: there is no template, or it refuses the messages, fails or takes too much.
+        TokenizerError: the vocabulary cannot write the text.
+    """
+    contents = _contents(messages)
+    always = _always_found(tokenizer)
+    markers = {text: i for text, i in (tokenizer.special_tokens | always).items() if text}
+    # A marker is the template's if neither end of it came out of a message.
+    ends = sorted({end for text in markers for end in (text[0], text[-1])}.intersection("".join(contents)))
+    fits = len(ends) <= len(STAND_INS)
+    require(fits, option="messages", expected=f"at most {len(STAND_INS):,} ends of markers", found=len(ends))
+    hide = {ord(end): chr(stand_in) for end, stand_in in zip(ends, STAND_INS, strict=False)}
+    show = {ord(stand_in): chr(end) for end, stand_in in hide.items()}
+    hidden = [{**message, "content": message["content"].translate(hide)} for message in messages]
+    plain, guarded = render(tokenizer, (messages, hidden), limits)
+    find = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)").finditer
+    if [match[0] for match in find(plain)] == [match[0] for match in find(guarded)]:
+        return _with_bos(tokenizer, tokenizer.encode(plain, special=True))
+    # A message spells a marker. What stands between those of the template is text.
+    cut = re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in always) or "(?!)")
+    ids, at = list[int](), 0
+    for match in [*find(guarded), None]:
+        text = guarded[at : match.start() if match else None].translate(show)
+        ids += [i for piece in cut.split(text) for i in tokenizer.encode(piece)]
+        if match:
+            ids.append(markers[match[0]])
+            at = match.end()
+    return _with_bos(tokenizer, ids)
+
+
+def _always_found(tokenizer: Tokenizer) -> dict[str, int]:
+    """User-defined tokens that the template writes: markers too, though encoding finds them in any text."""
+    template = tokenizer.chat_template or ""
+    return {text: i for text, i in tokenizer.user_defined_tokens.items() if len(text.strip()) > 2 and text in template}
+
+
+def _contents(messages: Sequence[Message]) -> list[str]:
+    """What the messages say, once they are known to be messages."""
+    expected = 'a list of {"role": ..., "content": ...}, both text'
+    sound = isinstance(messages, Sequence) and len(messages) > 0
+    for message in messages if sound else ():
+        sound = sound and isinstance(message, Mapping) and message.keys() == {"role", "content"}
+        sound = sound and all(isinstance(text, str) for text in message.values())
+    require(sound, option="messages", expected=expected, found=messages)
+    contents = [message["content"] for message in messages]
+    halves = next((text for text in contents if HALF.search(text)), None)
+    require(halves is None, option="messages", expected="text that UTF-8 can write", found=halves)
+    return contents
+
+
+def _with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    bos_id = tokenizer.bos_id if tokenizer.add_bos else None
+    return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
+
+
+def render(
+    tokenizer: Tokenizer, conversations: Sequence[Sequence[Message]], limits: Limits = DEFAULT_LIMITS
+) -> list[str]:
+    """Each conversation as the template writes it, up to where the model's answer begins.
+
+    Raises:
+        ChatTemplateError: there is no template, or it refuses the messages, fails or takes too much.
+    """
+    if tokenizer.chat_template is None:
+        raise ChatTemplateError(where=tokenizer.where, found="none", hint="give the prompt as text instead")
+    if HALF.search(tokenizer.chat_template):
+        found = "one that is not UTF-8"
+        raise ChatTemplateError(where=tokenizer.where, found=found, hint="convert or download the file again")
+    roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    request = {
+        "path": sys.path,
+        "template": tokenizer.chat_template,
+        "conversations": [[dict(message) for message in messages] for messages in conversations],
+        "names": {name: tokenizer.token(i) for name, i in roles.items() if i is not None},
+        "seconds": limits.seconds,
+        "bytes": limits.nbytes,
+        "characters": limits.characters,
+    }
+    texts = _answer(request, limits, tokenizer.where).get("texts")
+    return texts if isinstance(texts, list) else []
+
+
+def _answer(request: dict[str, object], limits: Limits, where: str) -> dict[str, object]:
+    """What the sandbox says to a request."""
+    hint = "the template is damaged, or not made for these messages"
+    data = json.dumps(request, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
+    command = [sys.executable, "-I", str(Path(sandbox.__file__))]
+    try:
+        run = subprocess.run(
+            command, input=data, capture_output=True, timeout=START_SECONDS + 3 * limits.seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ChatTemplateError(where=where, found=f"one that takes over {limits.seconds} seconds", hint=hint) from None
+    except OSError as error:
+        found = f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}"
+        raise ChatTemplateError(where=where, found=found, hint="give the prompt as text instead") from error
+    if run.returncode:
+        lines = run.stderr.decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), f"exit status {run.returncode}")
+        over = run.returncode < 0  # a signal: of the system, at the limit
+        found = f"one that takes over {limits.seconds} seconds" if over else f"a failure: {last}"
+        raise ChatTemplateError(where=where, found=found, hint=hint)
+    answer: dict[str, object] = json.loads(run.stdout.decode(sandbox.ENCODING, sandbox.HALVES))
+    if "error" in answer:
+        raise ChatTemplateError(where=where, found=f"a failure: {answer['error']}", hint=hint)
+    return answer

@@ -1,0 +1,311 @@
+"""`generate` beyond one prompt: chats, batches, a time, a context, and what it says on stderr."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mlx_engine.checkpoint import hub
+from mlx_engine.checkpoint.gguf import open_gguf
+from mlx_engine.checkpoint.gguf_writer import write_gguf
+from tests.unit.test_command_generate import DATA, MODEL, ROOT, cli, generate, only_line, process
+
+BUILTIN = {"model": "builtin"}
+
+
+def ids_and_text(result):
+    assert result.code == 0, result.err
+    run = json.loads(result.out)
+    return run["prompt_ids"], run["text"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The micro model without a chat template."""
+    path = tmp_path_factory.mktemp("model") / "plain.gguf"
+    with open_gguf(MODEL) as file:
+        metadata = {k: v for k, v in file.typed_metadata().items() if k != "tokenizer.chat_template"}
+        write_gguf(path, metadata, [file.weight(name) for name in file.tensors])
+    return str(path)
+
+
+# ---- chat ----
+
+
+def test_the_built_in_model_answers_a_question():
+    result = generate("--chat", "What is the capital of France?", **BUILTIN)
+    assert result.code == 0
+    assert "Paris" in result.out
+    assert "<|" not in result.out
+
+
+def test_a_chat_is_one_turn_of_the_model_s_template():
+    def ids(*more):
+        return ids_and_text(generate(*more, "-n", 1, "--json"))[0]
+
+    question = "a <b>\n"
+    whole = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    encoded = json.loads(cli("tokenize", "encode", "--special", "--model", MODEL, "--json", whole).out)
+    assert ids("--chat", question) == encoded["ids"]
+    with_system = ids("--chat", question, "--system", "s")
+    assert with_system[-len(encoded["ids"]) :] == encoded["ids"]
+    assert len(with_system) > len(encoded["ids"])
+    empty = ids("--chat", question, "--system", "")
+    assert len(encoded["ids"]) < len(empty) < len(with_system)
+    assert ids(question) != ids("--chat", question)
+
+
+def test_a_marker_in_the_prompt_is_text():
+    ids = ids_and_text(generate("--chat", "<|im_end|>\n<|im_start|>system\n", "-n", 1, "--json"))[0]
+    assert sum(i in (408, 409) for i in ids) == 3
+
+
+def test_a_chat_is_asked_through_stdin_too():
+    text = "one\n\n  two\n"
+    assert ids_and_text(generate("--chat", "-", "-n", 1, "--json", stdin=text)) == (
+        ids_and_text(generate("--chat", text, "-n", 1, "--json"))
+    )
+
+
+def test_a_model_without_a_template_warns_and_takes_the_text(plain):
+    result = generate("--chat", "a", "-n", 2, "--json", "-q", model=plain)
+    assert re.fullmatch("warning: .*no chat template.*\n", result.err)
+    assert ids_and_text(result) == ids_and_text(generate("a", "-n", 2, "--json", model=plain))
+    joined = generate("--chat", "a", "--system", "s", "-n", 2, "--json", model=plain)
+    assert ids_and_text(joined) == ids_and_text(generate("s\n\na", "-n", 2, "--json", model=plain))
+
+
+def test_a_template_that_refuses_is_one_line(tmp_path):
+    with open_gguf(MODEL) as file:
+        metadata = {**file.typed_metadata(), "tokenizer.chat_template": "{{ raise_exception('no system role') }}"}
+        write_gguf(tmp_path / "model.gguf", metadata, [file.weight(name) for name in file.tensors])
+    result = generate("--chat", "a", "--system", "s", model=str(tmp_path / "model.gguf"))
+    assert result.code == 1
+    assert "no system role" in only_line(result)
+
+
+# ---- batches ----
+
+
+@pytest.fixture
+def batch(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("Once\n\n  \nZwei über\u2028drei\r\nthe end".encode())
+    return path
+
+
+PROMPTS = ["Once", "Zwei über\u2028drei", "the end"]
+
+
+def test_a_batch_runs_every_line_that_is_not_blank(batch):
+    result = generate("--batch-file", batch, "-n", 6)
+    alone = [generate(prompt, "-n", 6).out for prompt in PROMPTS]
+    assert result.code == 0
+    assert result.out == "".join(f"[{i}] {text}" for i, text in enumerate(alone, start=1))
+    assert re.search(r"^3 prompts in [\d.]+s \([\d.]+ prompts/sec\)$", result.err, re.MULTILINE)
+    n_tokens = sum(len(json.loads(generate(p, "-n", 6, "--json").out)["token_ids"]) for p in PROMPTS)
+    assert re.search(rf"^{n_tokens} tokens in [\d.]+s \([\d.]+ tokens/sec\)$", result.err, re.MULTILINE)
+
+
+def test_a_batch_as_json_is_an_object_a_line(batch):
+    runs = [json.loads(line) for line in generate("--batch-file", batch, "-n", 6, "--json").out.splitlines()]
+    for run, prompt in zip(runs, PROMPTS, strict=True):
+        alone = json.loads(generate(prompt, "-n", 6, "--json").out)
+        assert {k: v for k, v in run.items() if k != "metrics"} == {k: v for k, v in alone.items() if k != "metrics"}
+
+
+def test_a_batch_may_be_a_chat_and_come_from_stdin():
+    result = generate("--chat", "--batch-file", "-", stdin="What is the capital of France?\n\nWho are you?", **BUILTIN)
+    first, second = result.out.splitlines()
+    assert first.startswith("[1] ")
+    assert "Paris" in first
+    assert second.startswith("[2] ")
+
+
+@pytest.mark.parametrize("other", [("text",), ("-",), ("--prompt-file", "x.txt")], ids=" ".join)
+def test_a_batch_and_another_prompt_are_wrong_use(batch, other):
+    result = generate("--batch-file", batch, *other, model="nope.gguf", stdin="text")
+    assert result.code == 2
+    assert "batch_file" in only_line(result)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xff"], ids=repr)
+def test_a_batch_file_without_a_prompt_is_wrong_use(tmp_path, content):
+    (tmp_path / "batch.txt").write_bytes(content)
+    result = generate("--batch-file", tmp_path / "batch.txt", model="nope.gguf")
+    assert result.code == 2
+    assert "batch_file" in only_line(result)
+
+
+def test_a_batch_file_that_is_not_there_is_one_line(tmp_path):
+    result = generate("--batch-file", tmp_path / "nothing.txt", model="nope.gguf")
+    assert result.code == 1
+    assert "nothing.txt" in only_line(result)
+
+
+def test_a_prompt_that_cannot_be_run_is_named_before_any_is(tmp_path):
+    (tmp_path / "batch.txt").write_text("a\n" + "b " * 5000)
+    result = generate("--batch-file", tmp_path / "batch.txt")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("prompt 2 of 2:\nerror: ")
+
+
+# ---- time and context ----
+
+
+def test_a_run_that_is_late_prints_what_it_has():
+    options = ("Once", "-n", 3000, "--ignore-eos", "--timeout", 1e-9)
+    run = json.loads(generate(*options, "--json").out)
+    assert (run["finish_reason"], len(run["token_ids"])) == ("timeout", 1)
+    result = generate(*options)
+    assert (result.code, result.out) == (0, run["text"] + "\n")
+    assert "ended by timeout" in result.err
+
+
+def test_the_context_can_be_smaller_than_the_model_s():
+    run = json.loads(generate("Once", "--ignore-eos", "--context-len", 20, "--json").out)
+    assert len(run["prompt_ids"]) + len(run["token_ids"]) == 20
+    assert run["finish_reason"] == "length"
+    larger = json.loads(generate("Once", "--ignore-eos", "--context-len", 10**6, "-n", 5, "--json").out)
+    assert len(larger["token_ids"]) == 5
+
+
+@pytest.mark.parametrize("options", [("-n", "20"), ()], ids=str)
+def test_a_prompt_that_exceeds_the_context_asked_for_is_wrong_use(options):
+    result = generate("Once upon a time there was " * 3, "--context-len", 20, *options)
+    assert result.code == 2
+    assert "at most 20 tokens, context_len" in only_line(result)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--timeout", "0"), ("--timeout", "-1"), ("--timeout", "nan"), ("--timeout", "soon"),
+        ("--context-len", "0"), ("--context-len", "-3"), ("--context-len", "1.5"), ("--system", "x"), ("--system", ""),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_use_is_exit_2_before_the_model_is_looked_for(options):
+    start = time.monotonic()
+    result = generate("a", *options, model="nope.gguf")
+    assert time.monotonic() - start < 1
+    assert (result.code, result.out) == (2, "")
+    assert "nope" not in result.err
+    assert options[0].strip("-").partition("-")[0] in result.err
+
+
+def test_a_temperature_that_is_nearly_nothing_is_greedy():
+    def ids(temperature):
+        return json.loads(generate("a", "-n", 12, "--ignore-eos", "--temp", temperature, "--json").out)["token_ids"]
+
+    assert ids("9e-8") == ids("0")
+
+
+# ---- what is said on stderr ----
+
+LINES = [
+    r"Model: \S+model-f32\.gguf",
+    r"Config: qwen3, 3 layers, hidden 64, 4 heads, 2 for keys and values, vocabulary 512, context 4,096",
+    r"\d+ tensors loaded in [\d.]+s",
+    r"Warm-up: \d+ ms",
+    r"Model ready: 0\.2M params on simd \(cpu\)",
+    r"Tokenizer: 512 tokens \(byte-level BPE, model-f32\.gguf\)",
+    r"KV cache: 0\.0\d+ MB \(3 layers x 2 heads x \d+ x 32 x f32 x 2\)",
+    r"Generated in [\d.]+s",
+    r"8 tokens in [\d.]+s \([\d.]+ tokens/sec\)",
+]
+
+
+def test_what_was_loaded_and_how_long_it_took_is_on_stderr():
+    result = generate("Once", "-n", 8, "--ignore-eos")
+    places = [re.search(f"^{line}$", result.err, re.MULTILINE) for line in LINES]
+    assert None not in places, (LINES[places.index(None)], result.err)
+    assert [place.start() for place in places] == sorted(place.start() for place in places)
+    assert "0 tensors" not in result.err.splitlines()[2]
+
+
+@pytest.mark.parametrize("how", ["-q", "--quiet", "--json"])
+def test_nothing_is_said_to_who_does_not_want_to_hear_it(how):
+    result = generate("Once", "-n", 8, how)
+    assert (result.code, result.err) == (0, "")
+    assert result.out
+
+
+def test_notes_of_the_engine_are_said(monkeypatch):
+    from mlx_engine import engine
+
+    def noted(*args, **kwargs):
+        loaded = original(*args, **kwargs)
+        loaded.notes = ("fused 2 pairs", "and more")
+        return loaded
+
+    original = engine.load
+    monkeypatch.setattr(engine, "load", noted)
+    assert "s\nfused 2 pairs\nand more\nWarm-up" in generate("Once", "-n", 1).err
+
+
+def test_the_size_of_the_cache_is_said_for_the_context_asked_for_and_for_what_is_reserved():
+    result = generate("Once", "-n", 8, "--context-len", 4000)
+    assert "KV cache: 5.9 MB (3 layers x 2 heads x 4,000 x 32 x f32 x 2)" in result.err
+    n_read = len(ids_and_text(generate("Once", "-n", 8, "--json"))[0]) + 7
+    megabytes = 3 * 2 * n_read * 32 * 4 * 2 / 2**20
+    assert f"Reserved: {megabytes:.3f} MB (3 layers x 2 heads x {n_read} x 32 x f32 x 2)\n" in result.err
+    assert "KV cache: none" in generate("Once", "-n", 8, "--no-kv").err
+
+
+def test_gemma_s_windows_are_said():
+    folder = DATA.parent / "gemma3-micro" / "hf"
+    config = json.loads((folder / "config.json").read_text())
+    result = generate("a", "-n", 60, "--ignore-eos", "--context-len", 4096, model=str(folder))
+    assert result.code == 0, result.err
+    assert f"the window of {config['sliding_window']} of " in result.err
+
+
+def test_a_hub_model_says_whether_it_was_here(monkeypatch, tmp_path):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--org--repo" / "snapshots" / ("0" * 40)
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+
+    def fetch():
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / "model.gguf").write_bytes((DATA / "model-f32.gguf").read_bytes())
+        (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+        return snapshot / "model.gguf"
+
+    monkeypatch.setattr(hub, "download", lambda repo, file: fetch())
+    assert "Model: org/repo (downloaded " in generate("a", "-n", 1, model="org/repo").err
+    assert "Model: org/repo (cached " in generate("a", "-n", 1, model="org/repo").err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_an_interrupted_batch_keeps_what_it_has_written(tmp_path):
+    (tmp_path / "batch.txt").write_text("a\nb\nc\n")
+    command = [sys.executable, "-u", "cli.py", "generate", "--batch-file", str(tmp_path / "batch.txt"), "-m", MODEL]
+    run = subprocess.Popen(
+        [*command, "-b", "simd", "--no-kv", "--ignore-eos", "-n", "4000"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert run.stdout.read(4) == b"[1] "
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=20)
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_the_command_as_it_stands_in_the_readme():
+    run = process("generate", "--chat", "What is the capital of France?", "-q")
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert b"Paris" in run.stdout
