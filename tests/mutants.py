@@ -50,7 +50,7 @@ MUTANTS = [
     Mutant("the weaker of two limits counts", GAINS, "1e3 * max(op.cost.nbytes", "1e3 * min(op.cost.nbytes"),
     Mutant("all of the time is a gain", GAINS, "max(0.0, self.ms - self.floor)", "self.ms"),
     Mutant("the share of the limit upside down", GAINS, "else self.floor / self.ms", "else self.ms / self.floor"),
-    Mutant("a slow operation is taken for slow calls", GAINS, "return min(off, _usual(beyond))", "return off"),
+    Mutant("a slow operation is taken for slow calls", GAINS, "min(off, UNUSUAL * _usual(beyond))", "off"),
     Mutant("operations below their limit", GAINS, "max(op.ms - off * op.calls, min(op.ms, floor))",
            "op.ms - off * op.calls"),
     Mutant("what takes longest is first", GAINS, 'row["ms"] if row["gain_ms"] is None else row["gain_ms"]',

@@ -97,8 +97,8 @@ def test_a_slow_operation_keeps_its_time():
     ops = [operation(name, 1.0, calls=10) for name in "abcde"]
     ops.append(operation("attention", 21.0, calls=10))
     off = gains.off_every_call(ops, LIMITS, too_much=25.5)
-    assert off == pytest.approx(0.1)  # as much as a call usually takes, and no more
-    assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(20.0)
+    assert off == pytest.approx(0.2)  # twice as much as a call usually takes, and no more
+    assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(19.0)
 
 
 def test_what_would_gain_most_is_first():
@@ -400,6 +400,12 @@ def test_what_may_be_chance_is_no_bottleneck():
     chance = phase(rounds_of([12.0, 32.0, 50.0, 10.0], [20.0, 30.0, 10.0, 10.5]), LIMITS, 0.0, {}, lazy=False)
     assert chance["between_ms"] == pytest.approx(22.0 - 15.25)
     assert BETWEEN not in {row["role"] for row in chance["ranking"]}
+
+
+def test_shares_never_add_up_to_more_than_all():
+    longer = phase(rounds_of([5.0], [20.0]), None, 0.0, {}, lazy=False)
+    assert longer["between_ms"] == pytest.approx(-15.0)
+    assert [row["share"] for row in longer["ranking"]] == [op["share"] for op in longer["operations"]] == [1.0]
 
 
 # ---- the model, and loading it ----

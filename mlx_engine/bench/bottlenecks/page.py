@@ -179,6 +179,8 @@ def breakdown(phase: Report) -> str:
     if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
         chance = "may be chance" if by_round["q3"] >= 0 else "is no chance: something is slower only word by word"
         told += f" What is left {chance}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
+    if phase["between_ms"] < -SMALL * whole:
+        told += " Shares of operations are of their sum."
     return f"{aligned(rows)}\n\n{told.strip()}"
 
 
