@@ -46,7 +46,24 @@ STACK, NORMS = "backends/stack.py", CPU + "norms.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip
+GAINS, APART, ROUNDS = (f"bench/bottlenecks/{name}.py" for name in ("gains", "apart", "kinds"))
 MUTANTS = [
+    Mutant("the weaker of two limits counts", GAINS, "1e3 * max(op.cost.nbytes", "1e3 * min(op.cost.nbytes"),
+    Mutant("all of the time is a gain", GAINS, "max(0.0, self.ms - self.floor)", "self.ms"),
+    Mutant("the share of the limit upside down", GAINS, "else self.floor / self.ms", "else self.ms / self.floor"),
+    Mutant("a slow operation is taken for slow calls", GAINS, "min(off, UNUSUAL * _usual(beyond))", "off"),
+    Mutant("operations below their limit", GAINS, "max(op.ms - off * op.calls, min(op.ms, floor))",
+           "op.ms - off * op.calls"),
+    Mutant("what takes longest is first", GAINS, 'row["ms"] if row["gain_ms"] is None else row["gain_ms"]',
+           'row["ms"]'),
+    Mutant("calls of all passes", APART, "self.n_calls / len(self.samples)", "self.n_calls"),
+    Mutant("chance is a bottleneck", ROUNDS, 'if rest["q1"] > 0 else 0.0', ""),
+    Mutant("the sum of operations is another round's", ROUNDS, "zip(self.plain, sums, strict=True)",
+           "zip(self.plain, reversed(sums), strict=True)"),
+    Mutant("blocks count what their primitives do", "observe/profiler.py", "cost.without(span.counted)", "cost"),
+    Mutant("scores where nothing is visible", "backends/profiled.py", "- rest * (rest + 1) // 2", ""),
+    Mutant("a factor of the new to the old", "bench/bottlenecks/against.py", "figure(before / after)",
+           "figure(after / before)"),
     Mutant("keys and values of the fused layer exchanged", GPT2, '("attn_q", "attn_k", "attn_v")',
            '("attn_q", "attn_v", "attn_k")'),
     Mutant("learned positions begin anew in every pass", GPT2, "range(offset, offset + len(ids))", "range(len(ids))"),

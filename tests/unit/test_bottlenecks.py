@@ -16,6 +16,7 @@ from mlx_engine.bench.bottlenecks import about, gains
 from mlx_engine.bench.bottlenecks import apart as taken_apart
 from mlx_engine.bench.bottlenecks.apart import Operation
 from mlx_engine.bench.bottlenecks.gains import BETWEEN, Limits
+from mlx_engine.bench.bottlenecks.kinds import Kind, phase
 from mlx_engine.bench.bottlenecks.page import page
 from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, measured, summed
 from mlx_engine.bench.bottlenecks.runs import Pass
@@ -96,8 +97,8 @@ def test_a_slow_operation_keeps_its_time():
     ops = [operation(name, 1.0, calls=10) for name in "abcde"]
     ops.append(operation("attention", 21.0, calls=10))
     off = gains.off_every_call(ops, LIMITS, too_much=25.5)
-    assert off == pytest.approx(0.1)  # as much as a call usually takes, and no more
-    assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(20.0)
+    assert off == pytest.approx(0.2)  # twice as much as a call usually takes, and no more
+    assert gains.lines(ops, LIMITS, off)[-1].gain == pytest.approx(19.0)
 
 
 def test_what_would_gain_most_is_first():
@@ -384,6 +385,27 @@ def test_rounds_end_with_the_budget(world):
     told = []
     rounds = measured(engine, settings, world, lambda *args: told.append(args), world)
     assert (len(rounds), told) == (1, [(1, 6, "measuring")])
+
+
+def rounds_of(plain: list[float], apart: list[float]) -> Kind:
+    passes = [[Pass([span("head", ms / 1e3)], 1.0)] for ms in apart]
+    return Kind(passes, [[ms] for ms in plain])
+
+
+def test_what_may_be_chance_is_no_bottleneck():
+    """The plain pass is longer by 2 ms in most rounds, and the machine is slower in some."""
+    sure = phase(rounds_of([12.0, 32.0, 52.5, 13.0], [10.0, 30.0, 50.0, 10.5]), LIMITS, 0.0, {}, lazy=False)
+    assert sure["between_by_round_ms"]["median"] == pytest.approx(2.25)
+    assert BETWEEN in {row["role"] for row in sure["ranking"]}
+    chance = phase(rounds_of([12.0, 32.0, 50.0, 10.0], [20.0, 30.0, 10.0, 10.5]), LIMITS, 0.0, {}, lazy=False)
+    assert chance["between_ms"] == pytest.approx(22.0 - 15.25)
+    assert BETWEEN not in {row["role"] for row in chance["ranking"]}
+
+
+def test_shares_never_add_up_to_more_than_all():
+    longer = phase(rounds_of([5.0], [20.0]), None, 0.0, {}, lazy=False)
+    assert longer["between_ms"] == pytest.approx(-15.0)
+    assert [row["share"] for row in longer["ranking"]] == [op["share"] for op in longer["operations"]] == [1.0]
 
 
 # ---- the model, and loading it ----

@@ -5,9 +5,9 @@ is the rest of its time.
 
 Taken apart, operations take longer together than the plain pass does: each is a call of its own then, from an
 interpreter that the weights have pushed out of the processor's caches. So the same time is taken off every call, until
-a decode step's sum is that of the plain one, but never more than what calls usually take beyond the limit, and no
-operation gets below its limit. One that is slow for another reason keeps its time. A call of prefill is made the same
-way, and the same time is taken off it; its own excess would be mostly noise, spread over few and long calls.
+a decode step's sum is that of the plain one, but never more than twice what the median call takes beyond the limit, and
+no operation gets below its limit. One that is slow for another reason keeps its time. A call of prefill is made the
+same way, and the same time is taken off it; its own excess would be mostly noise, spread over few and long calls.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from mlx_engine.bench.bottlenecks.apart import Operation
 
 # What has no operation of its own, as a line of the ranking.
 BETWEEN = "between operations"
+# Nothing takes so many times what the median call takes beyond its limit for being a call.
+UNUSUAL = 2
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def off_every_call(ops: Sequence[Operation], limits: Limits | None, too_much: fl
             off += too_much / calls
             break
         too_much, off, calls = too_much - (most - off) * calls, most, calls - n
-    return min(off, _usual(beyond))
+    return min(off, UNUSUAL * _usual(beyond))
 
 
 def _usual(beyond: Sequence[tuple[float, float]]) -> float:

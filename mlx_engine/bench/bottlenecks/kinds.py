@@ -66,7 +66,10 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
     # What may as well be nothing is no bottleneck.
-    ranking = gains.ranked(lines, kind.whole, kind.whole - sum(line.ms for line in lines) if rest["q1"] > 0 else 0.0)
+    left = kind.whole - sum(line.ms for line in lines)
+    # Of whichever is longer, or shares would add up to more than all.
+    longer = max(kind.whole, kind.whole - left)
+    ranking = gains.ranked(lines, longer, left if rest["q1"] > 0 else 0.0)
     return {
         "plain_ms": spread([ms for passes in kind.plain for ms in passes]),
         "watched_ms": spread([taken.seconds * 1e3 for taken in passes]),
@@ -75,10 +78,10 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
         "calls": n_calls,
         "bytes": sum(op.cost.nbytes for op in ops),
         "flops": sum(op.cost.flops for op in ops),
-        "between_ms": kind.whole - sum(line.ms for line in lines),
+        "between_ms": left,
         "between_by_round_ms": rest,
         "parts": parts(lines),
-        "operations": [operation(line, kind.whole, held) for line in lines],
+        "operations": [operation(line, longer, held) for line in lines],
         "ranking": [{**row, "says": says[str(row["role"])]} for row in ranking],
         "layers": apart.layers(passes),
     }

@@ -38,8 +38,9 @@ def method(report: Report) -> str:
         "Whole passes are the medians of the plain runs; the first pass, prefill, is never mixed into decode, and "
         "every decode step counts.",
         "Operations are the medians of the passes that were taken apart. As they take longer together than the plain "
-        "step does, the same time is taken off each call, until the sum is that of the plain step: at most what the "
-        "median call takes beyond its limit, and nothing that would bring one below it. Calls of prefill lose as much.",
+        "step does, the same time is taken off each call, until the sum is that of the plain step: at most twice "
+        "what the median call takes beyond its limit, and nothing that would bring one below it. Calls of prefill lose "
+        "as much.",
         "Bytes are each input once and the result once; operations are multiplications and additions, those of "
         "attention where something is visible.",
         "At the limit an operation takes as long as its bytes take to read or its arithmetic to do, whichever is "

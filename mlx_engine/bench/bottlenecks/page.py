@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mlx_engine.bench.bottlenecks.gains import BETWEEN
@@ -36,7 +36,7 @@ def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
         yield sentences(phase)
     yield rounds
     yield "## Model"
-    yield model_table(model)
+    yield model_table(report)
     yield "## Timing"
     yield timing(report)
     for name, phase in found.items():
@@ -105,9 +105,7 @@ def ranking(phase: Report, name: str) -> str:
             [str(i), row["role"], ms(row["ms"]), ms(row["limit_ms"]), ms(row["gain_ms"]), f"{row['share']:.1%}"]
         )
     if rest:
-        sums = [
-            sum(row[key] for row in rest) if rest[0][key] is not None else None for key in ("ms", "limit_ms", "gain_ms")
-        ]
+        sums = [total(row[key] for row in rest) for key in ("ms", "limit_ms", "gain_ms")]
         share = sum(row["share"] for row in rest)
         rows.append(["", f"{len(rest)} more", *map(ms, sums), f"{share:.1%}"])
     return aligned(rows)
@@ -119,25 +117,36 @@ def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
     return ([row for row in rows if row["share"] >= SMALL], small) if len(small) > 1 else (rows, [])
 
 
+def total(values: Iterable[float | None]) -> float | None:
+    """A sum, unless a part of it is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
 def sentences(phase: Report) -> str:
     """What each is bound by and what could be done."""
     return "\n".join(f"{i}. {row['role']}: {row['says']}" for i, row in enumerate(split(phase["ranking"])[0], start=1))
 
 
-def model_table(model: Report) -> str:
-    """What was tested."""
+def model_table(report: Report) -> str:
+    """What was tested; MB are those of the weights, and all that a pass for one token reads and writes."""
+    model, step = report["model"], report["phases"].get("decode")
     bits: dict[str, list[str]] = {}
     for role, of in model["bits"].items():
         bits.setdefault(f"{of:.3g}", []).append(role)
     held = "; ".join(f"{of} bits a weight: {', '.join(roles)}" for of, roles in bits.items())
-    return aligned([
-        ["format", "architecture", "parameters", "layers", "width", "vocabulary", "weights MB", "linears", "quantised"],
-        [
-            model["format"], model["architecture"], f"{model['parameters'] / 1e6:,.1f} M", str(model["layers"]),
-            str(model["width"]), f"{model['vocabulary']:,}", f"{model['weight_bytes'] / 1e6:,.1f}",
-            str(model["linears"]), str(model["linears_quantised"]),
-        ],
-    ]) + f"\n\nHeld as {held}. SHA-256 {model['sha256']}."  # fmt: skip
+    facts = {
+        "format": model["format"],
+        "architecture": model["architecture"],
+        "parameters": f"{model['parameters'] / 1e6:,.1f} M",
+        "layers": str(model["layers"]),
+        "width": str(model["width"]),
+        "vocabulary": f"{model['vocabulary']:,}",
+        "weights MB": f"{model['weight_bytes'] / 1e6:,.1f}",
+        "MB a token": "-" if step is None else f"{step['bytes'] / 1e6:,.1f}",
+        "quantised": f"{model['linears_quantised']} of {model['linears']} linear layers",
+    }
+    return f"{aligned([list(facts), list(facts.values())])}\n\nHeld as {held}. SHA-256 {model['sha256']}."
 
 
 def timing(report: Report) -> str:
@@ -168,8 +177,10 @@ def breakdown(phase: Report) -> str:
     if off:
         told += f"From each of {phase['calls']:,.0f} calls {off:.1f} us are taken off for that."
     if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
-        told += " What is left between them may be chance: from round to round it is "
-        told += f"{ms(by_round['q1'])} to {ms(by_round['q3'])} ms."
+        chance = "may be chance" if by_round["q3"] >= 0 else "is no chance: something is slower only word by word"
+        told += f" What is left {chance}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
+    if phase["between_ms"] < -SMALL * whole:
+        told += " Shares of operations are of their sum."
     return f"{aligned(rows)}\n\n{told.strip()}"
 
 

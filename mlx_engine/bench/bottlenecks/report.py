@@ -15,6 +15,7 @@ from mlx_engine.bench.bottlenecks.against import KIND
 from mlx_engine.bench.bottlenecks.apart import spread
 from mlx_engine.bench.bottlenecks.gains import Limits as Reached
 from mlx_engine.bench.bottlenecks.kinds import kinds, off_every_call, phase
+from mlx_engine.bench.bottlenecks.method import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
 from mlx_engine.bench.cells import Test, check
 from mlx_engine.bench.roofline import Limits, matrices
@@ -77,7 +78,7 @@ def report(
     engine, phases = loaded(lambda: load(path, settings.backend, settings.quant, settings.threads))
     check(settings.test, engine)
     checkpoint = open_checkpoint(path)
-    known = {"kind": KIND, **origin(), "settings": asdict(settings)}
+    known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
     known |= described(engine, checkpoint, machine.digest(path))
     before(known)
     # Another device's limits are not those of the processor.
