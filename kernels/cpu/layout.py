@@ -10,7 +10,7 @@ from __future__ import annotations
 LANES = 16
 
 # Formats of a matrix.
-F32, Q8_0 = 0, 1
+F32, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K = range(6)
 
 # What stands between a gate and what it gates; 0 is no gate.
 SILU, GELU = 1, 2
