@@ -1,7 +1,7 @@
 """Codes of 4 and 6 bits as floats: 32-bit words are cut where they lie, many codes to the word.
 
 A code that is cut out with a mask stays where it was: code j of a word comes out as `code * 2**(its place)`, which
-a float holds exactly. The vector that it is multiplied with was divided by the same power of two before (`arranged.py`), so
+a float holds exactly. The vector that it is multiplied with was divided by the same power of two (`arranged.py`), so
 nothing is shifted: a mask and a conversion per 16 codes.
 """
 
@@ -111,7 +111,9 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first, second, third = (
-            _load(context, builder, signature.args[0], args[0], builder.add(args[1], ir.Constant(args[1].type, at)), _I32)
+            _load(
+                context, builder, signature.args[0], args[0], builder.add(args[1], ir.Constant(args[1].type, at)), _I32
+            )
             for at in (0, 4, 8)
         )
 
