@@ -75,6 +75,7 @@ def main() -> None:
     with options.out.open("a") as out:
         for row in rows(files, options.python, options.rounds):
             out.write(json.dumps(row) + "\n")
+            out.flush()
 
 
 def made(source: Path, python: str) -> dict[str, Path]:

@@ -1,7 +1,7 @@
 """A vector put in the order in which the codes of 4 and 6 bits are cut out of their words.
 
-A stretch of 128 weights is 16 words of codes, or twice 16. Lane by lane, and byte by byte of a word, lie the elements of
-x that these are multiplied with: first those of the codes in the low halves of the bytes, or in the first 16 words,
+A stretch of 128 weights is 16 words of codes, or twice 16. Lane by lane, and byte by byte of a word, lie the elements
+of x that these are multiplied with: first those of the codes in the low halves of the bytes, or in the first 16 words,
 then the others, 64 each.
 """
 
