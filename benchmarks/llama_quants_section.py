@@ -9,10 +9,10 @@ from benchmarks.peers.engines import LLAMA, OURS
 from benchmarks.text import Row, figure, model, source, spread, table
 
 INTRO = """Files that llama.cpp's own quantiser made of the first one; `pure` is one type for all matrices. Each
-contestant writes 64 tokens in a fresh process, and they take turns; a rate is the median of the rounds, with the slowest and the fastest
-behind it. Factors are of rounds, medians: over our own rate with Q8_0, and over llama.cpp's at its best number of
-threads. Ours multiplies the stored codes with float32 activations; llama.cpp rounds these to 8 bits. The error is that
-of our logits against the same weights as float32."""
+contestant writes 64 tokens in a fresh process, and they take turns; a rate is the median of the rounds, with the
+slowest and the fastest behind it. Factors are of rounds, medians: over our own rate with Q8_0, and over llama.cpp's
+at its best number of threads. Ours multiplies the stored codes with float32 activations; llama.cpp rounds these to 8
+bits. The error is that of our logits against the same weights as float32."""
 
 
 def section(rows: Sequence[Row]) -> str:
