@@ -1,7 +1,8 @@
 """A vector put in the order in which the codes of 4 and 6 bits are cut out of their words.
 
-A stretch of 128 weights is 16 words of codes, or twice 16. Lane by lane, and code by code of a word, lie the elements of x that these
-are multiplied with: first those of the codes that have the lower place in their byte, then the others, 64 each.
+A stretch of 128 weights is 16 words of codes, or twice 16. Lane by lane, and byte by byte of a word, lie the elements
+of x that these are multiplied with: first those of the codes in the low halves of the bytes, or in the first 16 words,
+then the others, 64 each.
 """
 
 from __future__ import annotations

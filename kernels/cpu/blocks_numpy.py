@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from kernels import blocks as layout
 
-Bytes, Floats = NDArray[np.uint8], NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 
 
 def q4_0(blocks: Bytes) -> Floats:

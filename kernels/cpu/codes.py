@@ -1,7 +1,7 @@
 """Codes of 4 and 6 bits as floats: 32-bit words are cut where they lie, many codes to the word.
 
 A code that is cut out with a mask stays where it was: code j of a word comes out as `code * 2**(its place)`, which
-a float holds exactly. The vector that it is multiplied with was divided by the same power of two before (`arranged.py`), so
+a float holds exactly. The vector that it is multiplied with was divided by the same power of two (`arranged.py`), so
 nothing is shifted: a mask and a conversion per 16 codes.
 """
 
@@ -16,7 +16,8 @@ from numba.extending import intrinsic, models, register_model
 from kernels.cpu.layout import LANES
 from kernels.cpu.vectors import vector
 
-_F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_F16, _F32 = ir.HalfType(), ir.FloatType()
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
@@ -34,7 +35,7 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kind, _INTS)
 
 
-def _load(context: Any, builder: Any, kind: Any, array: Any, at: Any, what: Any) -> Any:
+def _load(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any) -> Any:
     address = builder.gep(context.make_array(kind)(context, builder, array).data, [at])
     loaded = builder.load(builder.bitcast(address, what.as_pointer()))
     loaded.align = 1
@@ -57,51 +58,51 @@ def _everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
     return _shuffled(builder, builder.insert_element(undefined, scalar, ir.Constant(_I32, 0)), undefined, [0] * n)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_words(typing: Any, data: Any, at: Any) -> Any:
     """16 words from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _load(context, builder, signature.args[0], *args, _INTS)
+        return _load(context, builder, signature.args[0], _INTS, *args)
 
     return lanes(data, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """4 words from each of four bytes on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         four = ir.VectorType(_I32, 4)
-        parts = [_load(context, builder, signature.args[0], args[0], at, four) for at in args[1:]]
+        parts = [_load(context, builder, signature.args[0], four, args[0], at) for at in args[1:]]
         return _side_by_side(builder, parts)
 
     return lanes(data, *[types.int64] * 4), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """The float16 at each of four bytes, in 4 lanes each."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        halves = [_load(context, builder, signature.args[0], args[0], at, _I16) for at in args[1:]]
+        halves = [_load(context, builder, signature.args[0], _I16, args[0], at) for at in args[1:]]
         joined = _side_by_side(builder, [_everywhere(builder, half, 4) for half in halves])
         return builder.fpext(builder.bitcast(joined, ir.VectorType(_F16, LANES)), _VECTOR)
 
     return vector(data, *[types.int64] * 4), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_uint8(typing: Any, data: Any, at: Any) -> Any:
     """16 bytes from byte `at` on, one per word."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(_load(context, builder, signature.args[0], *args, ir.VectorType(_I8, LANES)), _INTS)
+        return builder.zext(_load(context, builder, signature.args[0], ir.VectorType(_I8, LANES), *args), _INTS)
 
     return lanes(data, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     """The 8 scales, then the 8 minima, that Q4_K packs into the 12 bytes from `at` on.
 
@@ -111,7 +112,7 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first, second, third = (
-            _load(context, builder, signature.args[0], args[0], builder.add(args[1], ir.Constant(args[1].type, at)), _I32)
+            _load(context, builder, signature.args[0], _I32, args[0], builder.add(args[1], ir.Constant(_I64, at)))
             for at in (0, 4, 8)
         )
 
@@ -130,7 +131,7 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
     return vector(data, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def cut(typing: Any, words: Any, mask: Any) -> Any:
     """The bits of `mask` of each word, as a float."""
 
@@ -141,7 +142,7 @@ def cut(typing: Any, words: Any, mask: Any) -> Any:
     return vector(lanes, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def both(typing: Any, words: Any, mask: Any) -> Any:
     """Words without the bits that are not in `mask`."""
 
@@ -151,7 +152,7 @@ def both(typing: Any, words: Any, mask: Any) -> Any:
     return lanes(lanes, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def either(typing: Any, a: Any, b: Any) -> Any:
     """The bits of both words."""
 
@@ -161,7 +162,7 @@ def either(typing: Any, a: Any, b: Any) -> Any:
     return lanes(lanes, lanes), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def left(typing: Any, words: Any, n: Any) -> Any:
     """Words shifted to the left."""
 
@@ -171,7 +172,7 @@ def left(typing: Any, words: Any, n: Any) -> Any:
     return lanes(lanes, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def right(typing: Any, words: Any, n: Any) -> Any:
     """Words shifted to the right, zeros from the left."""
 
@@ -181,7 +182,7 @@ def right(typing: Any, words: Any, n: Any) -> Any:
     return lanes(lanes, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def second_right_2(typing: Any, words: Any) -> Any:
     """The last 8 words shifted to the right by 2 bits, the first 8 as they are."""
 
@@ -191,7 +192,7 @@ def second_right_2(typing: Any, words: Any) -> Any:
     return lanes(lanes), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def spread(typing: Any, a: Any, first: Any, step: Any, times: Any) -> Any:
     """Lanes `first`, `first + step` ... of a, each `times` times; the three must be written as numbers."""
     if not all(isinstance(kind, types.IntegerLiteral) for kind in (first, step, times)):
@@ -204,7 +205,7 @@ def spread(typing: Any, a: Any, first: Any, step: Any, times: Any) -> Any:
     return vector(vector, first, step, times), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def lane(typing: Any, a: Any, i: Any) -> Any:
     """Lane `i` of a."""
 
@@ -214,7 +215,7 @@ def lane(typing: Any, a: Any, i: Any) -> Any:
     return types.float32(vector, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def store_every_4th(typing: Any, floats: Any, at: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """`floats[at + 16 j ...]` = elements j, j + 4, j + 8 ... of four vectors side by side, for j from 0 to 3."""
 

@@ -50,7 +50,7 @@ class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         """Environments are for code that calls Python."""
 
 
-@global_compiler_lock  # type: ignore[untyped-decorator]
+@global_compiler_lock
 def compiled(modules: Iterable[str]) -> bytes:
     """The object file of what these modules of `kernels.cpu` export. Nothing else can be compiled here afterwards."""
     jit.for_export()

@@ -20,8 +20,8 @@ def matvecs(
 ) -> None:
     """`y[t, r] = row r . x[t]` for rows first to last - 1 of the matrix at address `weights`, and `n` vectors.
 
-    Those at address x lie one behind the other, those at address y are `y_row` apart. `room` is the address of memory for
-    a vector in another order, up to 6 bytes per column and 1 KiB.
+    Those at address x lie one behind the other, those at address y are `y_row` apart. `room` is the address of memory
+    for a vector in another order, up to 6 bytes per column and 1 KiB.
     """
     t = 0
     if kind == Q8_0:

@@ -1,7 +1,7 @@
 """Q4_K on the CPU: products of float32 vectors with the 144-byte blocks of a GGUF file, as they lie in it.
 
-A block is two float16 factors, of the scales and of the minima, 12 bytes with 8 of each, and 256 codes of 4 bits: each 32
-bytes have two groups of 32 weights, the first in their low halves. The NumPy twins are in `blocks_numpy.py`.
+A block is two float16 factors, of the scales and of the minima, 12 bytes with 8 of each, and 256 codes of 4 bits: each
+32 bytes have two groups of 32 weights, the first in their low halves. The NumPy twins are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations

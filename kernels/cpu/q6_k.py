@@ -1,8 +1,8 @@
 """Q6_K on the CPU: products of float32 vectors with the 210-byte blocks of a GGUF file, as they lie in it.
 
 A block is 128 bytes with the low four bits of 256 codes, 64 with their high two, 16 signed 8-bit scales and a float16
-factor of these; codes are counted from -32. Each half of a block has 64 bytes of low bits, whose low halves belong to its first 64
-weights, and 32 bytes of high bits, two for each 32 weights. The NumPy twins are in `blocks_numpy.py`.
+factor of these; codes are counted from -32. Each half of a block has 64 bytes of low bits, whose low halves belong to
+its first 64 weights, and 32 bytes of high bits, two for each 32 weights. The NumPy twins are in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,35 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.cpu.arranged import STRETCH, arrange, divide, dot_of_4_from, sum_of_4
-from kernels.cpu.codes import both, cut, either, lane, left, load_uint8, load_words, load_words_of_4, right, second_right_2, spread
+from kernels.cpu.codes import (
+    both,
+    cut,
+    either,
+    lane,
+    left,
+    load_uint8,
+    load_words,
+    load_words_of_4,
+    right,
+    second_right_2,
+    spread,
+)
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import add, fma, load, load_half_splat, load_int8, mul, prefetch, splat, store, sub, total, zeros
+from kernels.cpu.vectors import (
+    add,
+    fma,
+    load,
+    load_half_splat,
+    load_int8,
+    mul,
+    prefetch,
+    splat,
+    store,
+    sub,
+    total,
+    zeros,
+)
 
 BLOCK_BYTES, BLOCK = 210, 256
 AHEAD = 2048

@@ -51,7 +51,7 @@ class CompiledBackend(SimdBackend):
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """What the kernels can multiply stays as it is stored, a view of the mapped file; the rest is expanded, once."""
+        """What the kernels multiply stays as it is stored, a view of the mapped file; the rest is expanded, once."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         shape = (weight.shape[0], weight.shape[1])

@@ -18,6 +18,7 @@ from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm, Rop
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests.random_blocks import random_blocks
 
 Run = Callable[[Backend, np.random.Generator], Any]
 
@@ -102,6 +103,36 @@ def blockwise_scales(be: Backend, rng: np.random.Generator) -> Any:
     """Blocks of one row whose scales differ by 10,000: reading the first scale for all of them shows."""
     values = normal(rng, 6, 128, scale=128**-0.5) * np.repeat(10.0 ** np.array([0, -2, 2, -1]), 32).astype(np.float32)
     return be.linear(be.array(normal(rng, 2, 128)), Linear("w", weight(be, values, "Q8_0")))
+
+
+def stored_case(t: int, n: int, k: int, type_name: str) -> Run:
+    """A product with random bytes of a format."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        layer = Linear("w", be.prepare(random_blocks(rng, "w", type_name, n, k, k**-0.5)))
+        return be.linear(be.array(normal(rng, t, k)), layer)
+
+    return run
+
+
+def stored_rows(ids: list[int], type_name: str) -> Run:
+    return lambda be, rng: be.embed(be.prepare(random_blocks(rng, "w", type_name, 20, 256)), ids)
+
+
+def mixed_formats(t: int) -> Run:
+    """As the files have it that most people have: q and k in one format, v in another."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        kinds = {"Q4_K": 48, "Q6_K": 16, "Q4_0": 17, "F32": 5}
+        parts = [
+            linear(be, rng, n, 256)
+            if kind == "F32"
+            else Linear("w", be.prepare(random_blocks(rng, "w", kind, n, 256, 1 / 16)))
+            for kind, n in kinds.items()
+        ]
+        return tuple(be.norm_project(be.array(normal(rng, t, 256)), RMSNorm("n", gain(be, rng, 256), 1e-6), parts))
+
+    return run
 
 
 def embed(ids: list[int], type_name: str = "F32") -> Run:
@@ -279,6 +310,8 @@ def norm_head(type_name: str = "F32", *, t: int = 3, kind: str = "rms", every: b
     return run
 
 
+# Formats of 4 and 6 bits, not all of which can be written here.
+STORED = ("Q4_0", "Q4_1", "Q4_K", "Q6_K")
 EXTREMES = [-1e4, -100.0, -20.0, -1e-6, 0.0, 1e-6, 0.5, 20.0, 100.0, 1e4]
 
 CASES = [
@@ -298,6 +331,14 @@ CASES = [
     OpCase("linear", "q8_0-many-rows", linear_case(6, 300, 64, "Q8_0")),
     OpCase("linear", "q8_0-bias", linear_case(2, 24, 64, "Q8_0", bias=True)),
     OpCase("linear", "q8_0-scales-differ", blockwise_scales),
+    *(OpCase("embed", kind.lower(), stored_rows([5, 0, 19], kind)) for kind in STORED),
+    *(OpCase("linear", kind.lower(), stored_case(1, 40, 512, kind)) for kind in STORED),
+    *(OpCase("linear", f"{kind.lower()}-few-vectors", stored_case(6, 300, 256, kind)) for kind in STORED),
+    *(OpCase("linear", f"{kind.lower()}-matrix", stored_case(21, 40, 768, kind)) for kind in STORED),
+    OpCase("linear", "q4_0-odd-blocks", stored_case(2, 33, 96, "Q4_0")),
+    OpCase("linear", "q4_1-odd-blocks", stored_case(2, 33, 160, "Q4_1")),
+    OpCase("norm_project", "mixed-formats", mixed_formats(1)),
+    OpCase("norm_project", "mixed-formats-matrix", mixed_formats(19)),
     OpCase("rms_norm", "rows", rms((3, 64))),
     OpCase("rms_norm", "heads", rms((3, 4, 16))),
     OpCase("rms_norm", "tiny", rms((2, 32), scale=1e-5), why="eps outweighs the mean square"),

@@ -14,7 +14,7 @@ numba = pytest.importorskip("numba")
 from llvmlite import binding, ir  # noqa: E402
 from numba import types  # noqa: E402
 
-from kernels.cpu import attention, float32, gemm, memory, norms, q8_0  # noqa: E402
+from kernels.cpu import attention, float32, gemm, memory, norms, q4_0, q4_1, q4_k, q6_k, q8_0  # noqa: E402
 from kernels.cpu.activations import gated  # noqa: E402
 from kernels.cpu.vectors import LANES, exp, load, store  # noqa: E402
 
@@ -40,6 +40,15 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "q8_0.matvec": (q8_0.matvec.py_func, (BYTES, N, FLOATS, FLOATS, N, N)),
     "q8_0.matvec_4": (q8_0.matvec_4.py_func, (BYTES, N, FLOATS, FLOATS, N, N, N)),
     "q8_0.dequantize": (q8_0.dequantize.py_func, (BYTES, N, N, FLOATS, N)),
+    **{
+        f"{module.__name__.rpartition('.')[2]}.{name}": (getattr(module, name).py_func, arguments)
+        for module in (q4_0, q4_1, q4_k, q6_k)
+        for name, arguments in {
+            "matvec": (BYTES, N, FLOATS, FLOATS, N, N),
+            "dequantize": (BYTES, N, N, FLOATS, N),
+            "prepare": (FLOATS, N, FLOATS),
+        }.items()
+    },
     "float32.matvec": (float32.matvec.py_func, (FLOATS, N, FLOATS, FLOATS, N, N)),
     "tiles_6": (gemm.tiles_6.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
     "multiply_add": (gemm.multiply_add.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
@@ -55,7 +64,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "exponentials": (exponentials, (FLOATS, FLOATS)),
 }
 # What multiplies, and so must use fused multiplications of whole vectors; the rest must at least use vectors.
-MULTIPLY = [name for name in KERNELS if name not in ("q8_0.dequantize", "_visible", "pack")]
+MULTIPLY = [name for name in KERNELS if not name.endswith(("_visible", "pack", ".dequantize", ".prepare"))]
 
 
 @cache
@@ -105,10 +114,31 @@ def test_on_avx2_it_is_vector_code(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["q8_0.matvec", "q8_0.matvec_4", "tiles_6", "multiply_add", "_scores_of", "_attend_panel"]
+    "name",
+    [
+        "q4_0.matvec",
+        "q4_k.matvec",
+        "q6_k.matvec",
+        "q8_0.matvec",
+        "q8_0.matvec_4",
+        "tiles_6",
+        "multiply_add",
+        "_scores_of",
+        "_attend_panel",
+    ],
 )
 def test_on_avx512_it_is_code_of_the_widest_vectors(name: str):
     assert re.search(r"vfn?madd\w+ps\s.*%zmm", assembly(name, AVX512))
+
+
+@pytest.mark.parametrize("name", ["q4_0.matvec", "q4_1.matvec", "q4_k.matvec", "q6_k.matvec"])
+def test_codes_are_cut_out_of_whole_words(name: str):
+    """A mask and a conversion each: nothing is widened, and few words are shifted."""
+    text = assembly(name, AVX2)
+    assert re.search(r"vcvtdq2ps\s+%ymm", text)
+    assert not re.search(r"vpmov[sz]xb[dw]\s+%?[^\n]*%ymm", text) or name in ("q4_k.matvec", "q6_k.matvec")
+    assert len(re.findall(r"vpsrl[dw]\s", text)) < len(re.findall(r"vcvtdq2ps\s", text))
+    assert re.search(r"ucvtf|scvtf\s+v\d+\.4s", assembly(name, ARM64))
 
 
 @pytest.mark.parametrize("name", ["q8_0.matvec", "q8_0.matvec_4", "q8_0.dequantize"])

@@ -53,7 +53,7 @@ def products(kernels: ModuleType, blocks: np.ndarray, x: np.ndarray, n_rows: int
     return y
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(formats, seeds, st.integers(1, 7), st.integers(1, 9))
 def test_products_are_those_of_float64_and_of_the_twin(name: str, seed: int, n_rows: int, n_blocks: int):
     kernels, expand, size = FORMATS[name]

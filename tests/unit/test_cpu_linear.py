@@ -18,6 +18,7 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests.random_blocks import random_blocks
 
 U = 2.0**-24
 EPS = 1e-6
@@ -29,7 +30,8 @@ tokens = st.one_of(st.integers(1, 70), st.sampled_from([1, FEW, FEW + 1, 15, 16,
 # Rows of weights by their format: what one row holds is a multiple of a block.
 columns = st.one_of(
     st.tuples(st.just("F32"), st.one_of(st.integers(1, 90), st.sampled_from([DEPTH - 1, DEPTH, DEPTH + 1, 600]))),
-    st.tuples(st.just("Q8_0"), st.integers(1, 20).map(lambda blocks: 32 * blocks)),
+    st.tuples(st.sampled_from(["Q8_0", "Q4_0", "Q4_1"]), st.integers(1, 20).map(lambda blocks: 32 * blocks)),
+    st.tuples(st.sampled_from(["Q4_K", "Q6_K"]), st.integers(1, 3).map(lambda blocks: 256 * blocks)),
 )
 heights = st.one_of(st.integers(1, 20), st.sampled_from([ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 7]))
 
@@ -38,7 +40,10 @@ class Layer:
     """A linear layer as the backend has it, and its dense matrix and bias in float64."""
 
     def __init__(self, rng: np.random.Generator, kind: str, n: int, k: int, *, bias: bool = False) -> None:
-        weight = Weight.pack("w", rng.standard_normal((n, k)), BY_NAME[kind])
+        if kind.endswith("_K"):
+            weight = random_blocks(rng, "w", kind, n, k)
+        else:
+            weight = Weight.pack("w", rng.standard_normal((n, k)), BY_NAME[kind])
         self.matrix = weight.dequantize().astype(np.float64)
         self.bias = rng.standard_normal(n).astype(np.float32) if bias else None
         self.linear = Linear("w", BE.prepare(weight), self.bias)
@@ -116,7 +121,8 @@ def test_several_matrices_of_one_normed_input(
     """Each in a format of its own where the width allows it, and with or without a bias."""
     rng = np.random.default_rng(seed)
     kind, k = kind_k
-    kinds = [data.draw(st.sampled_from(["F32", "Q8_0"])) if kind == "Q8_0" else kind for _ in n]
+    fitting = ["F32", "Q8_0", "Q4_0", "Q4_1", *(["Q4_K", "Q6_K"] if k % 256 == 0 else [])]
+    kinds = [data.draw(st.sampled_from(["F32"] if kind == "F32" else fitting)) for _ in n]
     layers = [Layer(rng, kinds[i], n[i], k, bias=data.draw(st.booleans())) for i in range(3)]
     x, gain = normal(rng, t, k), normal(rng, k)
     want, bound = exact(x, gain, layers)
