@@ -23,7 +23,7 @@ ENCODING, HALVES = "utf-8", "surrogatepass"
 def environment() -> ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates, which are written for that.
 
-    Raises when a template uses what is not there; `namespace` and `dict` show none of Python's own attributes.
+    What is not defined is empty text; `namespace` and `dict` show none of Python's own attributes.
 
     Source: transformers 5, utils/chat_template_utils.py, `_cached_compile_jinja_template`.
     """
