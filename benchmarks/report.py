@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import chunks_section, emulator, ops_section
+from benchmarks.peers import folders
 from benchmarks.peers import section as peers_section
 from benchmarks.text import Row, figure, model, source, table
 from mlx_engine.bench.report import text as sweep_text
@@ -95,6 +96,7 @@ def sweeps(rows: Sequence[Row]) -> str:
 # By the file's name, in the order of the page; any other holds rows of `cli.py bench`, and comes behind them.
 SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "peers": ("Beside other engines", peers_section.section),
+    "folders": ("Beside transformers, from Hugging Face folders", folders.section),
     "sweep": ("The ladder", sweeps),
     "chunks": ("When work is handed out", chunks_section.section),
     "ops": ("Operation by operation", ops_section.section),

@@ -42,6 +42,7 @@ Q8_0_DOT, FORMATS, LINEAR, GEMM = CPU + "q8_0.py", CPU + "formats.py", CPU + "li
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
 VECTORS = CPU + "vectors.py"
 LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
+STACK, NORMS = "backends/stack.py", CPU + "norms.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip
@@ -135,6 +136,25 @@ MUTANTS = [
     Mutant("heads at the first position", HEADS, "row = (job[OFFSET] + t) * (width // 2)",
            "row = job[OFFSET] * (width // 2)"),
     Mutant("all new keys in the last slot", LAYERS, "(w[KV_STOP] - n_tokens)", "(w[KV_STOP] - 1)"),
+    Mutant("heads that are not rotated are not put anywhere", LAYERS, "if w[COS] != 0:", "if True:"),
+    Mutant("rotations of the first layer for all", STACK,
+           "for turns in tables\n        ]", "for turns in tables[:1] * len(tables)\n        ]"),
+    Mutant("a stack's rotations do not grow", COMPILED, "if stack.positions < offset + n:", "if not stack.positions:"),
+    Mutant("the norm of what is added forgotten by the layers", COMPILED,
+           "self._block((w.ffn_down,), post=w.post_ffw_norm)", "self._block((w.ffn_down,))"),
+    Mutant("the mean stays in a layer norm", NORMS, "sub(load(x, at + i), splat(mean))", "load(x, at + i)"),
+    Mutant("the bias of a layer norm forgotten", NORMS, "splat(root)), load(bias, i))", "splat(root)), zeros())"),
+    Mutant("the tail of a layer norm not centred", NORMS, "put(out, to + i, get(x, at + i) - mean)",
+           "put(out, to + i, get(x, at + i))"),
+    Mutant("every norm an RMS norm", NORMS, "if shift != 0:", "if False:"),
+    Mutant("products of a few not activated", LINEAR, "            _activate_some(job[ACTIVATION], y, first, last,",
+           "            _activate_some(job[ACTIVATION], y, last, last,"),
+    Mutant("an activation writes beyond its chunk", LINEAR, "n = min(LANES, last - i)", "n = LANES"),
+    Mutant("the last products of many not activated", LINEAR, "for r in range(0, n_rows, LANES):",
+           "for r in range(0, n_rows - LANES, LANES):"),
+    Mutant("a norm behind a product of the first token alone", LINEAR, "norm(out, t * n, n, b[POST_GAIN]",
+           "norm(out, 0, n, b[POST_GAIN]"),
+    Mutant("the residual normed too", LINEAR, "added = residual if b[POST_GAIN] == 0 else 0", "added = residual"),
     Mutant("the first layer's input in every layer", LAYERS, "x if i == 0 else y", "x"),
     Mutant("room beside what is reserved", FULL_CACHE, "Visible(store, 0, self._length + n)", "Visible(store, 0, n)"),
     Mutant("table of rotations does not grow", COMPILED, "if found is None or len(found[1]) < length:",
@@ -244,7 +264,8 @@ MUTANTS = [
     Mutant("emulated metal chosen by itself", "backends/__init__.py",
            'not (name == "metal" and _emulated()) and ', ""),
     Mutant("what a message spells is a marker", CHAT,
-           "if [match[0] for match in find(plain)] == [match[0] for match in find(guarded)]:", "if True:"),
+           "if [i for i in ids if i in marked] == written:", "if True:"),
+    Mutant("a run that has ended holds its cache", STREAM, "self._ids = iter(())", "pass"),
     Mutant("half of a marker may be a message's", CHAT, "(text[0], text[-1])", "(text[0],)"),
     Mutant("markers that any text may have are a message's", CHAT, "tokenizer.special_tokens | always",
            "tokenizer.special_tokens"),

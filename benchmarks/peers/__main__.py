@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.engines import ENGINES, OURS, interpreters
+from benchmarks.peers.engines import ENGINES, interpreters
 from benchmarks.peers.exact import errors
-from benchmarks.peers.plan import ROUNDS, Contest, plan
-from benchmarks.peers.rounds import Entry, play, told
+from benchmarks.peers.plan import ROUNDS, plan
+from benchmarks.peers.rounds import contest_row, play, told
 from benchmarks.peers.section import ERRORS, START
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench import machine
 from mlx_engine.bench.run import describe, origin
-from mlx_engine.bench.work import Sizes, work
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 
@@ -94,25 +93,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         for error in errors(options.python, options.backend):
             print(f"{ERRORS}: {error}")
             yield {**common, "contest": ERRORS, **dataclasses.asdict(error)}
-
-
-def contest_row(contest: Contest, entry: Entry) -> Row:
-    """An entry, and where it is known the bytes that the test reads at least."""
-    known = entry.facts.get("sizes")
-    return {
-        "contest": contest.title,
-        **contest.test.numbers,
-        "engine": entry.contestant.engine,
-        "setting": entry.contestant.setting,
-        "default": not entry.contestant.opening,
-        "nbytes": work(Sizes(**known), contest.test, kv=True).nbytes if known else None,
-        "seconds": entry.seconds,
-        "passes_s": entry.passes if entry.contestant.engine == OURS else [],
-        "read_rates": entry.read_rates,
-        "facts": entry.facts,
-        "estimated": entry.estimated,
-        "absent": entry.absent,
-    }
 
 
 if __name__ == "__main__":

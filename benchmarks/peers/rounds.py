@@ -11,6 +11,7 @@ from benchmarks.peers.engines import OURS
 from benchmarks.peers.plan import Contest, Contestant
 from benchmarks.peers.process import PeerError
 from benchmarks.peers.processes import Processes, asked
+from mlx_engine.bench.work import Sizes, work
 
 # How many times slower than another setting of its engine one may be to run again, after the first round and the
 # second: then only the fastest goes on.
@@ -99,3 +100,22 @@ def told(contest: Contest, entry: Entry) -> str:
     rates = [contest.test.n_tokens / seconds for seconds in entry.seconds]
     spread = f"{min(rates):.4g} to {max(rates):.4g}"
     return f"{who}: {statistics.median(rates):.4g} tokens/s, {spread} {entry.estimated or ''}".rstrip()
+
+
+def contest_row(contest: Contest, entry: Entry) -> dict[str, Any]:
+    """An entry, and where it is known the bytes that the test reads at least."""
+    known = entry.facts.get("sizes")
+    return {
+        "contest": contest.title,
+        **contest.test.numbers,
+        "engine": entry.contestant.engine,
+        "setting": entry.contestant.setting,
+        "default": not entry.contestant.opening,
+        "nbytes": work(Sizes(**known), contest.test, kv=True).nbytes if known else None,
+        "seconds": entry.seconds,
+        "passes_s": entry.passes if entry.contestant.engine == OURS else [],
+        "read_rates": entry.read_rates,
+        "facts": entry.facts,
+        "estimated": entry.estimated,
+        "absent": entry.absent,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,26 +16,35 @@ from mlx_engine.bench.hugging_face import Checkpoint, open_qwen3
 
 
 def open_peer(request: Request) -> Peer:
-    """Expand the file."""
-    return Transformers(open_qwen3(Path(request["model"])))
+    """Read a folder, or expand the file of a Qwen3."""
+    path = Path(request["model"])
+    return Transformers(_from_folder(path) if path.is_dir() else _from_qwen3(open_qwen3(path)))
+
+
+def _from_folder(path: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def _from_qwen3(checkpoint: Checkpoint) -> Any:
+    settings = dict(checkpoint.settings)
+    rope = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings, rope_parameters=rope)).to(torch.float32)
+    weights = {name: torch.from_numpy(weight.dequantize()) for name, weight in checkpoint.weights}
+    # A tied head has no weights of its own, and takes the table's.
+    found = model.load_state_dict(weights, strict=False)
+    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        raise RuntimeError(f"transformers: expected the same tensors, found {found}")
+    model.tie_weights()
+    return model
 
 
 class Transformers(Peer):
     """transformers' own model and cache."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        settings = dict(checkpoint.settings)
-        rope = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
-        config = transformers.Qwen3Config(**settings, rope_parameters=rope)
-        self.n_vocab = config.vocab_size
-        self._model = transformers.Qwen3ForCausalLM(config).to(torch.float32).eval()
-        weights = {name: torch.from_numpy(weight.dequantize()) for name, weight in checkpoint.weights}
-        # A tied head has no weights of its own, and takes the table's.
-        found = self._model.load_state_dict(weights, strict=False)
-        if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
-            raise RuntimeError(f"transformers: expected the same tensors, found {found}")
-        self._model.tie_weights()
-        self._cache = transformers.DynamicCache(config=config)
+    def __init__(self, model: Any) -> None:
+        self._model = model.eval()
+        self.n_vocab = model.config.vocab_size
+        self._cache = transformers.DynamicCache(config=model.config)
 
     def facts(self) -> Answer:
         """Both versions."""
@@ -47,8 +57,8 @@ class Transformers(Peer):
 
     def rewind(self, length: int) -> None:
         """Crop every layer."""
-        if self._cache.get_seq_length() > length:
-            self._cache.crop(length)
+        if (found := self._cache.get_seq_length()) > length:
+            self._cache.crop(length - found)  # how many less
 
     def read(self, ids: Sequence[int]) -> int:
         """Logits of the last token only, as `generate` asks for them."""

@@ -2,7 +2,7 @@
 
 Kernels are decorated with `jit` from here, never with Numba's own, so that the cache folder is chosen before the first
 of them exists: Numba refuses to cache into a folder that it cannot write. `task` and `entry` also export the function
-under its name; `machine_code.py` compiles what has been exported.
+under its name; `exports.py` compiles what has been exported.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ _TYPES = {"i": types.int64, "f": types.float64}
 
 # Functions by name, and their types.
 EXPORTS: dict[str, tuple[Callable[..., Any], Any]] = {}
+
+
+def for_export() -> None:
+    """From now on what is decorated is compiled for other compiled code alone: Python cannot call it, nor is it kept.
+
+    To be called before the first kernel is imported.
+    """
+    _OPTIONS.update(cache=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def jit(function: Callable[..., Any]) -> Any:

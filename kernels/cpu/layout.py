@@ -10,7 +10,7 @@ from __future__ import annotations
 LANES = 16
 
 # Formats of a matrix.
-F32, Q8_0 = 0, 1
+F32, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K = range(6)
 
 # What becomes of a product, or of a gate before it is multiplied with what it gates; 0 is nothing.
 SILU, GELU = 1, 2

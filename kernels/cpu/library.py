@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,33 @@ def code_file() -> Path:
 
 # ---- loading ----
 
-# Bytes in front of the code that say whether it is whole.
-_CHECK = hashlib.sha256().digest_size
+# Bytes in front of code that say whether it is whole, and those in front of each of its object files: its size.
+_CHECK, _SIZE = hashlib.sha256().digest_size, 8
+
+
+def sealed(code: bytes) -> bytes:
+    """Code as it leaves a process."""
+    return hashlib.sha256(code).digest() + code
+
+
+def opened(content: bytes) -> bytes | None:
+    """What was sealed, or None if it is damaged: LLVM would end the process."""
+    code = content[_CHECK:]
+    return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
+
+
+def joined(objects: Iterable[bytes]) -> bytes:
+    """Object files one behind the other."""
+    return b"".join(len(file).to_bytes(_SIZE, "little") + file for file in objects)
+
+
+def _objects(code: bytes) -> Iterator[bytes]:
+    """What was joined."""
+    at = 0
+    while at < len(code):
+        size = int.from_bytes(code[at : at + _SIZE], "little")
+        yield code[at + _SIZE : at + _SIZE + size]
+        at += _SIZE + size
 
 
 class Library:
@@ -94,7 +119,8 @@ class Library:
         machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
         # The engine owns the code's memory.
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-        self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        for file in _objects(code):
+            self._engine.add_object_file(binding.ObjectFileRef.from_data(file))
         self._engine.finalize_object()
         for name, letters in ENTRIES.items():
             kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
@@ -122,13 +148,11 @@ def load() -> Library:
 
 
 def _read(file: Path) -> bytes | None:
-    """The code, or None where there is none or it is damaged: LLVM would end the process."""
+    """The code, or None where there is none or it is damaged."""
     try:
-        content = file.read_bytes()
+        return opened(file.read_bytes())
     except OSError:
         return None
-    code = content[_CHECK:]
-    return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
 
 def _write(file: Path, code: bytes) -> None:
@@ -137,7 +161,7 @@ def _write(file: Path, code: bytes) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}")
         try:
-            part.write_bytes(hashlib.sha256(code).digest() + code)
+            part.write_bytes(sealed(code))
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)

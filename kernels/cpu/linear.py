@@ -91,7 +91,7 @@ def multiply_few(job: Any, chunk: int, scratch: int) -> None:
     first = (chunk - job[m + CHUNK]) * job[HEIGHT]
     last = min(first + job[HEIGHT], job[m + ROWS])
     start = job[Y] + 4 * job[m + COLUMN]
-    matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, job[N], first, last)
+    matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, job[N], first, last, scratch)
     for t in range(job[T]):
         place = 4 * (t * job[N] + job[m + COLUMN])
         y = floats(job[Y] + place)
@@ -116,11 +116,12 @@ def multiply_few_gated(job: Any, chunk: int, scratch: int) -> None:
     size = (job[HEIGHT] + LANES - 1) // LANES * LANES
     products = floats(scratch)  # (2, FEW, size)
     products[: 2 * FEW * size] = 0
+    room = scratch + 4 * 2 * FEW * size
     for half in range(2):
         m = TABLE + half * WIDTH
         # The kernels write to y[r]; this makes row `first` the first element.
         start = scratch + 4 * (half * FEW * size - first)
-        matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, size, first, first + n)
+        matvecs(job[m + KIND], job[m + WEIGHTS], job[K], job[T], job[X], start, size, first, first + n, room)
     for t in range(job[T]):
         y = floats(job[Y] + 4 * t * job[N])
         for r in range(0, n, LANES):

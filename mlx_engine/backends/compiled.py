@@ -19,10 +19,13 @@ from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, Array, Fused, Layer, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.backends.stack import Blocks, Stack
-from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
+# Types that are multiplied as they are stored, by name.
+_STORED = {
+    "Q8_0": layout.Q8_0, "Q4_0": layout.Q4_0, "Q4_1": layout.Q4_1, "Q4_K": layout.Q4_K, "Q6_K": layout.Q6_K,
+}  # fmt: skip
 
 
 class CompiledBackend(SimdBackend):
@@ -48,13 +51,13 @@ class CompiledBackend(SimdBackend):
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """A Q8_0 matrix stays as it is stored, a view of the mapped file; anything else is expanded, once."""
+        """What the kernels can multiply stays as it is stored, a view of the mapped file; the rest is expanded, once."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         shape = (weight.shape[0], weight.shape[1])
-        if weight.type == Q8_0:
+        if weight.type.name in _STORED:
             self._mapped.append(weight.data)
-            return Matrix(shape, layout.Q8_0, weight.data)
+            return Matrix(shape, _STORED[weight.type.name], weight.data)
         return Matrix(shape, layout.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def read_ahead(self) -> None:

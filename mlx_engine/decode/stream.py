@@ -146,6 +146,8 @@ class Stream:
             yield from self._decoded()
         except _TimeIsUp:
             self._finish_reason = "timeout"
+        finally:
+            self._ids = iter(())  # and with it the cache: results are kept for longer than runs
 
     def _decoded(self) -> Iterator[str]:
         for token in self._ids:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlx_engine.errors import ChatTemplateError, require
 from mlx_engine.tokenizer import sandbox
@@ -47,6 +49,9 @@ DEFAULT_LIMITS = Limits()
 # For a process to begin, on a machine that is busy.
 START_SECONDS = 10
 
+# The signals with which a system ends a process that has used up its time.
+AT_THE_LIMIT = {getattr(signal, name, None) for name in ("SIGXCPU", "SIGKILL")}
+
 
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits = DEFAULT_LIMITS) -> list[int]:
     """The ids of a conversation up to where the model's answer begins.
@@ -71,14 +76,16 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     hidden = [{**message, "content": message["content"].translate(hide)} for message in messages]
     plain, guarded = render(tokenizer, (messages, hidden), limits)
     find = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)").finditer
-    if [match[0] for match in find(plain)] == [match[0] for match in find(guarded)]:
-        return _with_bos(tokenizer, tokenizer.encode(plain, special=True))
+    marked = set(markers.values())
+    ids, written = tokenizer.encode(plain, special=True), [markers[match[0]] for match in find(guarded)]
+    if [i for i in ids if i in marked] == written:
+        return _with_bos(tokenizer, ids)
     # A message spells a marker. What stands between those of the template is text.
     cut = re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in always) or "(?!)")
-    ids, at = list[int](), 0
+    ids, at = [], 0
     for match in [*find(guarded), None]:
         text = guarded[at : match.start() if match else None].translate(show)
-        ids += [i for piece in cut.split(text) for i in tokenizer.encode(piece)]
+        ids += [i for piece in cut.split(text) if piece for i in tokenizer.encode(piece)]
         if match:
             ids.append(markers[match[0]])
             at = match.end()
@@ -125,7 +132,7 @@ def render(
         raise ChatTemplateError(where=tokenizer.where, found=found, hint="convert or download the file again")
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     request = {
-        "path": sys.path,
+        "path": [str(path) for path in sys.path],
         "template": tokenizer.chat_template,
         "conversations": [[dict(message) for message in messages] for messages in conversations],
         "names": {name: tokenizer.token(i) for name, i in roles.items() if i is not None},
@@ -133,12 +140,11 @@ def render(
         "bytes": limits.nbytes,
         "characters": limits.characters,
     }
-    texts = _answer(request, limits, tokenizer.where).get("texts")
-    return texts if isinstance(texts, list) else []
+    return _answer(request, limits, tokenizer.where)
 
 
-def _answer(request: dict[str, object], limits: Limits, where: str) -> dict[str, object]:
-    """What the sandbox says to a request."""
+def _answer(request: dict[str, object], limits: Limits, where: str) -> list[str]:
+    """What the sandbox writes for a request."""
     hint = "the template is damaged, or not made for these messages"
     data = json.dumps(request, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
     command = [sys.executable, "-I", str(Path(sandbox.__file__))]
@@ -151,13 +157,17 @@ def _answer(request: dict[str, object], limits: Limits, where: str) -> dict[str,
     except OSError as error:
         found = f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}"
         raise ChatTemplateError(where=where, found=found, hint="give the prompt as text instead") from error
+    if -run.returncode in AT_THE_LIMIT:
+        raise ChatTemplateError(where=where, found=f"one that takes over {limits.seconds} seconds", hint=hint)
+    answer: dict[str, Any]
     if run.returncode:
-        lines = run.stderr.decode(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), f"exit status {run.returncode}")
-        over = run.returncode < 0  # a signal: of the system, at the limit
-        found = f"one that takes over {limits.seconds} seconds" if over else f"a failure: {last}"
-        raise ChatTemplateError(where=where, found=found, hint=hint)
-    answer: dict[str, object] = json.loads(run.stdout.decode(sandbox.ENCODING, sandbox.HALVES))
+        lines = [line for line in run.stderr.decode(errors="replace").split("\n") if line.strip()]
+        answer = {"error": [f"exit status {run.returncode}", *lines][-1]}
+    else:
+        answer = json.loads(run.stdout.decode(sandbox.ENCODING, sandbox.HALVES))
     if "error" in answer:
-        raise ChatTemplateError(where=where, found=f"a failure: {answer['error']}", hint=hint)
-    return answer
+        # In a template's own words, which may be addressed to the terminal.
+        words = "".join(c if c.isprintable() else " " for c in answer["error"])
+        raise ChatTemplateError(where=where, found=f"a failure: {words}", hint=hint)
+    texts: list[str] = answer["texts"]
+    return texts

@@ -67,7 +67,7 @@ TOKENIZERS = {
 
 
 def in_this_process(request, limits, where):
-    return {"texts": sandbox.render(*(request[k] for k in ("template", "conversations", "names", "characters")))}
+    return sandbox.render(*(request[name] for name in ("template", "conversations", "names", "characters")))
 
 
 @pytest.fixture
@@ -215,6 +215,20 @@ def test_no_detour_of_the_template_makes_a_marker_of_a_message(here, template, c
     assert set(chat_ids(tokenizer, user(content))).isdisjoint(tokenizer.special_tokens.values())
 
 
+def test_a_normaliser_makes_no_marker_of_a_message(tmp_path, here):
+    """A file may have its tokens looked for in text that is normalised: this one spells wide letters narrow."""
+    content = json.loads((MICRO.parent / "hf" / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "NFKC"}
+    for token in content["added_tokens"]:
+        token["normalized"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    tokenizer = load_tokenizer(tmp_path)
+    wide = "\uff1c|im_start|>"
+    assert tokenizer.special_tokens["<|im_start|>"] in tokenizer.encode(wide, special=True)
+    assert chat_ids(tokenizer, user(wide)).count(tokenizer.special_tokens["<|im_start|>"]) == 2
+
+
 # ---- BOS ----
 
 
@@ -233,6 +247,7 @@ def test_a_bos_comes_once_whoever_writes_it(here):
 
 BROKEN = {
     "refusal": "{{ raise_exception('System role not supported') }}",
+    "words for the terminal": "{{ raise_exception('one\\n\\x1b[2Jtwo') }}",
     "syntax": "{% for m in messages %}",
     "no such attribute": "{{ messages[0].a.b }}",
     "python's own": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -264,6 +279,7 @@ def refused(template):
     assert message.startswith("toy: expected a chat template")
     assert len(message.splitlines()) == 1
     assert len(message) < 800
+    assert message.isprintable()
     return message
 
 

@@ -49,6 +49,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "_visible": (attention._visible.py_func, (FLOATS, N, N, N, N)),
     "_attend_panel": (attention._attend_panel.py_func, (FLOATS, N, FLOATS, N, FLOATS, N, N)),
     "rms_norm": (norms.rms_norm.py_func, (FLOATS, N, N, FLOATS, F, FLOATS, N)),
+    "layer_norm": (norms.layer_norm.py_func, (FLOATS, N, N, FLOATS, FLOATS, F, FLOATS, N)),
     "rotate": (norms.rotate.py_func, (FLOATS, N, N, FLOATS, FLOATS, N, FLOATS, N)),
     "activate": (activate, (N, FLOATS, FLOATS, FLOATS)),
     "exponentials": (exponentials, (FLOATS, FLOATS)),

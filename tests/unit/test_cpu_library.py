@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import jit, library, machine_code
+from kernels.cpu import attention, embedding, heads, jit, jobs, layers, library, linear, machine_code
 from mlx_engine.backends import kernels
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,9 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
-    exports = machine_code.jit.EXPORTS
+    modules = {module.__name__ for module in (attention, embedding, heads, jobs, layers, linear)}
+    assert {f"kernels.cpu.{name}" for part in machine_code.PARTS for name in part} == modules
+    exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
     assert all(library.load().address(name) for name in exports)
     with pytest.raises(KeyError, match="expected a function 'nobody', found none"):
@@ -130,6 +132,15 @@ def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: P
 def test_compiled_code_runs_without_the_compiler():
     result = python("import sys; sys.modules['numba'] = None\n" + GENERATE, MICRO)
     assert (len(result.stdout.split()), result.stderr) == (5, "")
+
+
+def test_a_compiling_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine_code, "_CHILD", "raise SystemError('no space left, {modules!r:.0}')")
+    with pytest.raises(RuntimeError, match="that compiles the kernels failed: SystemError: no space left"):
+        machine_code.build()
+    monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {modules!r:.0}')")
+    with pytest.raises(RuntimeError, match="failed: exit code 0"):
+        machine_code.build()
 
 
 # ---- the announcement ----

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.peers import child, rounds
+from benchmarks.peers import child, folders, rounds
 from benchmarks.peers.engines import ENGINES, LLAMA, MLX_LM, OURS, TRANSFORMERS, interpreters
 from benchmarks.peers.exact import CONTEXT, MODEL, exact_logits, relative
 from benchmarks.peers.loop import Peer, fill, random_ids, run
@@ -305,3 +305,35 @@ def test_only_what_took_turns_in_one_run_is_compared():
     new = measured(OURS, [1.0])
     assert latest([old, other, new]) == [other, new]
     assert factor(new, None) == "-"
+
+
+# ---- folders, beside transformers ----
+
+
+def test_entries_of_several_sets_of_processes_become_one():
+    first, second = Entry(MINE, [1.0], [[1.0]], facts={"a": 1}), Entry(MINE, [3.0], [[3.0]], absent="it died")
+    whole = folders.joined([first, second])
+    assert (whole.seconds, whole.passes, whole.facts, whole.absent) == ([1.0, 3.0], [[1.0], [3.0]], {"a": 1}, "it died")
+    assert first.seconds == [1.0]
+
+
+def test_folders_are_compared_with_transformers_and_with_our_own_float32():
+    of = {"contest": "shape:a", "test": "tg10 @ d16"}
+    rows = [
+        measured(OURS, [1.0, 2.0, 1.25], setting="q8_0", **of),
+        measured(OURS, [4.0, 4.0, 5.0], setting="f32", **of),
+        measured(TRANSFORMERS, [10.0, 10.0, 10.0], **of),
+        measured(OURS, [1.0], setting="q8_0", contest="shape:b", test="tg10 @ d16"),
+        measured(TRANSFORMERS, [], absent="not installed: torch", contest="shape:b", test="tg10 @ d16"),
+    ]
+    text = folders.section(rows)
+    assert "| 8 (5 to 10) | 2.5 (2 to 2.5) | 1 (1 to 1) | 8 (5 to 10) | 3.2 (2 to 4) |" in text
+    assert "| 10 | - | - | - | - |" in text
+
+
+def test_their_contest_has_every_one_in_every_round():
+    of = folders.contest("auto", quick=False)
+    assert of.test.name == "tg32 @ d16"
+    assert [(c.engine, c.setting, c.budget) for c in of.contestants] == [
+        (OURS, "q8_0", None), (OURS, "f32", None), (TRANSFORMERS, "", None),
+    ]  # fmt: skip

@@ -1,5 +1,7 @@
 """A run that has a time: it ends at the token, or the chunk of the prompt, at which that is over. No test waits."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,23 @@ def test_an_end_of_its_own_comes_before_the_time():
         _, stream = slow(ids, 2, **options)
         list(stream)
         assert stream.generation.finish_reason == reason
+
+
+def test_a_run_that_has_ended_holds_no_cache():
+    alive = weakref.WeakSet()
+
+    class Kept:
+        def __init__(self, capacity):
+            alive.add(self)
+
+    model = Script([0, 1])
+    model.new_cache = Kept
+    stream = Stream(model, [1], Options(), max_tokens=2, text=Letters(), end_ids={EOS})
+    assert next(stream) == "A"
+    assert len(alive) == 1
+    assert list(stream) == ["B"]
+    assert len(alive) == 0
+    assert stream.generation.text == "AB"
 
 
 def test_without_a_timeout_nothing_is_late():

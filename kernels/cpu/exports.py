@@ -1,0 +1,113 @@
+"""Exported kernels as an object file: what a process does that `machine_code.py` starts, and nobody else.
+
+Numba optimises every function by itself, again with each function that calls it, and makes machine code and an entry
+for Python of each. All of that is time, and only the last of it is of use here: so functions are linked as they are
+translated, and optimised once, together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba.core import codegen
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+
+from kernels.cpu import jit
+from kernels.cpu.library import sealed
+
+
+class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
+    """Functions as Numba translates them."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_specific(self) -> None:
+        pass
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """None of them is ever called in this process."""
+        return 0
+
+
+class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
+    """Code for this processor that is not loaded."""
+
+    _library_class = _Untouched
+
+    def _add_module(self, module: Any) -> None:
+        pass
+
+    def set_env(self, env_name: str, env: Any) -> None:
+        """Environments are for code that calls Python."""
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def compiled(modules: Iterable[str]) -> bytes:
+    """The object file of what these modules of `kernels.cpu` export. Nothing else can be compiled here afterwards."""
+    jit.for_export()
+    names = {f"kernels.cpu.{name}" for name in modules}
+    for name in names:
+        importlib.import_module(name)
+    context = cpu_target.target_context
+    context._internal_codegen = translator = _Translator("mlx_engine")
+    exports, libraries, kept = context.create_module("exports"), [], set()
+    for name, (function, kind) in jit.EXPORTS.items():
+        if function.__module__ in names:
+            dispatcher = jit.jit(function)
+            dispatcher.compile(kind.args)
+            found = dispatcher.overloads[kind.args]
+            _export(context, exports, name, kind, found.fndesc.llvm_func_name)
+            libraries.append(found.library)
+            kept.add(name)
+    _stop_here(exports, "NRT_MemInfo_call_dtor")
+    # Linked first: of what follows, only what something asks for is taken.
+    linked = binding.parse_assembly(str(exports))
+    for library in libraries:
+        linked.link_in(library._get_module_for_linking(), preserve=True)
+    for function in linked.functions:
+        if not function.is_declaration and function.name not in kept:
+            function.linkage = "internal"
+    return _optimised(translator, linked)
+
+
+def _optimised(translator: Any, module: Any) -> bytes:
+    """Machine code, as good as Numba's."""
+    module.data_layout = translator._data_layout
+    passes, builder = translator._function_pass_manager()
+    for function in module.functions:
+        passes.run(function, builder)
+    passes, builder = translator._module_pass_manager()
+    passes.run(module, builder)
+    return bytes(translator._tm.emit_object(module))
+
+
+def _export(context: Any, module: Any, name: str, kind: Any, mangled: str) -> None:
+    """A C function that calls Numba's: that one has two more arguments, for exceptions, which there are none of."""
+    inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)
+    arguments = [context.get_value_type(argument) for argument in kind.args]
+    outer = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+    builder = ir.IRBuilder(outer.append_basic_block())
+    context.call_conv.call_function(builder, inner, kind.return_type, kind.args, outer.args)
+    builder.ret_void()
+
+
+def _stop_here(module: Any, name: str) -> None:
+    """Numba's code frees arrays that it has allocated; kernels allocate none, and so never get there."""
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), name)
+    builder = ir.IRBuilder(function.append_basic_block())
+    builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])
+    builder.unreachable()
+
+
+def main(modules: Iterable[str]) -> None:
+    """Write the object file to stdout."""
+    sys.stdout.buffer.write(sealed(compiled(modules)))
