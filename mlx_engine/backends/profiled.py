@@ -32,12 +32,18 @@ LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
     """A twin of `backend` whose operations report to `profiler`; it shares the original's arrays."""
     twin = copy.copy(backend)
-    timed = {name: _timed(name, getattr(type(backend), name), profiler) for name in PRIMITIVES + BLOCKS}
+    timed = {name: _timed(name, _method(twin, name), profiler) for name in PRIMITIVES + BLOCKS}
     # All layers at once would be one number; the model says them word by word instead.
     timed["layers"] = Backend.layers
     twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
     twin.profiler = profiler
     return twin
+
+
+def _method(twin: Backend, name: str) -> Callable[..., Any]:
+    """The class's method, or what somebody has put in its place on this backend alone: it would hide the timed one."""
+    own = vars(twin).pop(name, None)
+    return getattr(type(twin), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
 
 
 def watched(backend: Backend) -> Backend:

@@ -330,6 +330,20 @@ def test_a_planted_delay_is_first_with_its_gain(monkeypatch, world, op):
     assert first["share"] == pytest.approx(planted / report["phases"]["decode"]["plain_ms"]["median"], rel=0.1)
 
 
+def test_an_operation_that_was_replaced_on_one_backend_is_timed_too():
+    clock, be = World(), SimdBackend()
+
+    def slow(logits):
+        clock.now += 2e-3
+        return 7
+
+    be.argmax = slow
+    profiler = Profiler(clock, keep=True)
+    assert profiled(be, profiler).argmax(np.ones((1, 9), np.float32)) == 7
+    assert [(span.role, span.own) for span in profiler.spans] == [("argmax", 2e-3)]
+    assert be.argmax is slow
+
+
 def test_a_slow_pass_around_its_operations_is_told_as_between_them(monkeypatch, world):
     from mlx_engine.models.qwen3 import Model
 
