@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import chunks_section, emulator, ops_section
+from benchmarks import chunks_section, crossover_section, emulator, ops_section
 from benchmarks.peers import section as peers_section
 from benchmarks.text import Row, figure, model, source, table
 from mlx_engine.bench.report import text as sweep_text
@@ -91,6 +91,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "sweep": ("The ladder", sweeps),
     "peers": ("Beside other engines", peers_section.section),
     "chunks": ("When work is handed out", chunks_section.section),
+    "crossover": ("From which width on quantising pays", crossover_section.section),
     "ops": ("Operation by operation", ops_section.section),
     "emulator": ("Metal kernels without a GPU", emulator.section),
 }

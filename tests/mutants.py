@@ -43,6 +43,7 @@ LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip
+CONVERSION = "models/conversion.py"
 MUTANTS = [
     Mutant("keys and values of the fused layer exchanged", GPT2, '("attn_q", "attn_k", "attn_v")',
            '("attn_q", "attn_v", "attn_k")'),
@@ -172,6 +173,14 @@ MUTANTS = [
            "above | (equal & (mx.cumsum(equal.astype(mx.int32)) <= n - above.sum()))", "above | equal"),
     Mutant("a choice is looked at before it is asked for", MLX, "return mx.argmax(logits.squeeze(0))",
            "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)"),
+    Mutant("the lookup table is expanded", PARAMETERS, "if not self._backend.embeds_stored(weight):", "if True:"),
+    Mutant("the head is no layer", CONVERSION, 'return HEAD if stem == "token_embd" else stem', "return stem"),
+    Mutant("a group goes before its layer", CONVERSION,
+           "self.layers.get(kind, groups[0] if groups else None)", "groups[0] if groups else self.layers.get(kind)"),
+    Mutant("the narrowest side counts", CONVERSION, "max(shape) < least", "min(shape) < least"),
+    Mutant("pieces of the first weights", "quant/__init__.py", "blocks[start // from_.block_size : (",
+           "blocks[0 : ("),
+    Mutant("magnitudes ordered by their sign", "quant/q4_0.py", "np.where(high > -low, high, low)", "high"),
     Mutant("Q4_0 halves exchanged", "quant/packing.py",
            "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import is_plain, notice, progress_bar, read_text, reports_errors
+from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ def generate(
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-text tokens.")] = False,
-    quant: Annotated[
-        str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
-    ] = "keep",
+    quant: Quant = "keep",
+    quant_min_dim: QuantMinDim = "auto",
+    quant_layer: QuantLayers = None,
     threads: Annotated[
         int | None,
         typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores"),
@@ -87,12 +88,14 @@ def generate(
         tuple(stop or ()),
         ignore_eos,
     )
-    check_load_options(quant, threads)
+    conversion = check_load_options(quant, threads, min_dim_of(quant_min_dim), layers_of(quant_layer))
     configure_log(log_level)
     used = choose_backend(backend, strict=strict)
     text = read_text(prompt, prompt_file, "prompt", default=DEFAULT_PROMPT)
     with progress_bar("loading") as progress:
-        engine = load(model, used, quant, threads, jit=not no_jit, progress=progress)
+        engine = load(model, used, threads=threads, jit=not no_jit, progress=progress, **conversion.options())
+    for note in engine.notes:
+        notice(note)
     with progress_bar("reading the prompt") as progress:
         stream = engine.run(text, options, progress=progress)
         first = next(stream, "")
