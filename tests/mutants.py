@@ -43,7 +43,7 @@ LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip
-CONVERSION = "models/conversion.py"
+CONVERSION, REQUANTISE = "models/conversion.py", "models/requantise.py"
 MUTANTS = [
     Mutant("keys and values of the fused layer exchanged", GPT2, '("attn_q", "attn_k", "attn_v")',
            '("attn_q", "attn_v", "attn_k")'),
@@ -181,6 +181,10 @@ MUTANTS = [
     Mutant("pieces of the first weights", "quant/__init__.py", "blocks[start // from_.block_size : (",
            "blocks[0 : ("),
     Mutant("magnitudes ordered by their sign", "quant/q4_0.py", "np.where(high > -low, high, low)", "high"),
+    Mutant("positions are quantised too", REQUANTISE, "return kind if kind in LAYER_TYPES else None", "return kind"),
+    Mutant("error of the first piece alone", REQUANTISE, "for start in range(0, math.prod(a.shape), PIECE):",
+           "for start in range(0, PIECE, PIECE):"),
+    Mutant("file type of the source stays", REQUANTISE, "FILE_TYPES[conversion.quant]", "0"),
     Mutant("Q4_0 halves exchanged", "quant/packing.py",
            "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),

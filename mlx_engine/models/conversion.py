@@ -15,7 +15,8 @@ QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
 
 # By their GGUF names; a head that is tied to the embedding table is an `output` all the same.
 GROUPS = {
-    "attention": ("attn_q", "attn_k", "attn_v", "attn_output"),
+    # The last is what GGUF files of GPT-2 have for the first three; a model that is loaded has these.
+    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
     "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
 }
 HEAD = "output"
