@@ -22,7 +22,8 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.stream import Generation, Stream
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
-from mlx_engine.models import Model, load_model
+from mlx_engine.models import Model, convert_model
+from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 from mlx_engine.models.count import count
 from mlx_engine.observe import log
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 # Text, token ids, or messages.
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
-
-QUANTS = ("keep", "f32", "q8_0", "q4_0", "q4_1")
 
 
 class Engine:
@@ -245,9 +244,11 @@ class Engine:
 def load(
     source: str | Path = "builtin",
     backend: str = "auto",
-    quant: str = "keep",
+    quant: str = KEEP,
     threads: int | None = None,
     *,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
     jit: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -258,17 +259,21 @@ def load(
         backend: a name that the `backends` command lists, or "auto" for the fastest here.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: for backends that have threads; None takes all cores that this process may use.
+        quant_min_dim: linear layers whose longer side is below are not quantised; "auto" knows from which width on it
+            pays, see `mlx_engine.models.conversion`.
+        quant_layers: another type for some: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; layers go by their
+            GGUF names, "attention" and "ffn" are several.
         jit: use compiled CPU kernels where there are some; without, plain NumPy.
         progress: called with (tensors prepared, tensors in all); a shape's are written first, and counted likewise.
 
     Raises:
-        OptionError: quant or threads make no sense.
+        OptionError: threads or what is to be quantised make no sense, or there is no such layer in the model.
         BackendUnavailableError: this machine lacks what the backend needs.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
     """
     sound = isinstance(source, str | Path)
     require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
-    check_load_options(quant, threads)
+    conversion = check_load_options(quant, threads, quant_min_dim, quant_layers)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
     # A backend that is not here is told before anything is downloaded; it is made when there is a model for it.
@@ -279,13 +284,13 @@ def load(
     opened = time.perf_counter()
     made = watched(create_backend(backend, threads=threads, jit=jit))
     warm = time.perf_counter()
-    model = load_model(checkpoint, made, quant=quant, progress=progress)
+    model, converted = convert_model(checkpoint, made, conversion, progress=progress)
     made.read_ahead()
     loaded = time.perf_counter()
     if made.profiler is None:  # which would count it
         made.warm_up(lambda: model.forward([0], model.no_cache()))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    return Engine(model, checkpoint, path, phases, model.fused.notes())
+    return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.fused.notes()))
 
 
 def configure_log(level: str | None = None) -> None:
@@ -300,15 +305,21 @@ def configure_log(level: str | None = None) -> None:
     log.configure(chosen)
 
 
-def check_load_options(quant: str, threads: int | None) -> None:
+def check_load_options(
+    quant: str,
+    threads: int | None,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
+) -> Conversion:
     """Refuse what `load` would refuse, before anything else is done.
 
     Raises:
-        OptionError: quant or threads make no sense.
+        OptionError: threads or what is to be quantised make no sense.
     """
-    require(quant in QUANTS, option="quant", expected=" or ".join(QUANTS), found=quant)
+    conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
     sound = threads is None or (is_whole(threads) and threads >= 1)
     require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
+    return conversion
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip
 GAINS, APART, ROUNDS = (f"bench/bottlenecks/{name}.py" for name in ("gains", "apart", "kinds"))
+CONVERSION, REQUANTISE = "models/conversion.py", "models/requantise.py"
 MUTANTS = [
     Mutant("the weaker of two limits counts", GAINS, "1e3 * max(op.cost.nbytes", "1e3 * min(op.cost.nbytes"),
     Mutant("all of the time is a gain", GAINS, "max(0.0, self.ms - self.floor)", "self.ms"),
@@ -224,6 +225,18 @@ MUTANTS = [
            "above | (equal & (mx.cumsum(equal.astype(mx.int32)) <= n - above.sum()))", "above | equal"),
     Mutant("a choice is looked at before it is asked for", MLX, "return mx.argmax(logits.squeeze(0))",
            "return mx.array(mx.argmax(logits.squeeze(0)).item(), mx.uint32)"),
+    Mutant("the lookup table is expanded", PARAMETERS, "if not self._backend.embeds_stored(weight):", "if True:"),
+    Mutant("the head is no layer", CONVERSION, 'return HEAD if stem == "token_embd" else stem', "return stem"),
+    Mutant("a group goes before its layer", CONVERSION,
+           "self.layers.get(kind, groups[0] if groups else None)", "groups[0] if groups else self.layers.get(kind)"),
+    Mutant("the narrowest side counts", CONVERSION, "max(shape) < least", "min(shape) < least"),
+    Mutant("pieces of the first weights", "quant/__init__.py", "blocks[start // from_.block_size : (",
+           "blocks[0 : ("),
+    Mutant("magnitudes ordered by their sign", "quant/q4_0.py", "np.where(high > -low, high, low)", "high"),
+    Mutant("positions are quantised too", REQUANTISE, "return kind if kind in LAYER_TYPES else None", "return kind"),
+    Mutant("error of the first piece alone", REQUANTISE, "for start in range(0, math.prod(a.shape), PIECE):",
+           "for start in range(0, PIECE, PIECE):"),
+    Mutant("file type of the source stays", REQUANTISE, "FILE_TYPES[conversion.quant]", "0"),
     Mutant("Q4_0 halves exchanged", "quant/packing.py",
            "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),

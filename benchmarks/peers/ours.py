@@ -20,6 +20,7 @@ from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.models.conversion import Conversion
 
 # Samples of the machine's limits each time that they are asked for.
 SAMPLES = 3
@@ -39,7 +40,7 @@ class Ours(Peer):
     """An engine and one cache."""
 
     def __init__(self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep") -> None:
-        self._engine, self._quant = mlx_engine.load(path, backend, quant), quant
+        self._engine, self._conversion = mlx_engine.load(path, backend, quant), Conversion(quant)
         self._checkpoint = open_checkpoint(path)
         self._model, self._backend = self._engine.model, self._engine.backend
         self._cache = self._model.new_cache(context)
@@ -48,7 +49,7 @@ class Ours(Peer):
 
     def facts(self) -> Answer:
         """Versions, what computes, and what a pass has to read and to multiply."""
-        of = sizes(self._checkpoint, lambda type_: bytes_per_weight(self._backend, type_), self._quant)
+        of = sizes(self._checkpoint, lambda type_: bytes_per_weight(self._backend, type_), self._conversion)
         return {
             "versions": machine.versions(),
             "backend": self._backend.name,

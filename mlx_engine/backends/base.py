@@ -49,6 +49,10 @@ class Backend(ABC):
     def prepare(self, weight: Weight) -> Array:
         """What this backend computes with: a gain or bias of one axis, or an (N, K) matrix as it multiplies it."""
 
+    def embeds_stored(self, table: Weight) -> bool:
+        """Whether `embed` takes this table as the file has it; else it takes what `prepare` makes of it."""
+        return False
+
     def read_ahead(self) -> None:  # noqa: B027 - most backends hold their weights in memory
         """Called once, when a model has been built: weights that lie in a mapped file may be brought into memory."""
 

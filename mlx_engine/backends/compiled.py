@@ -60,6 +60,10 @@ class CompiledBackend(SimdBackend):
             return Matrix(shape, _STORED[weight.type.name], weight.data)
         return Matrix(shape, layout.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
+    def embeds_stored(self, table: Weight) -> bool:
+        """Unless the kernels read it, a table stays in the file: a pass needs a few rows of what may be a gigabyte."""
+        return table.type != Q8_0
+
     def read_ahead(self) -> None:
         """Touch every page of the weights, on a thread that nobody waits for: the first pass would do it one by one."""
         mapped, self._mapped = self._mapped, []
@@ -72,6 +76,8 @@ class CompiledBackend(SimdBackend):
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
         """Rows of the table, these alone expanded."""
+        if isinstance(table, Weight):
+            return table.rows(ids)
         rows = np.ascontiguousarray(ids, dtype=np.int64)
         if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
             raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")

@@ -14,10 +14,11 @@ from mlx_engine.bench import machine
 from mlx_engine.bench.cells import Result, Test, check, measure
 from mlx_engine.bench.components import affordable, components
 from mlx_engine.bench.roofline import Limits, matrices
-from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, type_of, work
+from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
+from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.quant.types import F32, GGMLType
 
 Row = dict[str, Any]
@@ -34,7 +35,7 @@ def rows(
     tests: Sequence[Test],
     *,
     kv: Sequence[bool] = (True,),
-    quant: str = "keep",
+    quant: Conversion = STORED,
     threads: int | None = None,
     repetitions: int = 5,
     budget: float | None = None,
@@ -54,12 +55,13 @@ def rows(
     path = resolve(model)
     checkpoint = open_checkpoint(path)
     common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path)}
-    common |= {"quant": quant, "jit": jit, "overlap": overlap}
+    common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
     how: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
     for name in backends:
         bench: Bench | None = None  # the one before is let go of first
         if reasons[name] is None:
-            bench = Bench(load(path, name, quant, threads, jit=jit), checkpoint, quant=quant, jit=jit)
+            engine = load(path, name, threads=threads, jit=jit, **quant.options())
+            bench = Bench(engine, checkpoint, quant=quant, jit=jit)
             for test in tests:
                 check(test, bench.engine)
         for cached in kv:
@@ -76,7 +78,7 @@ def rows(
 class Bench:
     """An engine that is measured, and the machine beside it."""
 
-    def __init__(self, engine: Engine, checkpoint: Checkpoint, *, quant: str, jit: bool) -> None:
+    def __init__(self, engine: Engine, checkpoint: Checkpoint, *, quant: Conversion, jit: bool) -> None:
         self.engine, self.checkpoint, self.quant = engine, checkpoint, quant
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant)
         self.threads = threads_of(engine.backend)
@@ -136,11 +138,11 @@ def threads_of(backend: Backend) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def held_type(checkpoint: Checkpoint, backend: Backend, quant: str) -> GGMLType:
+def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
     """The type that most of the weights are multiplied in: the one they were loaded in, or F32 if that is expanded."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
-    loaded = type_of(largest.type, largest.shape[-1], quant)
+    loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
     return loaded if is_kept else F32
 

@@ -27,6 +27,7 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
 from mlx_engine.errors import require
 from mlx_engine.models import model_file
+from mlx_engine.models.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -48,7 +49,7 @@ class Plan:
 
     prompts: Sequence[int] | None = None
     n_gen: int = 64
-    quant: str = "keep"
+    quant: Conversion = STORED
     threads: int | None = None
     repetitions: int = 5
     budget: float = BUDGET
@@ -129,15 +130,16 @@ class Climb:
         cells = [row for row in measured(found) if row["n_gen"] and row["kv"] and row["device"] == "cpu"]
         if not cells or self.n_passes < 1:
             return
+        tried = {str(quant): quant for quant in (F32_LAYERS, self.plan.quant)}
         best = max(cells, key=lambda row: float(row["median_ts"]))
         for kv in (True, False):
             rung = Rung(best["rung"] + ("" if kv else NO_CACHE), best["backend"], kv, best["jit"])
             test = Test(n_gen=self.n_passes)
             if kv and test in self.tests:
                 continue
-            yield self._cell(rung, best["quant"], test, done)
+            yield self._cell(rung, tried[best["quant"]], test, done)
 
-    def _attempts(self, rung: Rung) -> list[tuple[str, str | None]]:
+    def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
         """How the weights are to be loaded, each with the reason why it is not tried.
 
         Once where the rung expands them to float32 anyway, else in both ways.
@@ -147,11 +149,11 @@ class Climb:
             return [(self.plan.quant, reason)]
         backend = create_backend(rung.backend, threads=self.plan.threads, jit=rung.jit)
         quants = [self.plan.quant]
-        if self.plan.quant == "keep" and held_type(self.checkpoint, backend, "keep") != F32:
-            quants = ["f32", "keep"]
+        if self.plan.quant == STORED and held_type(self.checkpoint, backend, STORED) != F32:
+            quants = [F32_LAYERS, STORED]
         return [(quant, self._too_much(backend, quant)) for quant in quants]
 
-    def _too_much(self, backend: Backend, quant: str) -> str | None:
+    def _too_much(self, backend: Backend, quant: Conversion) -> str | None:
         """Why a rung is not tried although it is there: its weights do not fit, or a token takes too long."""
         of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant)
         memory = machine.memory_bytes()
@@ -162,23 +164,23 @@ class Climb:
             return f"a token would take about {seconds:.0f} s, and a cell has {self.plan.budget:g} s"
         return None
 
-    def _told(self, rung: Rung, quant: str) -> Row:
-        ours = {"rung": rung.title, "backend": rung.backend, "jit": rung.jit, "kv": rung.kv, "quant": quant}
+    def _told(self, rung: Rung, quant: Conversion) -> Row:
+        ours = {"rung": rung.title, "backend": rung.backend, "jit": rung.jit, "kv": rung.kv, "quant": str(quant)}
         return {**self.common, **ours}
 
-    def _cell(self, rung: Rung, quant: str, test: Test, done: int) -> Row:
+    def _cell(self, rung: Rung, quant: Conversion, test: Test, done: int) -> Row:
         self._announce(done, self.total, f"{rung.title} {quant} {test.name}")
         bench, plan = self._engine(rung, quant), self.plan
         measured_row = bench.cell(test, kv=rung.kv, repetitions=plan.repetitions, budget=plan.budget, apart=True)
         return {**self._told(rung, quant), **measured_row}
 
-    def _engine(self, rung: Rung, quant: str) -> Bench:
-        key = (rung.backend, rung.jit, quant)
+    def _engine(self, rung: Rung, quant: Conversion) -> Bench:
+        key = (rung.backend, rung.jit, str(quant))
         if self._bench is None or self._key != key:
             if self._bench is not None:
                 self._bench.close()
             self._bench = None  # its weights are let go of before the next ones come
-            engine = load(self.path, rung.backend, quant, self.plan.threads, jit=rung.jit)
+            engine = load(self.path, rung.backend, threads=self.plan.threads, jit=rung.jit, **quant.options())
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench
 

@@ -19,8 +19,8 @@ from mlx_engine.bench.cells import Test
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.loop import CHUNK
 from mlx_engine.models import model_file
+from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.models.parameters import check
-from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
@@ -60,7 +60,7 @@ class Work:
     nbytes: float
 
 
-def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], quant: str = "keep") -> Sizes:
+def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED) -> Sizes:
     """The sizes of a checkpoint's model, for a backend that holds a weight of a type in `held(type)` bytes.
 
     Raises:
@@ -74,7 +74,7 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], quant: str 
 
     def bytes_of(name: str) -> float:
         stored = checkpoint.weight(tensors[name].stored(checkpoint.naming).name).type
-        return counts[name] * held(type_of(stored, tensors[name].shape[-1], quant))
+        return counts[name] * held(conversion.type_of(name, tensors[name].shape, stored)[0])
 
     cfg: Any = plan.config
     return Sizes(
@@ -84,12 +84,6 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], quant: str 
         cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
         scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
     )
-
-
-def type_of(stored: GGMLType, columns: int, quant: str) -> GGMLType:
-    """The type of a matrix after it was converted on load, or was left because its rows fill no blocks."""
-    wanted = stored if quant == "keep" else BY_NAME[quant.upper()]
-    return stored if columns % wanted.block_size else wanted
 
 
 def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:

@@ -13,25 +13,50 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSIONS
 from mlx_engine.checkpoint.gguf_tensors import MAX_DIMS, MAX_NAME_BYTES, padded
 from mlx_engine.checkpoint.gguf_values import CODES, DTYPES, MAX_DEPTH, MAX_KEY_BYTES, Value, ValueType, shown
 from mlx_engine.errors import OptionError, SourceError
-from mlx_engine.quant.weight import Weight
+from mlx_engine.quant.types import GGMLType
 
 _KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
 # An int without a stated type gets the first of these that holds it.
 _INTEGERS = (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64)
 
 
+class Tensor(Protocol):
+    """What can be written: a `Weight`, or what makes its bytes when they are asked for, which is once."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major."""
+
+    @property
+    def type(self) -> GGMLType:
+        """How its values are stored."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The stored bytes, in one dimension."""
+
+
 def write_gguf(
     path: str | os.PathLike[str],
     metadata: Mapping[str, object],
-    tensors: Iterable[Weight],
+    tensors: Iterable[Tensor],
     *,
     version: int = 3,
     alignment: int | None = None,
@@ -82,7 +107,7 @@ def _alignment(value: object) -> int:
     raise OptionError(option=ALIGNMENT_KEY, expected="a power of two, as UINT32", found=number)
 
 
-def _records(weights: Sequence[Weight], alignment: int) -> bytes:
+def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
     out: list[bytes] = []
     seen: set[str] = set()
     offset = 0

@@ -9,6 +9,7 @@ from mlx_engine.commands.bench import bench
 from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.kernels import kernels
+from mlx_engine.commands.quantize import quantize
 from mlx_engine.commands.report import report
 from mlx_engine.commands.root import root
 from mlx_engine.commands.tokenize import tokenize
@@ -24,6 +25,7 @@ app.callback()(root)
 app.command()(generate)
 app.command()(bench)
 app.command()(report)
+app.command()(quantize)
 app.command()(inspect)
 app.add_typer(tokenize, name="tokenize")
 app.command()(backends)

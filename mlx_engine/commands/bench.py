@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import is_plain, notice, reports_errors
+from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
 from mlx_engine.errors import OptionError, SourceError, is_number, require
 
 if TYPE_CHECKING:
     from mlx_engine.bench.sweep import Plan
+    from mlx_engine.models.conversion import Conversion
 
 Row = dict[str, Any]
 
@@ -57,9 +59,9 @@ def bench(
     kv: Annotated[
         bool | None, typer.Option("--kv/--no-kv", help="With a cache, or without.", show_default="kv")
     ] = None,
-    quant: Annotated[
-        str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
-    ] = "keep",
+    quant: Quant = "keep",
+    quant_min_dim: QuantMinDim = "auto",
+    quant_layer: QuantLayers = None,
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
     no_overlap: Annotated[
@@ -98,7 +100,7 @@ def bench(
     sound = budget is None or (is_number(budget) and budget >= 0)
     require(sound, option="budget", expected="a finite number of seconds >= 0", found=budget)
     require(output in FORMATS, option="output", expected=" or ".join(FORMATS), found=output)
-    check_load_options(quant, threads)
+    conversion = check_load_options(quant, threads, min_dim_of(quant_min_dim), layers_of(quant_layer))
     fixed = {
         "-pg": both,
         "-d": depth,
@@ -111,6 +113,8 @@ def bench(
         shaped = {
             "--sweep": sweep,
             "--quant": quant != "keep",
+            "--quant-min-dim": quant_min_dim != "auto",
+            "--quant-layer": quant_layer,
             "-t": threads,
             "-r": repetitions != REPETITIONS,
             "-o": output != "md",
@@ -119,11 +123,11 @@ def bench(
         print_comparison(*compare, out)
     elif sweep:
         refuse("--sweep", fixed)
-        plan = plan_of(backend, n_prompt, n_gen, quant, threads, repetitions, budget)
+        plan = plan_of(backend, n_prompt, n_gen, conversion, threads, repetitions, budget)
         run_sweep(model, plan, output, out)
     else:
         tests = tests_of(n_prompt, n_gen, both, depth)
-        options = {"quant": quant, "threads": threads, "repetitions": repetitions, "budget": budget}
+        options = {"quant": conversion, "threads": threads, "repetitions": repetitions, "budget": budget}
         options |= {"jit": not no_jit, "overlap": not no_overlap}
         run_tests(model, names_of(backend or ["auto"]), tests, output, out, kv=(kv is not False,), **options)
 
@@ -150,7 +154,7 @@ def plan_of(
     backend: list[str] | None,
     n_prompt: list[str] | None,
     n_gen: list[str] | None,
-    quant: str,
+    quant: Conversion,
     threads: int | None,
     repetitions: int,
     budget: float | None,

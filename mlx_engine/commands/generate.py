@@ -13,6 +13,7 @@ import typer
 
 from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
 from mlx_engine.commands.prompts import DEFAULT_PROMPT, asked, check_prompts, read_prompts, streams
+from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -71,9 +72,9 @@ def generate(
         list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-text tokens.")] = False,
-    quant: Annotated[
-        str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
-    ] = "keep",
+    quant: Quant = "keep",
+    quant_min_dim: QuantMinDim = "auto",
+    quant_layer: QuantLayers = None,
     threads: Annotated[
         int | None,
         typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores"),
@@ -109,7 +110,7 @@ def generate(
         timeout,
         context_len,
     )
-    check_load_options(quant, threads)
+    conversion = check_load_options(quant, threads, min_dim_of(quant_min_dim), layers_of(quant_layer))
     check_prompts(prompt, prompt_file, batch_file, chat=chat, system=system)
     configure_log(log_level)
     used = choose_backend(backend, strict=strict)
@@ -117,7 +118,7 @@ def generate(
     say = _nothing if quiet or json else _lines
     cached = None if quiet or json else is_cached(model)
     with progress_bar("loading") as progress:
-        engine = load(model, used, quant, threads, jit=not no_jit, progress=progress)
+        engine = load(model, used, threads=threads, jit=not no_jit, progress=progress, **conversion.options())
     start = time.perf_counter()
     runs = streams(engine, asked(engine, texts, chat=chat, system=system), options)
     say(diagnostics.loaded(engine, model, cached))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Fused
 from mlx_engine.cache import Cache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
+from mlx_engine.models.conversion import Conversion, Converted
 from mlx_engine.models.parameters import Parameters, Progress, check
 
 MODULES = {
@@ -54,12 +55,25 @@ def model_file(checkpoint: Checkpoint) -> Any:
     return importlib.import_module(name)
 
 
-def load_model(
-    checkpoint: Checkpoint, backend: Backend, *, quant: str = "keep", progress: Progress | None = None
-) -> Model:
-    """Build a checkpoint's model on a backend.
+class Loaded(NamedTuple):
+    """A model, and what became of its linear layers."""
+
+    model: Model
+    converted: Converted
+
+
+def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
+    """Build a checkpoint's model on a backend, the weights as they are stored."""
+    return convert_model(checkpoint, backend, Conversion()).model
+
+
+def convert_model(
+    checkpoint: Checkpoint, backend: Backend, conversion: Conversion, *, progress: Progress | None = None
+) -> Loaded:
+    """Build a checkpoint's model on a backend, its linear layers converted.
 
     Raises:
+        OptionError: the conversion names a layer that the model does not have.
         UnknownArchitectureError: no model file implements it.
         UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
         TensorMismatchError: the tensors are not those that the settings call for.
@@ -71,6 +85,8 @@ def load_model(
             "which the `tokenize` command can use; choose another file to run"
         )
     plan = module.plan(checkpoint)
-    parameters = Parameters(checkpoint, check(checkpoint, plan), backend, quant=quant, progress=progress)
+    tensors = check(checkpoint, plan)
+    conversion.check(checkpoint.where, tensors)
+    parameters = Parameters(checkpoint, tensors, backend, conversion=conversion, progress=progress)
     model: Model = module.Model(plan.config, parameters, backend)
-    return model
+    return Loaded(model, parameters.converted)

@@ -13,7 +13,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import TensorMismatchError
-from mlx_engine.quant import BY_NAME
+from mlx_engine.models.conversion import Conversion, Converted
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -49,7 +49,9 @@ class Stored:
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
         if self.transposed:
-            data = data.reshape(shape[1], of, -1)[:, first:last].transpose(1, 0, 2).reshape(-1)
+            # Values are moved whole: byte by byte it takes ten times as long.
+            values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
+            data = values[:, first:last].T.reshape(-1).view(np.uint8)
         elif self.rows is not None:
             data = data[data.size * first // of : data.size * last // of]
         if self.heads is not None:
@@ -132,52 +134,68 @@ class Parameters:
         tensors: Mapping[str, Tensor],
         backend: Backend,
         *,
-        quant: str = "keep",
+        conversion: Conversion | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
-        self._quant, self._progress = quant, progress
+        self._conversion, self._progress = conversion or Conversion(), progress
         self._prepared: dict[tuple[str, str], Array] = {}
+        self._seen: set[str] = set()
+        self._rows: list[tuple[str, str, str]] = []
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
         return name in self._tensors
 
+    @property
+    def converted(self) -> Converted:
+        """What became of the linear layers so far."""
+        return Converted.of(self._conversion, self._rows)
+
     def table(self, name: str) -> Array:
         """An embedding table (V, D), as it is stored."""
-        return self._prepare(f"{name}.weight")
+        weight = self._stored(f"{name}.weight")
+        if not self._backend.embeds_stored(weight):
+            return self._prepare(f"{name}.weight", weight)
+        self._done(f"{name}.weight")
+        return weight
 
     def linear(self, name: str) -> Linear:
         """A linear layer of weight `name.weight`, quantised on load where that was asked for, and its bias if any."""
-        bias = self._prepare(f"{name}.bias") if f"{name}.bias" in self else None
-        return Linear(name, self._prepare(f"{name}.weight", convert=True), bias)
+        bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
+        stored = self._stored(f"{name}.weight")
+        type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
+        self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
+        return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
 
     def rms_norm(self, name: str, eps: float) -> RMSNorm:
         """A norm of gain `name.weight`."""
-        return RMSNorm(name, self._prepare(f"{name}.weight"), eps)
+        return RMSNorm(name, self._vector(f"{name}.weight"), eps)
 
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """A norm of gain `name.weight` and bias `name.bias`."""
-        return LayerNorm(name, self._prepare(f"{name}.weight"), self._prepare(f"{name}.bias"), eps)
+        return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
 
     def values(self, name: str) -> NDArray[np.float32]:
         """What `name.weight` holds, for who computes with it beforehand."""
-        return self._tensors[f"{name}.weight"].weight(self._checkpoint).dequantize()
+        return self._stored(f"{name}.weight").dequantize()
 
-    def _converted(self, weight: Weight) -> Weight:
-        if self._quant == "keep" or self._quant == weight.type.name.lower():
-            return weight
-        wanted = BY_NAME[self._quant.upper()]
-        if weight.shape[-1] % wanted.block_size:
-            return weight
-        return Weight.pack(weight.name, weight.dequantize(), wanted)
+    def _stored(self, name: str) -> Weight:
+        return self._tensors[name].weight(self._checkpoint)
 
-    def _prepare(self, name: str, *, convert: bool = False) -> Array:
-        weight = self._tensors[name].weight(self._checkpoint)
-        weight = self._converted(weight) if convert else weight
+    def _vector(self, name: str) -> Array:
+        return self._prepare(name, self._stored(name))
+
+    def _prepare(self, name: str, weight: Weight) -> Array:
+        """Once for each type, so that a tied head that was not converted is the table's own array."""
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
-            if self._progress is not None:
-                self._progress(min(len(self._prepared), len(self._tensors)), len(self._tensors))
+            self._done(name)
         return self._prepared[key]
+
+    def _done(self, name: str) -> None:
+        """A table that is also the head counts once."""
+        self._seen.add(name)
+        if self._progress is not None:
+            self._progress(len(self._seen), len(self._tensors))

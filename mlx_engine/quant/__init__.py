@@ -68,9 +68,7 @@ def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequant
         UnsupportedTypeError: the type is known but cannot be read.
         ValueError: the bytes are not whole blocks.
     """
-    function = _DEQUANTIZE.get(type_.name)
-    if function is None:
-        raise _unsupported(where, type_, "read", readable_types())
+    function = _reader(type_, where)
     blocks = _in_rows_of(type_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
     out = np.empty((len(blocks), type_.block_size), dtype=np.float32)
     step = max(1, _PIECE // type_.block_size)
@@ -86,15 +84,48 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
         UnsupportedTypeError: nothing here writes this type.
         ValueError: the values are not whole blocks.
     """
-    function = _QUANTIZE.get(type_.name)
-    if function is None:
-        raise _unsupported(where, type_, "written", writable_types())
+    function = _writer(type_, where)
     blocks = _in_rows_of(type_.block_size, np.ascontiguousarray(values, dtype=np.float32))
     out = np.empty((len(blocks), type_.block_bytes), dtype=np.uint8)
     step = max(1, _PIECE // type_.block_size)
     for start in range(0, len(blocks), step):
         out[start : start + step] = function(blocks[start : start + step])
     return out.reshape(-1)
+
+
+def requantize(
+    raw: NDArray[np.uint8], from_: GGMLType, to: GGMLType, *, where: str = "requantize"
+) -> NDArray[np.uint8]:
+    """The bytes as `to` of the weights that `raw` holds as `from_`; no more than a piece of them is ever floats.
+
+    Raises:
+        UnsupportedTypeError: one type cannot be read, or the other not be written.
+        ValueError: the weights do not fill whole blocks.
+    """
+    read, write = _reader(from_, where), _writer(to, where)
+    blocks = _in_rows_of(from_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
+    n_weights = len(blocks) * from_.block_size
+    if n_weights % to.block_size:
+        raise ValueError(f"{n_weights:,} are not a multiple of the block's {to.block_size}")
+    out = np.empty((n_weights // to.block_size, to.block_bytes), dtype=np.uint8)
+    for start in range(0, n_weights, _PIECE):
+        some = read(blocks[start // from_.block_size : (start + _PIECE) // from_.block_size])
+        out[start // to.block_size : (start + _PIECE) // to.block_size] = write(some.reshape(-1, to.block_size))
+    return out.reshape(-1)
+
+
+def _reader(type_: GGMLType, where: str) -> Dequantize:
+    function = _DEQUANTIZE.get(type_.name)
+    if function is None:
+        raise _unsupported(where, type_, "read", readable_types())
+    return function
+
+
+def _writer(type_: GGMLType, where: str) -> Quantize:
+    function = _QUANTIZE.get(type_.name)
+    if function is None:
+        raise _unsupported(where, type_, "written", writable_types())
+    return function
 
 
 def _in_rows_of(length: int, array: NDArray[Any]) -> NDArray[Any]:
@@ -120,5 +151,6 @@ __all__ = [
     "dequantize",
     "quantize",
     "readable_types",
+    "requantize",
     "writable_types",
 ]

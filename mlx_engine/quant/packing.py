@@ -17,19 +17,38 @@ def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def round_half_away(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round to the nearest integer, halves away from zero, as C's `roundf` does (`np.round`: to even).
+    """`x` so that cutting off its fraction rounds it, halves away from zero, as C's `roundf` does; for |x| < 2**22.
 
-    Adding one half first would round 0.49999997 up; the distance to the floor is exact in float32.
+    Adding one half would round 0.49999997 up. With the float below one half the sum of that stays below 1, and the
+    sum of any half is rounded up to the next integer.
     """
-    size = np.abs(x)
-    whole = np.floor(size)
-    whole += (size - whole) >= np.float32(0.5)
-    return np.copysign(whole, x)
+    away = np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), x)
+    away += x
+    return away
 
 
-def finite_or_zero(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """`x`, with 0 for NaN and infinities: their conversion to integers, open in C, gives 0 on x86."""
-    return np.where(np.isfinite(x), x, np.float32(0))
+def clear_unless_finite(x: NDArray[np.float32], factor: NDArray[np.float32]) -> None:
+    """0 for NaN and infinities in `x`, (n, 32) products with `factor`, (n, 1): C leaves open what integers they become.
+
+    Only a factor that is no finite number, or that is 0, can have made them: of a block of zeros, of infinities, of
+    tiny values. Others are not looked through.
+    """
+    odd = np.flatnonzero(~np.isfinite(factor[:, 0]) | (factor[:, 0] == 0))
+    if len(odd):
+        rows = x[odd]
+        x[odd] = np.where(np.isfinite(rows), rows, np.float32(0))
+
+
+def block_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, 1): the largest of each of (n, 32) values, or NaN if there is one; twice as fast as `max(axis=1)`."""
+    n, size = values.shape
+    return np.maximum.reduceat(values.reshape(-1), np.arange(0, n * size, size))[:, None]
+
+
+def block_minimum(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, 1): the smallest of each of (n, 32) values, or NaN if there is one."""
+    n, size = values.shape
+    return np.minimum.reduceat(values.reshape(-1), np.arange(0, n * size, size))[:, None]
 
 
 def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:

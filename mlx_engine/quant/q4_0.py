@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields, finite_or_zero, inverse, pack_halves
+from mlx_engine.quant.packing import bit_fields, block_maximum, block_minimum, clear_unless_finite, inverse, pack_halves
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -30,9 +30,23 @@ def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """
     blocks = np.empty(len(values), layout.Q4_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504, and infinities
-        extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)
-        scale = extreme / np.float32(-8)
-        codes = np.trunc(values * inverse(scale) + np.float32(8.5))
+        scale = _extreme(values) / np.float32(-8)
+        factor = inverse(scale)
+        codes = values * factor
+        codes += np.float32(8.5)
+        clear_unless_finite(codes, factor)
+        np.minimum(codes, np.float32(15), out=codes)
         blocks["d"] = scale[:, 0]
-    blocks["qs"] = pack_halves(np.minimum(finite_or_zero(codes), np.float32(15)).astype(np.uint8))
+    blocks["qs"] = pack_halves(codes.astype(np.uint8))
     return blocks.view(np.uint8).reshape(len(values), -1)
+
+
+def _extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, 1): of each block the value of largest magnitude, of equal ones the first."""
+    high, low = block_maximum(values), block_minimum(values)
+    extreme = np.where(high > -low, high, low)
+    # Equal magnitudes, or NaN.
+    tied = np.flatnonzero(~((high > -low) | (high < -low)))
+    rows = values[tied]
+    extreme[tied] = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
+    return extreme

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields, finite_or_zero, inverse, pack_halves
+from mlx_engine.quant.packing import bit_fields, block_maximum, block_minimum, clear_unless_finite, inverse, pack_halves
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -27,9 +27,14 @@ def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Codes 0 to 15 from the smallest weight to the largest, (n, 32) weights to (n, 20) bytes."""
     blocks = np.empty(len(values), layout.Q4_1)
     with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504, and infinities
-        low, high = values.min(axis=1, keepdims=True), values.max(axis=1, keepdims=True)
+        low, high = block_minimum(values), block_maximum(values)
         scale = (high - low) / np.float32(15)
-        codes = np.trunc((values - low) * inverse(scale) + np.float32(0.5))
+        factor = inverse(scale)
+        codes = values - low
+        codes *= factor
+        codes += np.float32(0.5)
+        clear_unless_finite(codes, factor)
+        np.minimum(codes, np.float32(15), out=codes)
         blocks["d"], blocks["m"] = scale[:, 0], low[:, 0]
-    blocks["qs"] = pack_halves(np.minimum(finite_or_zero(codes), np.float32(15)).astype(np.uint8))
+    blocks["qs"] = pack_halves(codes.astype(np.uint8))
     return blocks.view(np.uint8).reshape(len(values), -1)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import finite_or_zero, inverse, round_half_away
+from mlx_engine.quant.packing import block_maximum, clear_unless_finite, inverse, round_half_away
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -30,8 +30,10 @@ def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     """
     blocks = np.empty(len(values), layout.Q8_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504, and infinities
-        scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
-        codes = finite_or_zero(round_half_away(values * inverse(scale)))
+        scale = block_maximum(np.abs(values)) / np.float32(127)
+        factor = inverse(scale)
+        codes = round_half_away(values * factor)
+        clear_unless_finite(codes, factor)
         blocks["d"] = scale[:, 0]
     blocks["qs"] = codes.astype(np.int8)
     return blocks.view(np.uint8).reshape(len(values), -1)

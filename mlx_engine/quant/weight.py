@@ -69,6 +69,18 @@ class Weight:
         """
         return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
 
+    def as_type(self, type_: GGMLType) -> Weight:
+        """The same values stored as `type_`, converted a piece at a time; the weight itself if that is its type.
+
+        Raises:
+            UnsupportedTypeError: one type cannot be read, or the other not be written.
+            ValueError: a row does not fill whole blocks.
+        """
+        if type_ == self.type:
+            return self
+        data = quant.requantize(self.data, self.type, type_, where=f"tensor {self.name!r}")
+        return Weight(self.name, self.shape, type_, data)
+
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
         """The rows `ids` of a matrix, (len(ids), shape[1]); no other row is read.
 

@@ -14,6 +14,7 @@ from mlx_engine.backends import Entry
 from mlx_engine.bench import roofline, run
 from mlx_engine.bench.cells import Test as Cell
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
+from mlx_engine.models.conversion import Conversion
 
 DATA = Path(__file__).parents[1] / "data"
 MICRO = DATA / "qwen3-micro" / "model-q8_0.gguf"
@@ -184,7 +185,7 @@ def test_a_row_of_an_absent_rung_says_the_same_about_machine_and_model():
 
 
 def test_a_row_says_which_options():
-    (row,) = rows(quant="q4_0", threads=3, kv=(False,), jit=False)
+    (row,) = rows(quant=Conversion("q4_0"), threads=3, kv=(False,), jit=False)
     assert (row["quant"], row["kv"], row["jit"]) == ("q4_0", False, False)
 
 
@@ -233,12 +234,12 @@ def test_a_row_says_whether_the_log_watched(level):
 def test_the_options_reach_the_model(monkeypatch):
     seen = []
 
-    def load(path, *args, jit):
-        seen.append((*args, jit))
-        return mlx_engine.load(path, *args, jit=jit)
+    def load(path, backend, *, quant, threads, jit, **options):
+        seen.append((backend, quant, threads, jit))
+        return mlx_engine.load(path, backend, quant, threads, jit=jit, **options)
 
     monkeypatch.setattr(run, "load", load)
-    rows(quant="q4_0", threads=3)
+    rows(quant=Conversion("q4_0"), threads=3)
     rows(jit=False)
     assert seen == [("simd", "q4_0", 3, True), ("simd", "keep", None, False)]
 

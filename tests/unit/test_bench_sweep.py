@@ -13,6 +13,7 @@ from mlx_engine.bench.cells import Result
 from mlx_engine.bench.cells import Test as Cell
 from mlx_engine.bench.sweep import Plan
 from mlx_engine.errors import BackendUnavailableError, OptionError
+from mlx_engine.models.conversion import F32_LAYERS
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 SHORT = {"prompts": [4], "n_gen": 2, "repetitions": 1, "passes": 0}
@@ -122,7 +123,7 @@ def test_a_model_without_quantised_weights_is_measured_once():
 
 
 def test_a_conversion_that_was_asked_for_is_the_only_one():
-    rows = swept(backends=["simd"], quant="f32")
+    rows = swept(backends=["simd"], quant=F32_LAYERS)
     assert {row["quant"] for row in rows} == {"f32"}
     assert len(rows) == 4
 

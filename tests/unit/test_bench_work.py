@@ -10,10 +10,11 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.bench import cells
 from mlx_engine.bench.cells import Test as Cell
-from mlx_engine.bench.work import Sizes, Work, bytes_per_weight, passes, sizes, type_of, work
+from mlx_engine.bench.work import Sizes, Work, bytes_per_weight, passes, sizes, work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.shapes import SHAPES
-from mlx_engine.quant.types import F16, F32, Q4_0, Q8_0
+from mlx_engine.models.conversion import Conversion
+from mlx_engine.quant.types import F16, F32, Q8_0
 from mlx_engine.quant.weight import Weight
 from tests.unit.test_bench_cells import Backend, Clock, Spy
 
@@ -46,8 +47,11 @@ def shape_06b(*, tied=True):
     return Checkpoint("here", "gguf", "qwen3", settings, {}, shapes, weight)
 
 
-def of_06b(quant="keep", **options):
-    return sizes(shape_06b(**options), STORED.__getitem__, quant)
+KEPT = Conversion()
+
+
+def of_06b(conversion=KEPT, **options):
+    return sizes(shape_06b(**options), STORED.__getitem__, conversion)
 
 
 # ---- sizes ----
@@ -60,19 +64,16 @@ def test_the_sizes_of_06b():
 
 
 def test_float32_takes_four_bytes_a_weight():
-    assert of_06b("f32").nbytes == 4 * 595_984_384
+    assert of_06b(Conversion("f32")).nbytes == 4 * 595_984_384
 
 
 def test_a_head_of_its_own_is_read_instead_of_the_table_not_besides():
     assert of_06b(tied=False) == of_06b()
 
 
-@pytest.mark.parametrize(
-    ("stored", "columns", "quant", "loaded"),
-    [(Q8_0, 64, "keep", Q8_0), (F16, 64, "q4_0", Q4_0), (F16, 48, "q4_0", F16), (Q8_0, 64, "f32", F32)],
-)
-def test_the_type_after_loading(stored, columns, quant, loaded):
-    assert type_of(stored, columns, quant) == loaded
+def test_a_layer_of_another_type_counts_as_that():
+    head_in_floats = of_06b(Conversion("keep", layers={"output": "f32"})).nbytes
+    assert head_in_floats == of_06b().nbytes + HEAD * (4 - 34 / 32)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def test_backends_as_json_gives_a_reason_or_null():
         ("--seed", "-1"), ("--seed", "x"),
         ("--max-tokens", "0"), ("--max-tokens", "-5"), ("--max-tokens", "ten"),
         ("--stop", ""), ("--quant", "q3"), ("--threads", "0"), ("--threads", "-2"),
+        ("--quant-min-dim", "many"), ("--quant-min-dim", "-1"),
+        ("--quant-layer", "attn_v"), ("--quant-layer", "attn_w=f32"),
         ("--no-such-option",),
     ],
     ids=" ".join,

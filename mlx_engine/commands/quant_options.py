@@ -1,0 +1,54 @@
+"""The options that say what linear layers become on load, which several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import typer
+
+from mlx_engine.errors import OptionError
+
+Quant: TypeAlias = Annotated[str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")]
+QuantMinDim: TypeAlias = Annotated[
+    str,
+    typer.Option("--quant-min-dim", metavar="auto|N", help="Leave layers whose longer side is below N as they are."),
+]
+QuantLayers: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quant-layer",
+        metavar="LAYER=TYPE",
+        help="Another type for some: attn_v=f32, ffn=q4_0, output=keep; may be given several times.",
+    ),
+]
+
+
+def min_dim_of(text: str) -> int | str:
+    """`auto`, or a number.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if text == "auto":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise OptionError(option="--quant-min-dim", expected="auto, or a whole number >= 0", found=text)
+    return int(text)
+
+
+def layers_of(given: Sequence[str] | None) -> dict[str, str]:
+    """Layers and types, of `LAYER=TYPE` each.
+
+    Raises:
+        OptionError: one has another form, or a layer is named twice.
+    """
+    found: dict[str, str] = {}
+    for text in given or ():
+        layer, equals, quant = text.partition("=")
+        if not equals:
+            raise OptionError(option="--quant-layer", expected="LAYER=TYPE, such as attn_v=f32", found=text)
+        if layer in found:
+            raise OptionError(option="--quant-layer", expected=f"{layer} once", found=f"{found[layer]} and {quant}")
+        found[layer] = quant
+    return found

@@ -1,0 +1,67 @@
+"""`quantize`: a GGUF file with smaller matrices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_engine.commands.console import notice, progress_bar, reports_errors
+from mlx_engine.commands.quant_options import layers_of, min_dim_of
+from mlx_engine.commands.values import columns, size
+from mlx_engine.errors import OptionError, require
+
+if TYPE_CHECKING:
+    from mlx_engine.models.requantise import Line
+
+TARGETS = ("q8_0", "q4_0", "q4_1")
+
+
+@reports_errors
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, org/repo:file, or builtin.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
+    to: Annotated[str, typer.Option("--to", help="q8_0, q4_0 or q4_1.")] = "q8_0",
+    min_dim: Annotated[
+        str, typer.Option("--min-dim", metavar="auto|N", help="Leave matrices whose longer side is below N.")
+    ] = "auto",
+    layer: Annotated[
+        list[str] | None,
+        typer.Option("--layer", metavar="LAYER=TYPE", help="Another type for some: attention=q8_0, output=keep."),
+    ] = None,
+    preserve_output: Annotated[
+        bool, typer.Option("--preserve-output", help="Leave the head as it is: the same as --layer output=keep.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over OUT if it is there.")] = False,
+) -> None:
+    """Quantise a GGUF file's matrices, and say what that costs: bytes, and the error by type of layer."""
+    from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.models.conversion import HEAD, Conversion
+    from mlx_engine.models.requantise import requantise
+
+    require(to in TARGETS, option="--to", expected=" or ".join(TARGETS), found=to)
+    layers = layers_of(layer)
+    if preserve_output:
+        require(HEAD not in layers, option="--preserve-output", expected=f"no --layer {HEAD}=", found=layers.get(HEAD))
+        layers[HEAD] = "keep"
+    conversion = Conversion(to, min_dim_of(min_dim), layers)
+    if out.exists() and not force:
+        raise OptionError(option="OUT", expected="a file that is not there yet, or --force", found=str(out))
+    with progress_bar("quantising") as progress:
+        lines = requantise(resolve(model), out, conversion, progress=progress)
+    notice(table(lines))
+    print(out)
+
+
+def table(lines: list[Line]) -> str:
+    """By layer type: bytes before and after, their ratio, and the error."""
+    from mlx_engine.models.requantise import total
+
+    rows = [["layers", "matrices", "now", "before", "after", "ratio", "RMSE"]]
+    for line in [*lines, total(lines)]:
+        types = ", ".join(line.types)
+        ratio = f"{line.bytes_out / line.bytes_in:.3f}" if line.bytes_in else "-"
+        sizes = size(line.bytes_in), size(line.bytes_out)
+        rows.append([line.kind, str(line.count), types, *sizes, ratio, f"{line.rmse:.3g}"])
+    return "\n".join(columns(rows, "<><>>>>"))
