@@ -62,7 +62,7 @@ class CompiledBackend(SimdBackend):
 
     def embeds_stored(self, table: Weight) -> bool:
         """Unless the kernels read it, a table stays in the file: a pass needs a few rows of what may be a gigabyte."""
-        return table.type != Q8_0
+        return table.type.name not in _STORED
 
     def read_ahead(self) -> None:
         """Touch every page of the weights, on a thread that nobody waits for: the first pass would do it one by one."""
