@@ -196,6 +196,7 @@ class Parameters:
 
     def _done(self, name: str) -> None:
         """A table that is also the head counts once."""
+        is_new = name not in self._seen
         self._seen.add(name)
-        if self._progress is not None:
+        if is_new and self._progress is not None:
             self._progress(len(self._seen), len(self._tensors))
