@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant("heads at the first position", HEADS, "row = (job[OFFSET] + t) * (width // 2)",
            "row = job[OFFSET] * (width // 2)"),
     Mutant("all new keys in the last slot", LAYERS, "(w[KV_STOP] - n_tokens)", "(w[KV_STOP] - 1)"),
-    Mutant("heads that are not rotated are not put anywhere", LAYERS, "if w[COS] != 0:", "if True:"),
+    Mutant("the layers rotate no heads", LAYERS, "if w[COS] != 0:", "if False:"),
     Mutant("rotations of the first layer for all", STACK,
            "for turns in tables\n        ]", "for turns in tables[:1] * len(tables)\n        ]"),
     Mutant("a stack's rotations do not grow", COMPILED, "if stack.positions < offset + n:", "if not stack.positions:"),

@@ -24,7 +24,7 @@ CHECKPOINTS = [
 ]
 # Gemma's window is 8, and slides after 263 tokens.
 LENGTH = 290
-IDS = np.random.default_rng(0).integers(0, 60, LENGTH).tolist()
+IDS = np.random.default_rng(0).integers(0, 60, 600).tolist()
 PIECES = [20, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
 
 
@@ -38,7 +38,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return mlx_engine.load(path, "parallel", threads=2)
 
 
-def passes(engine: Engine, *, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, list[Any], int]:
+def passes(
+    engine: Engine, sizes: list[int], *, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[np.ndarray, list[Any], int]:
     """Logits of every token, the stores, and how many passes were done at once."""
     model, layers, done = engine.model, engine.backend.layers, 0
 
@@ -48,14 +50,14 @@ def passes(engine: Engine, *, at_once: bool, monkeypatch: pytest.MonkeyPatch) ->
         done += y is not None
         return y
 
-    rows, first, context = [], 0, min(LENGTH, engine.config.context_length)
+    rows, first = [], 0
     with monkeypatch.context() as patch:
         patch.setattr(engine.backend, "layers", watched)
         # The cache grows on the way: stores move.
         patch.setattr(type(engine.backend), "kv_step", 16)
-        cache = model.new_cache(context)
+        cache = model.new_cache(sum(sizes))
         with engine.backend.session():
-            for n in pieces(context):
+            for n in sizes:
                 rows.append(model.forward(IDS[first : first + n], cache, every=True))
                 first += n
         stores = [store[:, :, seen.start : seen.stop] for seen in cache.rooms(0) for store in (seen.store,)]
@@ -63,19 +65,31 @@ def passes(engine: Engine, *, at_once: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def pieces(context: int) -> list[int]:
-    """The last ones are long, until the context ends: a window has to slide, which takes all its slots."""
+    """Many until the context ends, or a window has slid, which takes all its slots."""
     rest = min(context, LENGTH) - sum(PIECES) - 3
     return [*PIECES, *[layout.FEW] * (rest // layout.FEW), 1, 2]
 
 
 def test_bits_are_those_of_the_words(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    want, want_stores, none = passes(engine, at_once=False, monkeypatch=monkeypatch)
-    found, stores, done = passes(engine, at_once=True, monkeypatch=monkeypatch)
-    few = sum(n <= layout.FEW for n in pieces(engine.config.context_length))
+    sizes = pieces(engine.config.context_length)
+    want, want_stores, none = passes(engine, sizes, at_once=False, monkeypatch=monkeypatch)
+    found, stores, done = passes(engine, sizes, at_once=True, monkeypatch=monkeypatch)
+    few = sum(n <= layout.FEW for n in sizes)
     assert (none, done) == (0, few if engine.config.head_dim % layout.LANES == 0 else 0)
     np.testing.assert_array_equal(found, want)
     for a, b in zip(stores, want_stores, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_tables_of_rotations_grow_with_the_positions(monkeypatch: pytest.MonkeyPatch):
+    """Their first length is 512."""
+    engine, sizes = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd"), [2, 508, 1, 3, 1]
+    want, _, _ = passes(engine, sizes, at_once=False, monkeypatch=monkeypatch)
+    # Nothing shall be there that the words have made.
+    engine = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd")
+    found, _, done = passes(engine, sizes, at_once=True, monkeypatch=monkeypatch)
+    assert done == 4
+    np.testing.assert_array_equal(found, want)
 
 
 def test_what_the_kernels_lack_is_left_to_the_words():
