@@ -10,6 +10,7 @@ import typer
 
 from mlx_engine.commands.bench import still_bar
 from mlx_engine.commands.console import notice, reports_errors
+from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
 from mlx_engine.errors import is_number, require
 
 
@@ -22,9 +23,9 @@ def report(
     backend: Annotated[
         str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
     ] = "auto",
-    quant: Annotated[
-        str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
-    ] = "keep",
+    quant: Quant = "keep",
+    quant_min_dim: QuantMinDim = "auto",
+    quant_layer: QuantLayers = None,
     threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
     n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Tokens to read.")] = 128,
     n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Tokens to write, each a pass.")] = 16,
@@ -58,8 +59,8 @@ def report(
     require(
         is_number(budget) and budget >= 0, option="budget", expected="a finite number of seconds >= 0", found=budget
     )
-    check_load_options(quant, threads)
-    settings = Settings(model, backend, quant, threads, n_prompt, n_gen, depth, repetitions, budget)
+    conversion = check_load_options(quant, threads, min_dim_of(quant_min_dim), layers_of(quant_layer))
+    settings = Settings(model, backend, threads, n_prompt, n_gen, depth, repetitions, budget, **conversion.options())
     old = None if against is None else read(against)
     if out is not None:
         make_folder(out)  # before anything is measured for nothing

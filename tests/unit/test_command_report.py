@@ -199,3 +199,11 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(SourceError, match="expected a readable file"):
         read(tmp_path / "nowhere.json")
     assert run(tmp_path, "--against", tmp_path / "nowhere.json").code == 1
+
+
+def test_what_layers_become_is_an_option_and_said(tmp_path):
+    found = run(tmp_path, "--quant", "q8_0", "--quant-min-dim", "8", "--quant-layer", "attn_v=f32")
+    assert found.code == 0
+    assert "weights: q8_0 min-dim=8 attn_v=f32" in found.out
+    assert "--quant q8_0 --quant-min-dim 8" in found.out
+    assert "--quant-layer attn_v=f32" in found.out

@@ -27,7 +27,7 @@ SAME = {
 CHANGED = {
     "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
     "backend": ("name", "device", "threads"),
-    "settings": ("quant",),
+    "settings": ("quant", "quant_min_dim", "quant_layers"),
     "machine": ("system",),
 }
 # A part of a pass that is less of it than this is not compared.

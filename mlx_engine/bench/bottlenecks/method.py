@@ -9,14 +9,16 @@ Report = dict[str, Any]
 
 # Options of the command by the name of the setting.
 OPTIONS = {
-    "model": "--model", "backend": "--backend", "quant": "--quant", "threads": "--threads", "n_prompt": "-p",
-    "n_gen": "-n", "depth": "--depth", "repetitions": "-r", "budget": "--budget",
+    "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
+    "threads": "--threads", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth", "repetitions": "-r",
+    "budget": "--budget",
 }  # fmt: skip
 
 
 def command(settings: Report) -> str:
     """The exact command."""
     given = [(OPTIONS[name], value) for name, value in settings.items() if name in OPTIONS and value is not None]
+    given += [("--quant-layer", f"{name}={quant}") for name, quant in settings["quant_layers"].items()]
     return shlex.join(["python", "cli.py", "report", *(str(word) for pair in given for word in pair)])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from mlx_engine.bench.bottlenecks.gains import BETWEEN
 from mlx_engine.bench.bottlenecks.method import method
 from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.models.conversion import Conversion
 
 Report = dict[str, Any]
 
@@ -59,7 +60,7 @@ def origin(report: Report) -> str:
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    limits = report["limits"]
+    limits, weights = report["limits"], Conversion(at["quant"], at["quant_min_dim"], at["quant_layers"])
     reached = (
         f"read {figure(limits['read_gbs'])} GB/s, arithmetic {figure(limits['peak_gflops'])} GFLOP/s"
         if limits is not None
@@ -68,7 +69,7 @@ def origin(report: Report) -> str:
     lines = [
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
-        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {at['quant']}",
+        f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {weights}",
         f"a prompt of {at['n_prompt']} tokens behind {at['depth']}, {at['n_gen']} steps; {report['rounds']} rounds",
         f"the machine's limits, median of this run (quartiles): {reached}",
     ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from mlx_engine.bench import machine
@@ -23,6 +23,7 @@ from mlx_engine.bench.run import origin, threads_of
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
+from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 
 Report = dict[str, Any]
 # A model is loaded so often, or until so many seconds are over.
@@ -37,13 +38,20 @@ class Settings:
 
     model: str
     backend: str = "auto"
-    quant: str = "keep"
     threads: int | None = None
     n_prompt: int = 128
     n_gen: int = 16
     depth: int = 0
     repetitions: int = 5
     budget: float | None = 90.0
+    quant: str = KEEP
+    quant_min_dim: int | str = AUTO
+    quant_layers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def conversion(self) -> Conversion:
+        """What becomes of the weights."""
+        return Conversion(self.quant, self.quant_min_dim, self.quant_layers)
 
     @property
     def test(self) -> Test:
@@ -75,7 +83,9 @@ def report(
     """
     path = resolve(settings.model)
     progress(0, 1, "loading")
-    engine, phases = loaded(lambda: load(path, settings.backend, settings.quant, settings.threads))
+    engine, phases = loaded(
+        lambda: load(path, settings.backend, threads=settings.threads, **settings.conversion.options())
+    )
     check(settings.test, engine)
     checkpoint = open_checkpoint(path)
     known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
