@@ -17,7 +17,9 @@ from tests.contract.check import check
 # What every case goes through; a lie there must show in at least one of them.
 CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_grow", "kv_write", "kv_slide")
 # `layers` is many operations at once, compared with them in tests/unit/test_cpu_layers.py.
-NOT_OPERATIONS = {*CROSSINGS, "session", "begin", "wait", "read_ahead", "warm_up", "tap", "note", "layers", "fuse"}
+NOT_OPERATIONS = {
+    *CROSSINGS, "session", "begin", "wait", "read_ahead", "warm_up", "embeds_stored", "tap", "note", "layers", "fuse",
+}  # fmt: skip
 
 
 def operations() -> set[str]:

@@ -86,7 +86,7 @@ def test_the_logits_are_those_of_the_rounded_weights(folders):
 
 def test_what_is_quantised_already_keeps_its_bits():
     stored, engine = open_checkpoint(Q8), mlx_engine.load(Q8, "simd", "q8_0")
-    (note,) = engine.notes
+    note, _ = engine.notes
     assert note.startswith("quantised 0 linear layers to q8_0, ")
     assert "already q8_0 (first blk.0.attn_q)" in note
     ids = [1, 2, 3]
@@ -95,7 +95,7 @@ def test_what_is_quantised_already_keeps_its_bits():
 
 
 def test_keep_says_nothing():
-    assert mlx_engine.load(Q8, "simd").notes == ()
+    assert not [note for note in mlx_engine.load(Q8, "simd").notes if "quantised" in note]
 
 
 def test_overrides_of_layers_and_groups(folders, backend):

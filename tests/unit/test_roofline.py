@@ -15,6 +15,7 @@ from kernels.cpu import roofline_numpy
 from mlx_engine.bench import roofline as limits
 from mlx_engine.bench.work import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.models.conversion import Conversion
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 
@@ -96,7 +97,7 @@ def test_small_arrays_are_read_in_one_go_and_large_ones_where_they_lie(monkeypat
 def test_the_memory_is_all_that_a_pass_multiplies_with(quant, jit):
     engine, checkpoint = mlx_engine.load(MICRO, "simd", quant, jit=jit), open_checkpoint(MICRO)
     arrays = limits.matrices(engine, checkpoint)
-    wanted = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant).nbytes
+    wanted = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), Conversion(quant)).nbytes
     assert sum(array.nbytes for array in arrays) == wanted
 
 
