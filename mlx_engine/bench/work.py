@@ -7,7 +7,7 @@ nothing. A table that is also the head counts once, as the head, which only the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ class Sizes:
         nbytes: bytes of both, as the backend holds them.
         cached: bytes of keys and values per token, over all layers.
         scored: multiplications of attention per query and visible token, over all layers.
+        local: the share of layers whose tokens see the last `window` tokens alone.
     """
 
     layers: int
@@ -50,6 +51,8 @@ class Sizes:
     nbytes: float
     cached: int
     scored: int
+    local: float = 0.0
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,15 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         return counts[name] * held(conversion.type_of(name, tensors[name].shape, stored)[0])
 
     cfg: Any = plan.config
+    is_local: Sequence[bool] = getattr(cfg, "is_local", ())
     return Sizes(
         layers=sum(counts[name] for name in layers),
         head=counts[head],
         nbytes=sum(map(bytes_of, [*layers, head])),
         cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
         scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
+        local=sum(is_local) / cfg.n_layers,
+        window=cfg.window if any(is_local) else 0,
     )
 
 
@@ -100,10 +106,17 @@ def work(of: Sizes, test: Test, *, kv: bool) -> Work:
     """What the timed passes of a test need, with a cache or without."""
     flops = nbytes = 0.0
     for n, before in passes(test, kv=kv):
-        seen = n * before + n * (n + 1) // 2
-        flops += 2.0 * (of.layers * n + of.head + of.scored * seen)
-        nbytes += of.nbytes + (of.cached * (before + n) if kv else 0)
+        everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
+        flops += 2.0 * (of.layers * n + of.head + of.scored * _mean(of, everything, latest))
+        # What any of the new tokens sees has to be read.
+        nbytes += of.nbytes
+        nbytes += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
     return Work(flops, nbytes)
+
+
+def _mean(of: Sizes, everywhere: int, nearby: int) -> float:
+    """A layer's number on average, where local ones have one and the others another."""
+    return (1 - of.local) * everywhere + of.local * nearby
 
 
 def passes(test: Test, *, kv: bool) -> Iterator[tuple[int, int]]:

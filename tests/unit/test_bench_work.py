@@ -151,3 +151,15 @@ def test_a_small_matrix_is_a_weight_like_any_other():
     """What `bytes_per_weight` prepares is sound, or it would say nothing about a real one."""
     weight = Weight("small", (32, 32), Q8_0, np.zeros(34 * 32, dtype=np.uint8))
     assert not weight.dequantize().any()
+
+
+def test_local_layers_see_their_window():
+    """Of 4 layers 3 see the last 8 tokens; 5 bytes and 7 multiplications for each token and layer."""
+    of = Sizes(layers=0, head=0, nbytes=0, cached=4 * 5, scored=4 * 7, local=0.75, window=8)
+    one = work(of, Cell(n_gen=1, depth=100), kv=True)
+    assert one.nbytes == 5 * (101 + 3 * 8)
+    assert one.flops == 2 * 7 * (101 + 3 * 8)
+    # Four tokens in one pass see from 3 to 6 tokens; of those behind them a window misses nothing yet.
+    assert work(of, Cell(n_prompt=4, depth=2), kv=True) == Work(2 * 4 * 7 * (3 + 4 + 5 + 6), 4 * 5 * 6)
+    many = work(of, Cell(n_prompt=4, depth=20), kv=True)
+    assert many == Work(2 * 7 * (21 + 22 + 23 + 24 + 3 * 4 * 8), 5 * (24 + 3 * 11))
