@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import model_file
-from mlx_engine.models.gguf_settings import ARCHITECTURES, differences, gguf_settings
+from mlx_engine.models.gguf_settings import ARCHITECTURES, Said, differences, gguf_settings
 from mlx_engine.models.parameters import Plan, Stored, Tensor, check
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-FREQUENCIES = "rope_freqs.weight"
+FREQUENCIES, QUERY_NORM = "rope_freqs.weight", "attn_q_norm.weight"
 
 
 @dataclass(frozen=True)
@@ -55,30 +57,42 @@ def from_folder(folder: Path) -> GGUFForm:
     plan = model_file(checkpoint).plan(checkpoint)
     tensors = check(checkpoint, plan)
     architecture = ARCHITECTURES.get(checkpoint.architecture, checkpoint.architecture)
-    settings, divisors = gguf_settings(checkpoint, plan.config)
+    said = gguf_settings(checkpoint, plan.config)
     metadata = {
         "general.architecture": architecture,
         "general.name": folder.resolve().name,
-        **{f"{architecture}.{key}": value for key, value in settings.items()},
+        **{f"{architecture}.{key}": value for key, value in said.keys.items()},
         **to_gguf(folder / "tokenizer.json", plan.config.vocab_size),
     }
-    parts = _parts(checkpoint, tensors)
-    if divisors:
-        parts[FREQUENCIES] = Part(FREQUENCIES, (len(divisors),), F32, lambda: Weight.pack(FREQUENCIES, divisors, F32))
-    _read_back(checkpoint, plan, metadata, settings, parts)
+    parts = _parts(checkpoint, tensors, said)
+    _read_back(checkpoint, plan, metadata, said, parts)
     return GGUFForm(metadata, parts)
 
 
-def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> dict[str, Part]:
-    """The tensors of the file; several of the model may be rows of one."""
+def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], said: Said) -> dict[str, Part]:
+    """The tensors of the file: several of the model may be rows of one, and some stand for a setting."""
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
-    return {name: _part(checkpoint, of) for name, of in rows.items()}
+    parts = {name: _part(checkpoint, of) for name, of in rows.items()}
+    if said.divisors:
+        shape, values = (len(said.divisors),), said.divisors
+        parts[FREQUENCIES] = Part(FREQUENCIES, shape, F32, lambda: Weight.pack(FREQUENCIES, values, F32))
+    if said.query_gain != 1:
+        for name in [name for name in parts if name.endswith(QUERY_NORM)]:
+            parts[name] = _times(parts[name], said.query_gain)
+    return parts
+
+
+def _times(part: Part, gain: float) -> Part:
+    def make() -> Weight:
+        return Weight.pack(part.name, part.make().dequantize() * np.float32(gain), F32)
+
+    return replace(part, make=make)
 
 
 def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
-    tensors.sort(key=lambda tensor: (tensor.stored("gguf").rows or (0, 0))[0])
+    tensors = sorted(tensors, key=lambda tensor: (tensor.stored("gguf").rows or (0, 0))[0])
     stored: Stored = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
     # Norms, biases and learned positions are added to or multiplied with vectors, for which llama.cpp wants floats.
@@ -95,7 +109,7 @@ def _read_back(
     checkpoint: Checkpoint,
     plan: Plan,
     metadata: Mapping[str, object],
-    settings: Mapping[str, object],
+    said: Said,
     parts: Mapping[str, Part],
 ) -> None:
     """The model file understands what was written as it did the folder.
@@ -107,15 +121,14 @@ def _read_back(
         checkpoint,
         naming="gguf",
         architecture=str(metadata["general.architecture"]),
-        settings=settings,
+        settings=said.keys,
         metadata=metadata,
         shapes={name: part.shape for name, part in parts.items()},
         weight=lambda name: parts[name].make(),
     )
     again = model_file(written).plan(written)
     check(written, again)
-    # Divided frequencies are a tensor's matter.
-    lost = [name for name in differences(plan.config, again.config) if name != "rope" or FREQUENCIES not in parts]
+    lost = [name for name in differences(plan.config, again.config) if name not in said.in_tensors]
     if lost:
         raise UnsupportedConfigError(
             where=checkpoint.where,

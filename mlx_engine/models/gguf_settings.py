@@ -7,6 +7,8 @@ llama.cpp's src/llama-model.cpp.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlx_engine.backends.parameters import Rope
@@ -22,8 +24,28 @@ ARCHITECTURES = {"gemma3_text": "gemma3"}
 CLOSE = 1e-6
 
 
-def gguf_settings(checkpoint: Checkpoint, config: Any) -> tuple[dict[str, object], list[float]]:
-    """The keys below the architecture's prefix, without it, and the divisors of the rotation's frequencies if any.
+@dataclass(frozen=True)
+class Said:
+    """How GGUF says a config.
+
+    Attributes:
+        keys: those below the architecture's prefix, without it.
+        divisors: of the rotation's frequencies, which a tensor holds instead of a rule; none where there is a rule.
+        query_gain: what the gain of the queries' norm is multiplied by, for a scale of scores that has no key.
+    """
+
+    keys: Mapping[str, object]
+    divisors: tuple[float, ...] = ()
+    query_gain: float = 1.0
+
+    @property
+    def in_tensors(self) -> set[str]:
+        """What of the config tensors say, and no key."""
+        return {name for name, is_so in (("rope", self.divisors), ("attention_scale", self.query_gain != 1)) if is_so}
+
+
+def gguf_settings(checkpoint: Checkpoint, config: Any) -> Said:
+    """What a GGUF file says instead of a folder's config.json.
 
     Raises:
         UnsupportedConfigError: GGUF has no key for something that the model needs.
@@ -39,22 +61,22 @@ def gguf_settings(checkpoint: Checkpoint, config: Any) -> tuple[dict[str, object
     }
     architecture = ARCHITECTURES.get(checkpoint.architecture, checkpoint.architecture)
     if architecture == "gpt2":
-        return keys | {"attention.layer_norm_epsilon": config.norm_eps}, []
+        return Said(keys | {"attention.layer_norm_epsilon": config.norm_eps})
     keys |= {
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
     }
     if architecture == "gemma3":
-        return keys | _gemma3(config), []
+        return Said(keys | _gemma3(config), query_gain=_query_gain(config))
     if architecture == "qwen3":
-        return keys | {"rope.freq_base": config.rope_theta, "rope.dimension_count": config.head_dim}, []
+        return Said(keys | {"rope.freq_base": config.rope_theta, "rope.dimension_count": config.head_dim})
     rope, divisors = rope_to_gguf(Settings(checkpoint.settings, where=checkpoint.where), config.head_dim, config.rope)
     if divisors and architecture != "llama":
         raise UnsupportedConfigError(
             where=checkpoint.where, key="rope_type", expected=f"one that GGUF has for {architecture}", found="llama3"
         )
-    return keys | rope, divisors
+    return Said(keys | rope, tuple(divisors))
 
 
 def _gemma3(config: Any) -> dict[str, object]:
@@ -70,11 +92,14 @@ def _gemma3(config: Any) -> dict[str, object]:
     first_global = config.is_local.index(False) + 1 if False in config.is_local else config.n_layers + 1
     if first_global != PATTERN and config.n_layers >= min(first_global, PATTERN):
         keys["attention.sliding_window_pattern"] = first_global
-    per_head = config.hidden_size / config.n_heads if config.n_layers == LAYERS_OF_27B else config.head_dim
-    if not math.isclose(config.attention_scale, per_head**-0.5, rel_tol=CLOSE):
-        # No published size needs it, and llama.cpp does not read it.
-        keys["attention.scale"] = config.attention_scale
     return keys
+
+
+def _query_gain(config: Any) -> float:
+    """Above 1 where scores are scaled more than llama.cpp scales them: it reads no scale of a Gemma 3."""
+    per_head = config.hidden_size / config.n_heads if config.n_layers == LAYERS_OF_27B else config.head_dim
+    gain = float(config.attention_scale * per_head**0.5)
+    return 1.0 if math.isclose(gain, 1.0, rel_tol=CLOSE) else gain
 
 
 def differences(one: Any, other: Any) -> list[str]:

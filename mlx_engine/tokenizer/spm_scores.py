@@ -10,6 +10,7 @@ alone. SPM thus has no other pair to choose than BPE, and scores by the place of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from mlx_engine.errors import TokenizerError
 
@@ -27,8 +28,8 @@ def scores(where: str, tokens: Sequence[str], normal: Iterable[int], merges: Seq
     for i, rank in last.items():
         if rank is None and any(tokens[i][:cut] in ids and tokens[i][cut:] in ids for cut in range(1, len(tokens[i]))):
             raise TokenizerError(
-                f"{where}: expected merges that say the same as GGUF's scores, found that none make {tokens[i]!r:.40} "
-                f"(id {i:,}) of its own text, which by scores two tokens would; this vocabulary cannot be written as GGUF"
+                f"{where}: expected merges that make {tokens[i]!r:.40} (id {i:,}) of its own text, found none; in GGUF "
+                "scores decide, by which two tokens would: quantise the folder on load instead, with --quant"
             )
     # A float32 counts to 2^24, which merges may exceed and tokens do not.
     made = sorted((rank, i) for i, rank in last.items() if rank is not None)
@@ -40,7 +41,7 @@ def last_step(text: str, ranks: Mapping[tuple[str, str], int]) -> int | None:
     """The rank of the merge that makes `text` one token; None where merging ends before."""
     parts, rank = list(text), None
     while len(parts) > 1:
-        steps = [(ranks[pair], i) for i, pair in enumerate(zip(parts, parts[1:], strict=False)) if pair in ranks]
+        steps = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
         if not steps:
             return None
         rank, i = min(steps)
