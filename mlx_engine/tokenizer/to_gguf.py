@@ -58,18 +58,17 @@ def _refused(vocabulary: Vocabulary, what: str, expected: str, found: object) ->
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     """The vocabulary once what is found before merging is what GGUF can have found."""
     types = vocabulary.types.copy()
-    tokens = list(vocabulary.tokens)
     for added in file["added_tokens"]:
         taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
         if taken:
             raise _refused(vocabulary, f"token {added['content']!r}", "found as it stands", taken[0])
         token_id = added["id"]
-        if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in tokens[token_id]:
+        if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
                 raise _refused(vocabulary, f"token {added['content']!r}", "looked for in text as it is", "normalized")
             # In text as it is there is no such mark, and merges make the token of spaces.
             types[token_id] = TokenType.NORMAL
-    return replace(vocabulary, tokens=tokens, types=types)
+    return replace(vocabulary, types=types)
 
 
 def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
