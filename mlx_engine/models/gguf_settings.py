@@ -1,7 +1,6 @@
 """What a GGUF file says about a model whose settings came from a config.json: the inverse of reading either.
 
-The names of the keys are those of the `gguf` package, constants.py, 0.17; which of them an architecture needs is in
-llama.cpp's src/llama-model.cpp.
+The names of the keys are those of the `gguf` package, constants.py, 0.19.
 """
 
 from __future__ import annotations

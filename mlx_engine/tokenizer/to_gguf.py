@@ -79,7 +79,7 @@ def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
         raise _refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
     tokens += [""] * (size - len(tokens))
     types = np.concatenate([types, np.full(size - len(types), TokenType.UNUSED, np.int8)])
-    # llama.cpp wants a text for each, and no two the same.
+    # Ids are found by their text: each has one, and no two the same.
     tokens = [token or f"[PAD{i}]" for i, token in enumerate(tokens)]
     if len({*tokens}) < size:
         raise _refused(vocabulary, "every token", "one of its own", "a token that is called [PAD] and its number")
