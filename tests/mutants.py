@@ -48,7 +48,15 @@ GPT2, GEMMA3, PARAMETERS, SLIDING = (
 )  # fmt: skip
 GAINS, APART, ROUNDS = (f"bench/bottlenecks/{name}.py" for name in ("gains", "apart", "kinds"))
 CONVERSION, REQUANTISE = "models/conversion.py", "models/requantise.py"
+GGUF_FORM, TO_GGUF, SPM_SCORES = "models/gguf_form.py", "tokenizer/to_gguf.py", "tokenizer/spm_scores.py"
 MUTANTS = [
+    Mutant("heads are not dealt for GGUF", PARAMETERS, "return halves.transpose(0, 2, 1, 3).reshape(-1)",
+           "return halves.reshape(-1)"),
+    Mutant("a scale without a key is lost", GGUF_FORM, "dequantize() * np.float32(gain)", "dequantize()"),
+    Mutant("what GGUF cannot say is dropped", GGUF_FORM, "if name not in said.in_tensors", "if False"),
+    Mutant("the least urgent merge is last", SPM_SCORES, "rank, i = min(steps)", "rank, i = max(steps)"),
+    Mutant("any scores will do", SPM_SCORES, "if rank is None and any(", "if False and any("),
+    Mutant("spaces are looked for as a mark", TO_GGUF, "types[token_id] = TokenType.NORMAL", "pass"),
     Mutant("the weaker of two limits counts", GAINS, "1e3 * max(op.cost.nbytes", "1e3 * min(op.cost.nbytes"),
     Mutant("all of the time is a gain", GAINS, "max(0.0, self.ms - self.floor)", "self.ms"),
     Mutant("the share of the limit upside down", GAINS, "else self.floor / self.ms", "else self.ms / self.floor"),

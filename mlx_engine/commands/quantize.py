@@ -1,4 +1,4 @@
-"""`quantize`: a GGUF file with smaller matrices."""
+"""`quantize`: a GGUF file with smaller matrices, from another or from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = ("q8_0", "q4_0", "q4_1")
 
 @reports_errors
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, org/repo:file, or builtin.")],
+    model: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, a folder, org/repo[:file], or builtin.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
     to: Annotated[str, typer.Option("--to", help="q8_0, q4_0 or q4_1.")] = "q8_0",
     min_dim: Annotated[
@@ -35,7 +35,7 @@ def quantize(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over OUT if it is there.")] = False,
 ) -> None:
-    """Quantise a GGUF file's matrices, and say what that costs: bytes, and the error by type of layer."""
+    """Write a model as GGUF, its matrices quantised, and say what that costs: bytes, and the error by type of layer."""
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.models.conversion import HEAD, Conversion
     from mlx_engine.models.requantise import requantise

@@ -59,6 +59,32 @@ class Stored:
         taken = Weight(weight.name, shape, weight.type, data)
         return Weight.pack(weight.name, taken.dequantize() + np.float32(self.plus), F32) if self.plus else taken
 
+    def put(self, parts: Sequence[Weight]) -> Weight:
+        """The stored tensor out of the model's, the inverse of `take`: of all that are rows of it, in their order.
+
+        Raises:
+            ValueError: the parts are of several types.
+        """
+        if len({part.type for part in parts}) > 1:
+            raise ValueError(f"{self.name}: expected parts of one type, found {[part.type.name for part in parts]}")
+        type_, width = parts[0].type, parts[0].shape[1:]
+        if self.plus:
+            type_ = F32
+            parts = [Weight.pack(part.name, part.dequantize() - np.float32(self.plus), F32) for part in parts]
+        data = np.concatenate([self._dealt(part) for part in parts])
+        shape = (sum(part.shape[0] for part in parts), *width)
+        if self.transposed:
+            data = data.view(f"u{type_.block_bytes}").reshape(shape).T.reshape(-1).view(np.uint8)
+            shape = shape[::-1]
+        return Weight(self.name, shape, type_, data)
+
+    def _dealt(self, part: Weight) -> NDArray[np.uint8]:
+        """The bytes, the rows of a head's two halves in turn."""
+        if self.heads is None:
+            return part.data
+        halves = part.data.reshape(self.heads, 2, part.shape[0] // self.heads // 2, -1)
+        return halves.transpose(0, 2, 1, 3).reshape(-1)
+
 
 @dataclass(frozen=True)
 class Tensor:

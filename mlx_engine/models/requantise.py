@@ -1,4 +1,4 @@
-"""Write a GGUF file again with its matrices quantised; everything else in it stays as it is.
+"""Write a GGUF file again, or a Hugging Face folder as one, with its matrices quantised; the rest stays as it is.
 
 A file has one table for the lookup and for a head that is tied to it, and llama.cpp multiplies with that, so here the
 table is quantised too: as the head if it is that, else as all layers. A row that is looked up is rounded once, which
@@ -8,19 +8,21 @@ costs no time, and the table is a good part of a small model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine import quant
-from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
+from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.errors import OptionError, SourceError
+from mlx_engine.errors import OptionError
 from mlx_engine.models.conversion import HEAD, LAYER_TYPES, Conversion, layer_type
+from mlx_engine.models.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
@@ -54,21 +56,22 @@ class Line:
 class Pending:
     """A tensor of the new file, converted when its bytes are asked for, which is once."""
 
-    def __init__(self, stored: Weight, type_: GGMLType, line: Line, done: Callable[[], None]) -> None:
-        self.name, self.shape, self.type = stored.name, stored.shape, type_
-        self.nbytes = type_.bytes_for(math.prod(stored.shape))
-        self._stored, self._line, self._done = stored, line, done
+    def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None]) -> None:
+        self.name, self.shape, self.type = part.name, part.shape, type_
+        self.nbytes = type_.bytes_for(math.prod(part.shape))
+        self._make, self._line, self._done = part.make, line, done
 
     @property
     def data(self) -> NDArray[np.uint8]:
         """The bytes; the line learns what they are."""
-        new, line = self._stored.as_type(self.type), self._line
+        stored, line = self._make(), self._line
+        new = stored.as_type(self.type)
         line.count += 1
         line.types[new.type.name] = line.types.get(new.type.name, 0) + 1
-        line.bytes_in, line.bytes_out = line.bytes_in + self._stored.nbytes, line.bytes_out + new.nbytes
+        line.bytes_in, line.bytes_out = line.bytes_in + stored.nbytes, line.bytes_out + new.nbytes
         line.n_values += math.prod(self.shape)
-        if new is not self._stored:
-            line.squares += squared_difference(self._stored, new)
+        if new is not stored:
+            line.squares += squared_difference(stored, new)
         self._done()
         return new.data
 
@@ -81,35 +84,47 @@ def requantise(
     `progress` is called with (tensors written, tensors in all).
 
     Raises:
-        OptionError: the conversion names a layer that the file does not have, or the two are one file.
-        SourceError: the source is no file, or the target cannot be written.
-        FormatError: the source is not sound GGUF, or a type in it cannot be read.
+        OptionError: the conversion names a layer that the model does not have, or the two are one file.
+        SourceError: the source cannot be read, or the target cannot be written.
+        FormatError: the source is not sound, or a type in it cannot be read.
+        ModelError: of a folder, GGUF cannot say what the model is.
+        TokenizerError: of a folder, GGUF cannot say how its text becomes tokens.
     """
     if source.is_dir():
-        raise SourceError(
-            f"{source}: expected a GGUF file, found a folder; a folder's tokenizer and settings cannot be written as "
-            "GGUF here: convert it with llama.cpp's convert_hf_to_gguf.py first, or quantise it on load with --quant"
-        )
+        return _write(source, from_folder(source), target, conversion, progress)
     if target.exists() and source.samefile(target):
         raise OptionError(option="OUT", expected="another file than IN, which is read meanwhile", found=str(target))
     with open_gguf(source) as file:
-        conversion.check(str(source), file.tensors)
-        lines: dict[str, Line] = {}
-        written: list[str] = []
+        parts = {n: Part(n, info.shape, info.type, partial(file.weight, n)) for n, info in file.tensors.items()}
+        form = GGUFForm(file.typed_metadata(), parts)
+        return _write(source, form, target, conversion, progress, version=file.version)
 
-        def pending(name: str) -> Pending:
-            def done() -> None:
-                written.append(name)
-                if progress is not None:
-                    progress(len(written), len(file.tensors))
 
-            kind = kind_of(name, len(file.tensors[name].shape))
-            line = lines.setdefault(kind or "others", Line(kind or "others"))
-            stored = file.weight(name)
-            return Pending(stored, new_type(file, stored, kind, conversion), line, done)
+def _write(
+    source: Path,
+    form: GGUFForm,
+    target: Path,
+    conversion: Conversion,
+    progress: Callable[[int, int], None] | None,
+    *,
+    version: int = 3,
+) -> list[Line]:
+    conversion.check(str(source), form.parts)
+    lines: dict[str, Line] = {}
+    written: list[str] = []
 
-        tensors = [pending(name) for name in file.tensors]
-        write_gguf(target, new_metadata(file, conversion), tensors, version=file.version)
+    def pending(part: Part) -> Pending:
+        def done() -> None:
+            written.append(part.name)
+            if progress is not None:
+                progress(len(written), len(form.parts))
+
+        kind = kind_of(part.name, len(part.shape))
+        line = lines.setdefault(kind or "others", Line(kind or "others"))
+        return Pending(part, new_type(form.parts, part, kind, conversion), line, done)
+
+    tensors = [pending(part) for part in form.parts.values()]
+    write_gguf(target, new_metadata(form, conversion), tensors, version=version)
     return list(lines.values())
 
 
@@ -123,18 +138,18 @@ def kind_of(name: str, n_dims: int) -> str | None:
     return kind if kind in LAYER_TYPES else None
 
 
-def new_type(file: GGUFFile, stored: Weight, kind: str | None, conversion: Conversion) -> GGMLType:
+def new_type(parts: Mapping[str, Part], part: Part, kind: str | None, conversion: Conversion) -> GGMLType:
     """The type that a tensor is written as."""
     if kind is None:
-        return stored.type
-    is_plain_table = kind == "token_embd" and f"{HEAD}.weight" in file.tensors
+        return part.type
+    is_plain_table = kind == "token_embd" and f"{HEAD}.weight" in parts
     asked = Conversion(conversion.quant, conversion.min_dim) if is_plain_table else conversion
-    return asked.type_of(stored.name, stored.shape, stored.type)[0]
+    return asked.type_of(part.name, part.shape, part.type)[0]
 
 
-def new_metadata(file: GGUFFile, conversion: Conversion) -> dict[str, object]:
-    """The file's own, with the type that most of it has now."""
-    metadata: dict[str, object] = dict(file.typed_metadata())
+def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
+    """The source's own, with the type that most of the file has now."""
+    metadata: dict[str, object] = dict(form.metadata)
     metadata["general.file_type"] = Value(ValueType.UINT32, FILE_TYPES[conversion.quant])
     metadata["general.quantization_version"] = Value(ValueType.UINT32, QUANTIZATION_VERSION)
     return metadata

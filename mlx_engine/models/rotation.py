@@ -49,6 +49,25 @@ def rope_from_hf(s: Settings, head_dim: int) -> Rope:
     return rope
 
 
+def rope_to_gguf(s: Settings, head_dim: int, rope: Rope) -> tuple[dict[str, object], list[float]]:
+    """What GGUF says of the rotation `rope` that `rope_from_hf` made of these settings, and its divisors if any.
+
+    The "linear" rule has a factor; "llama3" has no name there: the file says by what each frequency is divided.
+    """
+    nested = s.mapping("rope_parameters")
+    theta = (nested or s).number("rope_theta", THETA)
+    scaling = nested or s.mapping("rope_scaling")
+    keys: dict[str, object] = {"rope.freq_base": theta, "rope.dimension_count": head_dim}
+    kinds = ("default", "linear", "llama3")
+    kind = "default" if scaling is None else scaling.choice("rope_type", scaling.choice("type", *kinds), *kinds)
+    if scaling is not None and kind == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.number("factor")}
+    if kind != "llama3":
+        return keys, []
+    plain = _plain(s, head_dim, theta)
+    return keys, [f / slow for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]
+
+
 def scaled(rope: Rope, factor: float) -> Rope:
     """Positions count as 1 / factor."""
     return Rope(tuple(f / factor for f in rope.frequencies))

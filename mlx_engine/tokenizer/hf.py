@@ -35,7 +35,16 @@ def from_json(path: str | Path) -> Tokenizer:
         SourceError: the file cannot be read.
         TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
     """
-    path = Path(path)
+    return Tokenizer(*parse(Path(path)))
+
+
+def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
+    """The vocabulary that a `tokenizer.json` and the files beside it describe, and the library's tokenizer.
+
+    Raises:
+        SourceError: the file cannot be read.
+        TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
+    """
     where = str(path)
     with refusals(where, "expected a tokenizer.json, found something else; download the file again"):
         core = tokenizers.Tokenizer.from_str(_read(path))
@@ -67,8 +76,9 @@ def from_json(path: str | Path) -> Tokenizer:
         add_bos=bos_id is not None and beside.add_bos(core, bos_id),
         space_prefix=_space_prefix(core),
         chat_template=beside.chat_template,
+        pad_id=beside.token_id("pad", ids, size),
     )
-    return Tokenizer(vocabulary, core)
+    return vocabulary, core
 
 
 def _read(path: Path) -> str:

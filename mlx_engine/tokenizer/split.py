@@ -10,6 +10,7 @@ Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for `gpt-2`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -75,3 +76,25 @@ SPLITS: dict[str, Split] = {
     # What llama.cpp does with files older than the key, and warns about.
     "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
+
+
+def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
+    """The name for what a `tokenizer.json` describes, of several the best known; None where none is known."""
+    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
+    if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
+        return None
+    # A last step that cuts nothing only writes bytes.
+    cuts = tuple(pattern for pattern in map(_pattern, steps) if pattern != "")
+    return next((n for n, split in SPLITS.items() if (split.patterns, split.whole_words) == (cuts, whole_words)), None)
+
+
+def _pattern(step: Any) -> str | None:
+    """The pattern that a step cuts by, "" where it cuts nothing; None where it is of another kind."""
+    match step:
+        case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+            return pattern
+        case {"type": "Digits", "individual_digits": True}:
+            return r"\p{N}"
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
+            return _GPT_2 if use_regex else ""
+    return None

@@ -62,6 +62,7 @@ class Vocabulary:
     add_bos: bool = False
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
+    pad_id: int | None = None
 
     def ids_of(self, *types: TokenType) -> list[int]:
         """Ids of the tokens of these types, ascending."""

@@ -57,6 +57,29 @@ def test_what_is_stored_as_the_model_has_it_is_not_copied():
     assert np.shares_memory(Stored("stored").take(whole, (96, 64)).data, whole.data)
 
 
+@pytest.mark.parametrize("type_", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("heads", [None, 2, 4])
+def test_what_is_put_back_is_as_it_was_stored(type_: str, transposed: bool, heads: int | None):
+    whole = packed(FUSED.T if transposed else FUSED, type_)
+    of = [Stored("stored", (32 * i, 96), transposed=transposed, heads=heads) for i in range(3)]
+    parts = [stored.take(whole, (32, 64)) for stored in of]
+    again = of[0].put(parts)
+    assert (again.name, again.shape, again.type) == ("stored", whole.shape, whole.type)
+    np.testing.assert_array_equal(again.data, whole.data)
+
+
+def test_what_was_added_is_taken_off_again():
+    gain = packed(np.array([0.5, -0.25, 2.0], dtype=np.float32))
+    stored = Stored("stored", plus=1.0)
+    np.testing.assert_array_equal(stored.put([stored.take(gain, (3,))]).dequantize(), gain.dequantize())
+
+
+def test_parts_of_one_tensor_have_one_type():
+    with pytest.raises(ValueError, match="one type"):
+        Stored("stored").put([packed(FUSED), packed(FUSED, "F16")])
+
+
 @pytest.mark.parametrize(
     ("stored", "shape"),
     [

@@ -140,13 +140,6 @@ def test_nothing_is_written_over_unless_it_is_asked_for(tmp_path: Path):
     assert out.read_bytes() == before
 
 
-def test_a_folder_is_refused_with_a_way_out(tmp_path: Path):
-    result = run(DATA / "gpt2-micro" / "hf", tmp_path / "out.gguf")
-    assert result.exit_code == 1
-    assert "--quant" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "options",
     [("--to", "q3_k"), ("--to", "keep"), ("--layer", "attn"), ("--layer", "output=q8_0", "--preserve-output")],

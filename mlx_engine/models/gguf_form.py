@@ -1,0 +1,138 @@
+"""A model that is stored in one form, as a GGUF file would have it: its metadata, and its tensors one by one.
+
+What was written is read back before it is believed: the model file must find the same sizes in these settings as in the
+folder's, and every tensor that it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.errors import UnsupportedConfigError
+from mlx_engine.models import model_file
+from mlx_engine.models.gguf_settings import ARCHITECTURES, Said, differences, gguf_settings
+from mlx_engine.models.parameters import Plan, Stored, Tensor, check
+from mlx_engine.quant.types import F32, GGMLType
+from mlx_engine.quant.weight import Weight
+
+FREQUENCIES, QUERY_NORM = "rope_freqs.weight", "attn_q_norm.weight"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a file: what is known of it, and what makes its bytes, which are read no sooner."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    make: Callable[[], Weight]
+
+
+@dataclass(frozen=True)
+class GGUFForm:
+    """What a GGUF file is written from."""
+
+    metadata: Mapping[str, object]
+    parts: Mapping[str, Part]
+
+
+def from_folder(folder: Path) -> GGUFForm:
+    """A Hugging Face folder's model and tokenizer.
+
+    Raises:
+        SourceError: there is no such folder, or a file is missing.
+        FormatError: a file is damaged, or a tensor has a type that cannot be read.
+        ModelError: no model file implements it, or GGUF cannot say what it is.
+        TokenizerError: GGUF cannot say how its text becomes tokens.
+    """
+    from mlx_engine.tokenizer.to_gguf import to_gguf  # the library below it takes a moment to load
+
+    checkpoint = open_checkpoint(folder)
+    plan = model_file(checkpoint).plan(checkpoint)
+    tensors = check(checkpoint, plan)
+    architecture = ARCHITECTURES.get(checkpoint.architecture, checkpoint.architecture)
+    said = gguf_settings(checkpoint, plan.config)
+    metadata = {
+        "general.architecture": architecture,
+        "general.name": folder.resolve().name,
+        **{f"{architecture}.{key}": value for key, value in said.keys.items()},
+        **to_gguf(folder / "tokenizer.json", plan.config.vocab_size),
+    }
+    parts = _parts(checkpoint, tensors, said)
+    _read_back(checkpoint, plan, metadata, said, parts)
+    return GGUFForm(metadata, parts)
+
+
+def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], said: Said) -> dict[str, Part]:
+    """The tensors of the file: several of the model may be rows of one, and some stand for a setting."""
+    rows: dict[str, list[Tensor]] = {}
+    for tensor in tensors.values():
+        rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
+    parts = {name: _part(checkpoint, of) for name, of in rows.items()}
+    if said.divisors:
+        shape, values = (len(said.divisors),), said.divisors
+        parts[FREQUENCIES] = Part(FREQUENCIES, shape, F32, lambda: Weight.pack(FREQUENCIES, values, F32))
+    if said.query_gain != 1:
+        for name in [name for name in parts if name.endswith(QUERY_NORM)]:
+            parts[name] = _times(parts[name], said.query_gain)
+    return parts
+
+
+def _times(part: Part, gain: float) -> Part:
+    def make() -> Weight:
+        return Weight.pack(part.name, part.make().dequantize() * np.float32(gain), F32)
+
+    return replace(part, make=make)
+
+
+def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
+    tensors = sorted(tensors, key=lambda tensor: (tensor.stored("gguf").rows or (0, 0))[0])
+    stored: Stored = tensors[0].stored("gguf")
+    shape = stored.shape(tensors[0].shape)
+    # Norms, biases and learned positions are added to or multiplied with vectors, for which llama.cpp wants floats.
+    is_vector = len(shape) == 1 or stored.name == "position_embd.weight"
+    type_ = F32 if is_vector else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
+    return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
+
+
+def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
+    return stored.put([tensor.weight(checkpoint).as_type(type_) for tensor in tensors])
+
+
+def _read_back(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    metadata: Mapping[str, object],
+    said: Said,
+    parts: Mapping[str, Part],
+) -> None:
+    """The model file understands what was written as it did the folder.
+
+    Raises:
+        UnsupportedConfigError: it finds another model, for GGUF has no word for something.
+    """
+    written = replace(
+        checkpoint,
+        naming="gguf",
+        architecture=str(metadata["general.architecture"]),
+        settings=said.keys,
+        metadata=metadata,
+        shapes={name: part.shape for name, part in parts.items()},
+        weight=lambda name: parts[name].make(),
+    )
+    again = model_file(written).plan(written)
+    check(written, again)
+    lost = [name for name in differences(plan.config, again.config) if name not in said.in_tensors]
+    if lost:
+        raise UnsupportedConfigError(
+            where=checkpoint.where,
+            key=lost[0],
+            expected=f"what GGUF can say, {vars(again.config)[lost[0]]!r:.60}",
+            found=f"{vars(plan.config)[lost[0]]!r:.60}",
+        )
