@@ -19,7 +19,7 @@ from mlx_engine import quant
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.errors import OptionError, SourceError
+from mlx_engine.errors import OptionError, SourceError, require
 from mlx_engine.models.conversion import HEAD, LAYER_TYPES, Conversion, layer_type
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
@@ -81,10 +81,13 @@ def requantise(
     `progress` is called with (tensors written, tensors in all).
 
     Raises:
-        OptionError: the conversion names a layer that the file does not have, or the two are one file.
+        OptionError: the conversion has no type for all matrices or names a layer that the file does not have, or the
+            two are one file.
         SourceError: the source is no file, or the target cannot be written.
         FormatError: the source is not sound GGUF, or a type in it cannot be read.
     """
+    known = conversion.quant in FILE_TYPES
+    require(known, option="quant", expected=" or ".join(FILE_TYPES), found=conversion.quant)
     if source.is_dir():
         raise SourceError(
             f"{source}: expected a GGUF file, found a folder; a folder's tokenizer and settings cannot be written as "
