@@ -141,6 +141,52 @@ def test_a_compiling_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {modules!r:.0}')")
     with pytest.raises(RuntimeError, match="failed: exit code 0"):
         machine_code.build()
+    killed = "import os, sys; os.write(2, b'a warning {modules!r:.0}'); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(machine_code, "_CHILD", killed)
+    with pytest.raises(RuntimeError, match=r"failed: exit code -9$"):
+        machine_code.build()
+
+
+def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
+    told = "import sys; sys.path[:] = {path!r}; sys.exit(f'{{len(sys.path)}} {{sys.stdin.read()!r}} {modules!r:.0}')"
+    monkeypatch.setattr(machine_code, "_CHILD", told)
+    with pytest.raises(RuntimeError, match=rf"failed: {len(sys.path) - 2} ''$"):
+        machine_code.build()
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from kernels.cpu import machine_code
+machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{modules!r:.0}"
+children, started = [], machine_code._started
+def watched(modules):
+    children.append(started(modules))
+    return children[-1]
+machine_code._started = watched
+def interrupt():
+    while len(children) < 2:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    machine_code.build()
+except KeyboardInterrupt:
+    print(*(child.returncode for child in children))
+"""
+
+
+def test_an_interrupt_leaves_no_process_behind():
+    result = python(INTERRUPTED)
+    assert (result.stdout.split(), result.stderr) == (["-9", "-9"], "")
+
+
+def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(machine_code, "_started", lambda modules: pytest.fail("started"))
+    with pytest.raises(RuntimeError, match="does not say which Python"):
+        machine_code.build()
 
 
 # ---- the announcement ----
