@@ -230,7 +230,8 @@ def test_without_a_compiler_numpy_runs_and_says_so(tmp_path: Path, name: str, mi
 
 
 def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
+    for told in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
+        monkeypatch.delenv(told, raising=False)
     monkeypatch.setattr(library.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(library.binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
     assert library.lacking().endswith("lacks f16c, avx2")
@@ -238,6 +239,31 @@ def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog
     assert "lacks f16c, avx2" in caplog.text
     monkeypatch.setattr(library.binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     assert library.lacking() is None
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="any other processor widens halves")
+@pytest.mark.parametrize(
+    ("name", "features", "is_able"),
+    [
+        ("generic", None, False),
+        ("generic", "+f16c", True),
+        ("haswell", None, True),
+        ("haswell", "", True),
+        ("nehalem", "", False),
+        (None, "+f16c", True),
+        ("haswell", "-f16c", False),
+    ],
+)
+def test_code_for_a_processor_that_cannot_widen_halves_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, features: str | None, *, is_able: bool
+):
+    """It would call what is not there, and end the process."""
+    for variable, value in (("NUMBA_CPU_NAME", name), ("NUMBA_CPU_FEATURES", features)):
+        monkeypatch.delenv(variable, raising=False)
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    expected = None if is_able else f"the processor that Numba is told to compile for ({name}) lacks f16c"
+    assert library.lacking() == expected
 
 
 # ---- on an AVX2 processor, from the first compilation on ----
