@@ -206,6 +206,15 @@ def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [ONCE in record.getMessage() for record in caplog.records] == [True]
 
 
+def test_code_that_cannot_be_kept_is_said_not_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(library, "code_file", lambda: tmp_path / "kernels.o")
+    monkeypatch.setattr(library, "load", object)
+    assert kernels.load_kernels.__wrapped__() is not None
+    assert f"could not be kept in {tmp_path}: the next process compiles again" in caplog.text
+
+
 def test_kernels_that_cannot_be_compiled_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     def load() -> object:
         raise AttributeError("this compiler is another")
