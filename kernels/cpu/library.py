@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,12 @@ def _widens(processor: str, features: str) -> bool:
 
 
 def _digest() -> str:
-    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls.
+
+    The source may lie in an archive, or be there as bytecode alone.
+    """
+    files = [file for file in resources.files("kernels.cpu").iterdir() if file.name.endswith((".py", ".pyc"))]
+    files.sort(key=lambda file: file.name)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

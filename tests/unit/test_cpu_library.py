@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def python(code: str, *arguments: str | Path, **changes: str | None) -> subproce
 
 
 def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "__file__", str(tmp_path / "jit.py"))
+    monkeypatch.setattr(library.resources, "files", lambda package: tmp_path)
     (tmp_path / "jit.py").write_text("a = 1\n")
     (tmp_path / "vectors.py").write_text("LANES = 16\n")
     before = library._digest()
@@ -46,6 +47,19 @@ def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch
     changed = library._digest()
     (tmp_path / "new.py").write_text("b = 2\n")
     assert len({before, changed, library._digest()}) == 3
+
+
+def test_source_in_an_archive_is_the_same_source(tmp_path: Path):
+    """What cannot be seen would be the same whatever it is: code of another version would be run."""
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path in (ROOT / "kernels").rglob("*.py"):
+            archive.write(path, path.relative_to(ROOT))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from kernels.cpu import library; print(library.__file__, library._digest())"
+    )
+    file, digest = python(code, tmp_path / "all.zip").stdout.split()
+    assert (Path(file).parents[2], digest) == (tmp_path / "all.zip", library._digest())
 
 
 def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
