@@ -34,8 +34,6 @@ _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 # Half-precision scales are widened by an instruction that x86 has since 2012; without it LLVM would call a library
 # function that the process need not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
-
-
 _WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
 _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
