@@ -86,7 +86,10 @@ def made(source: Path, python: str) -> dict[str, Path]:
         if not path.exists():
             part = path.with_suffix(".part")
             command = [python, "-c", _QUANTIZE, str(source), str(part), str(number), str(pure)]
-            subprocess.run(command, check=True, capture_output=True)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                said = [f"exit code {done.returncode}", *done.stderr.strip().splitlines()]
+                raise SystemExit(f"{name}: llama.cpp's quantiser, run with {python}, failed: {said[-1]}")
             part.replace(path)
     return files
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,45 @@ _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 # Half-precision scales are widened by an instruction that x86 has since 2012; without it LLVM would call a library
 # function that the process need not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
+_WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
+_CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 
 def lacking() -> str | None:
-    """What this processor lacks for the kernels, or None."""
-    chosen = os.environ.get("NUMBA_CPU_NAME")
-    if not binding.get_process_triple().startswith(("x86_64", "i686")) or chosen:
+    """What this processor lacks for the kernels, or the one that Numba is told to compile for; or None."""
+    chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
+    if chosen or told is not None:
+        # As Numba has it: "generic" has no features but those that are told, any other name has the processor's own.
+        own = "" if (chosen or "").lower() == "generic" else binding.get_host_cpu_features().flatten()
+        name = chosen or binding.get_host_cpu_name()
+        is_able = _widens(name, own if told is None else told)
+        return None if is_able else f"the processor that Numba is told to compile for ({name}) lacks f16c"
     features = binding.get_host_cpu_features()
     missing = [name for name in _NEEDED_ON_X86 if not features.get(name)]
     return f"the processor ({binding.get_host_cpu_name()}) lacks {', '.join(missing)}" if missing else None
+
+
+def _widens(processor: str, features: str) -> bool:
+    """Whether LLVM has an instruction that widens a half on such a processor."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_triple(binding.get_process_triple())
+    code = target.create_target_machine(cpu=processor, features=features).emit_object(binding.parse_assembly(_WIDEN))
+    return not any(name in code for name in _CALLED)
 
 
 # ---- where compiled code is kept ----
 
 
 def _digest() -> str:
-    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls.
+
+    The source may lie in an archive, or be there as bytecode alone.
+    """
+    files = [file for file in resources.files("kernels.cpu").iterdir() if file.name.endswith((".py", ".pyc"))]
+    files.sort(key=lambda file: file.name)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

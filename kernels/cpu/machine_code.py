@@ -26,25 +26,32 @@ def build() -> bytes:
     for needed in ("numba", "llvmlite"):
         if importlib.util.find_spec(needed) is None:
             raise ImportError(f"the kernels are compiled with {needed}, which is not installed")
-    if not sys.executable:
+    # A bundled application is its own sys.executable: it would start itself, and so on.
+    if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
         children = []
         for modules in PARTS:
             children.append(stack.enter_context(_started(modules)))
+            # After Ctrl-C its own exit does not wait.
+            stack.callback(children[-1].wait)
             stack.callback(children[-1].kill)
         return joined([_answer(child) for child in children])
 
 
 def _started(modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    code = _CHILD.format(path=sys.path, modules=modules)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # What else lies in the path is ignored when modules are looked for, and cannot be written as code.
+    code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], modules=modules)
+    no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe)
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:
     out, said = child.communicate()
     code = opened(out)
     if child.returncode or code is None:
-        words = said.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"]
+        words = [f"exit code {child.returncode}"]
+        if child.returncode > 0:  # what was killed has said nothing about that
+            words += said.decode(errors="replace").strip().splitlines()
         raise RuntimeError(f"a process that compiles the kernels failed: {words[-1]}")
     return code

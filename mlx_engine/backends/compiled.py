@@ -9,6 +9,7 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class CompiledBackend(SimdBackend):
         self._mapped: list[np.ndarray] = []
         self._blocks: dict[tuple[int, ...], Block] = {}
         self._heads: dict[tuple[int, ...], tuple[np.ndarray, object]] = {}
-        self._stacks: dict[int, tuple[Sequence[Layer], Stack | None]] = {}
+        self._stacks: dict[int, tuple[Sequence[Layer], tuple[Layer, ...], Stack | None]] = {}
         self._tables: dict[int, tuple[Rope, np.ndarray, np.ndarray]] = {}
         self._room = np.empty(0, dtype=np.float32)
 
@@ -246,14 +247,14 @@ class CompiledBackend(SimdBackend):
         return y
 
     def _stack(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Stack | None:
-        """None if a layer has something that the kernels lack."""
+        """None if a layer has something that the kernels lack. Where a layer was replaced it is made anew."""
         found = self._stacks.get(id(layers))
-        if found is None:
+        if found is None or len(found[1]) != len(layers) or not all(map(is_, found[1], layers)):
             blocks = [self._blocks_of(w, head_dim) for w in layers]
             whole = [b for b in blocks if b is not None]
             stack = Stack(layers, whole, scale, self.library) if whole and len(whole) == len(layers) else None
-            found = self._stacks[id(layers)] = layers, stack
-        return found[1]
+            found = self._stacks[id(layers)] = layers, tuple(layers), stack
+        return found[2]
 
     def _blocks_of(self, w: Layer, head_dim: int) -> Blocks | None:
         n_q, n_k = (p.weight.shape[0] // head_dim for p in (w.attn_q, w.attn_k))

@@ -37,6 +37,9 @@ def _load(library: ModuleType) -> Library:
     if not file.exists():
         LOGGER.log(logging.WARNING, "compiling the CPU kernels, once; they are kept in %s", file.parent)
     loaded: Library = library.load()
+    if not file.exists():
+        LOGGER.log(logging.WARNING, "the compiled CPU kernels could not be kept in %s: the next process compiles again",
+                   file.parent)  # fmt: skip
     return loaded
 
 

@@ -204,7 +204,9 @@ class Parameters:
 
     def values(self, name: str) -> NDArray[np.float32]:
         """What `name.weight` holds, for who computes with it beforehand."""
-        return self._stored(f"{name}.weight").dequantize()
+        values = self._stored(f"{name}.weight").dequantize()
+        self._done(f"{name}.weight")
+        return values
 
     def _stored(self, name: str) -> Weight:
         return self._tensors[name].weight(self._checkpoint)

@@ -20,7 +20,7 @@ from mlx_engine import quant
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, require
 from mlx_engine.models.conversion import HEAD, LAYER_TYPES, Conversion, layer_type
 from mlx_engine.models.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.quant.types import GGMLType
@@ -84,12 +84,15 @@ def requantise(
     `progress` is called with (tensors written, tensors in all).
 
     Raises:
-        OptionError: the conversion names a layer that the model does not have, or the two are one file.
+        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, or the
+            two are one file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is not sound, or a type in it cannot be read.
         ModelError: of a folder, GGUF cannot say what the model is.
         TokenizerError: of a folder, GGUF cannot say how its text becomes tokens.
     """
+    known = conversion.quant in FILE_TYPES
+    require(known, option="quant", expected=" or ".join(FILE_TYPES), found=conversion.quant)
     if source.is_dir():
         return _write(source, from_folder(source), target, conversion, progress)
     if target.exists() and source.samefile(target):

@@ -1,6 +1,7 @@
 """Quantise on load: what becomes of which layer, what is said about it, and what it costs."""
 
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,25 @@ def test_a_head_is_an_output_under_both_names():
 def test_the_constant_is_what_the_committed_table_says():
     rows = [json.loads(line) for line in crossover.RESULTS.read_text().splitlines()]
     assert crossover.crossover(crossover_section.newest(rows)) == conversion.AUTO_MIN_DIM
+
+
+def test_measuring_the_crossover_keeps_one_width_in_memory(tmp_path, monkeypatch, backend):
+    made, alive = [], []
+
+    def create(name):
+        alive.append(sum(one() is not None for one in made[:-1]))
+        new = create_backend(name)
+        made.append(weakref.ref(new))
+        return new
+
+    monkeypatch.setattr(crossover, "create_backend", create)
+    # Whatever is faster here.
+    few = {"RESULTS": tmp_path / "rows", "WIDTHS": (32, 64, 128), "TOTAL": 2**16, "ROUNDS": 1, "TOLERANCE": 1e9}
+    for name, value in few.items():
+        monkeypatch.setattr(crossover, name, value)
+    crossover.main()
+    assert alive == [0] * 6
+    assert len((tmp_path / "rows").read_text().splitlines()) == 6
 
 
 def test_the_crossover_is_behind_the_last_width_that_is_slower():

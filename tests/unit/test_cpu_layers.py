@@ -92,6 +92,26 @@ def test_tables_of_rotations_grow_with_the_positions(monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(found, want)
 
 
+def test_a_layer_that_is_replaced_is_not_used_any_more():
+    engine = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd")
+    model, be, cfg = engine.model, engine.backend, engine.config
+    x = be.embed(model.token_embd, [7])
+
+    def once(layers: list[Any]) -> np.ndarray:
+        cache = model.new_cache(4)
+        cache.reserve(1)
+        with be.session():
+            return np.array(be.layers(x, layers, cfg.head_dim, model.scale, 0, cache.rooms(1)))
+
+    layers = list(model.layers)
+    before = once(layers)
+    norm = dataclasses.replace(layers[0].attn_norm, gain=3 * layers[0].attn_norm.gain)
+    layers[0] = dataclasses.replace(layers[0], attn_norm=norm)
+    changed = once(layers)
+    assert np.abs(changed - before).max() > 1e-3
+    np.testing.assert_array_equal(changed, once(list(layers)))
+
+
 def test_what_the_kernels_lack_is_left_to_the_words():
     engine = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd")
     model, be, cfg = engine.model, engine.backend, engine.config

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def python(code: str, *arguments: str | Path, **changes: str | None) -> subproce
 
 
 def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "__file__", str(tmp_path / "jit.py"))
+    monkeypatch.setattr(library.resources, "files", lambda package: tmp_path)
     (tmp_path / "jit.py").write_text("a = 1\n")
     (tmp_path / "vectors.py").write_text("LANES = 16\n")
     before = library._digest()
@@ -46,6 +47,19 @@ def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch
     changed = library._digest()
     (tmp_path / "new.py").write_text("b = 2\n")
     assert len({before, changed, library._digest()}) == 3
+
+
+def test_source_in_an_archive_is_the_same_source(tmp_path: Path):
+    """What cannot be seen would be the same whatever it is: code of another version would be run."""
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path in (ROOT / "kernels").rglob("*.py"):
+            archive.write(path, path.relative_to(ROOT))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from kernels.cpu import library; print(library.__file__, library._digest())"
+    )
+    file, digest = python(code, tmp_path / "all.zip").stdout.split()
+    assert (Path(file).parents[2], digest) == (tmp_path / "all.zip", library._digest())
 
 
 def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
@@ -141,6 +155,52 @@ def test_a_compiling_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {modules!r:.0}')")
     with pytest.raises(RuntimeError, match="failed: exit code 0"):
         machine_code.build()
+    killed = "import os, sys; os.write(2, b'a warning {modules!r:.0}'); os.kill(os.getpid(), 9)"
+    monkeypatch.setattr(machine_code, "_CHILD", killed)
+    with pytest.raises(RuntimeError, match=r"failed: exit code -9$"):
+        machine_code.build()
+
+
+def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
+    told = "import sys; sys.path[:] = {path!r}; sys.exit(f'{{len(sys.path)}} {{sys.stdin.read()!r}} {modules!r:.0}')"
+    monkeypatch.setattr(machine_code, "_CHILD", told)
+    with pytest.raises(RuntimeError, match=rf"failed: {len(sys.path) - 2} ''$"):
+        machine_code.build()
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from kernels.cpu import machine_code
+machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{modules!r:.0}"
+children, started = [], machine_code._started
+def watched(modules):
+    children.append(started(modules))
+    return children[-1]
+machine_code._started = watched
+def interrupt():
+    while len(children) < 2:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    machine_code.build()
+except KeyboardInterrupt:
+    print(*(child.returncode for child in children))
+"""
+
+
+def test_an_interrupt_leaves_no_process_behind():
+    result = python(INTERRUPTED)
+    assert (result.stdout.split(), result.stderr) == (["-9", "-9"], "")
+
+
+def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(machine_code, "_started", lambda modules: pytest.fail("started"))
+    with pytest.raises(RuntimeError, match="does not say which Python"):
+        machine_code.build()
 
 
 # ---- the announcement ----
@@ -158,6 +218,15 @@ def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for _ in range(2):  # two processes, one after the other
         assert kernels.load_kernels.__wrapped__() is not None
     assert [ONCE in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_code_that_cannot_be_kept_is_said_not_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(library, "code_file", lambda: tmp_path / "kernels.o")
+    monkeypatch.setattr(library, "load", object)
+    assert kernels.load_kernels.__wrapped__() is not None
+    assert f"could not be kept in {tmp_path}: the next process compiles again" in caplog.text
 
 
 def test_kernels_that_cannot_be_compiled_are_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -184,7 +253,8 @@ def test_without_a_compiler_numpy_runs_and_says_so(tmp_path: Path, name: str, mi
 
 
 def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
+    for told in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
+        monkeypatch.delenv(told, raising=False)
     monkeypatch.setattr(library.binding, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(library.binding, "get_host_cpu_features", lambda: {"fma": True, "avx2": False})
     assert library.lacking().endswith("lacks f16c, avx2")
@@ -192,6 +262,31 @@ def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog
     assert "lacks f16c, avx2" in caplog.text
     monkeypatch.setattr(library.binding, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
     assert library.lacking() is None
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="any other processor widens halves")
+@pytest.mark.parametrize(
+    ("name", "features", "is_able"),
+    [
+        ("generic", None, False),
+        ("generic", "+f16c", True),
+        ("haswell", None, True),
+        ("haswell", "", True),
+        ("nehalem", "", False),
+        (None, "+f16c", True),
+        ("haswell", "-f16c", False),
+    ],
+)
+def test_code_for_a_processor_that_cannot_widen_halves_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, features: str | None, *, is_able: bool
+):
+    """It would call what is not there, and end the process."""
+    for variable, value in (("NUMBA_CPU_NAME", name), ("NUMBA_CPU_FEATURES", features)):
+        monkeypatch.delenv(variable, raising=False)
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    expected = None if is_able else f"the processor that Numba is told to compile for ({name}) lacks f16c"
+    assert library.lacking() == expected
 
 
 # ---- on an AVX2 processor, from the first compilation on ----

@@ -1,18 +1,23 @@
 """Llama's and Qwen2's settings, and how Llama's GGUF files hold what they hold."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mlx_engine
 from mlx_engine.backends.parameters import Rope
+from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models.parameters import Stored
 from mlx_engine.models.rotation import llama3, rope_from_gguf, rope_from_hf
 from mlx_engine.models.settings import Settings
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests.golden.convert import convert
 
+DATA = Path(__file__).parents[1] / "data"
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -65,6 +70,14 @@ def test_a_damaged_width_is_refused_before_frequencies_are_made():
     for make in (rope_from_hf, rope_from_gguf):
         with pytest.raises(UnsupportedConfigError, match="head_dim"):
             make(Settings({}, where="here"), 10**15)
+
+
+def test_loading_counts_the_tensor_that_no_backend_gets(tmp_path: Path):
+    convert(DATA / "llama-micro" / "hf", tmp_path / "model.gguf", "F32")
+    seen: list[tuple[int, int]] = []
+    mlx_engine.load(tmp_path / "model.gguf", "simd", jit=False, progress=lambda *counted: seen.append(counted))
+    total = len(open_checkpoint(tmp_path / "model.gguf").shapes)
+    assert seen == [(n, total) for n in range(1, total + 1)]
 
 
 @pytest.mark.parametrize("type_", ["F32", "F16", "Q8_0"])

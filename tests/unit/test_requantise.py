@@ -117,6 +117,12 @@ def test_an_override_must_mean_something(tmp_path: Path):
     assert not (tmp_path / "out.gguf").exists()
 
 
+def test_without_a_type_for_all_there_is_nothing_to_call_the_file(tmp_path: Path):
+    with pytest.raises(OptionError, match="quant: expected f32 or q4_0 or q4_1 or q8_0, found 'keep'"):
+        requantise(F32, tmp_path / "out.gguf", Conversion("keep", layers={"ffn": "q4_0"}))
+    assert not (tmp_path / "out.gguf").exists()
+
+
 # ---- the command ----
 
 
