@@ -40,8 +40,9 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
 class Engine:
     """A model on a backend, with its tokenizer. Made by `load`.
 
-    `phases` has the seconds that loading took, which the metrics of every run carry along; `notes` is what else there
-    is to say about it, a line each. `architecture`, `n_tensors` and `n_parameters` are the checkpoint's.
+    `phases` has the seconds that loading took, and building the tokenizer once that is done, which the metrics of every
+    run carry along; `notes` is what else there is to say about it, a line each. `architecture`, `n_tensors` and
+    `n_parameters` are the checkpoint's.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class Engine:
         """
         with self._tokenizer_lock:
             if self._checkpoint is not None:
+                start = time.perf_counter()
                 self._tokenizer = self._build_tokenizer(self._checkpoint)
+                self.phases["build_tokenizer"] = time.perf_counter() - start
                 self._checkpoint = None  # whose metadata has each merge as a string: 12 MB that nobody reads again
         return self._tokenizer
 
@@ -174,15 +177,15 @@ class Engine:
 
     def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
         """`stream` for options that are already made."""
+        text = self.tokenizer.stream(at_start=False)  # first: what building a tokenizer takes is one of the phases
         metrics = Metrics(phases=dict(self.phases))
-        metrics.record_phase("build_tokenizer", lambda: self.tokenizer)
         prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))
         return Stream(
             self.model,
             prompt_ids,
             options,
             max_tokens=self._fitting(len(prompt_ids), options.max_tokens, options.context_len),
-            text=self.tokenizer.stream(at_start=False),
+            text=text,
             end_ids=self.tokenizer.eog_ids,
             progress=progress,
             metrics=metrics,

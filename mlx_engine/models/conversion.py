@@ -145,7 +145,9 @@ class Converted:
         """One line for people, or none where nothing was asked for."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        counts = self.counts or {self.asked.quant: 0}
-        done = ", ".join(f"{count} linear layers to {quant}" for quant, count in counts.items())
+        # "keep" with a type for some layers that are of it already: there is no type to name.
+        none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
+        done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)
-        return (f"{'converted' if set(counts) == {'f32'} else 'quantised'} {done}" + "".join(left),)
+        is_float = set(self.counts or [self.asked.quant]) == {"f32"}
+        return (f"{'converted' if is_float else 'quantised'} {done}" + "".join(left),)

@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
+# What templates put into markers, whatever roles a conversation has.
+ROLES = ("system", "user", "assistant", "tool")
+
 # For a process to begin, on a machine that is busy.
 START_SECONDS = 10
 
@@ -65,7 +68,7 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
         TokenizerError: the vocabulary cannot write the text.
     """
     contents = _contents(messages)
-    always = _always_found(tokenizer)
+    always = _always_found(tokenizer, {*ROLES, *(message["role"] for message in messages)} - {""})
     markers = {text: i for text, i in (tokenizer.special_tokens | always).items() if text}
     # A marker is the template's if neither end of it came out of a message.
     ends = sorted({end for text in markers for end in (text[0], text[-1])}.intersection("".join(contents)))
@@ -78,7 +81,11 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     find = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)").finditer
     marked = set(markers.values())
     ids, written = tokenizer.encode(plain, special=True), [markers[match[0]] for match in find(guarded)]
-    if [i for i in ids if i in marked] == written:
+    # A template may read what it writes: one that cuts off thoughts finds none where their ends are hidden. Where a
+    # message spells a control token, too, it cannot be told who wrote those of the plain text.
+    said = "".join(contents)
+    is_told = guarded.translate(show) == plain or not any(text in said for text in tokenizer.special_tokens if text)
+    if is_told and [i for i in ids if i in marked] == written:
         return _with_bos(tokenizer, ids)
     # A message spells a marker. What stands between those of the template is text.
     cut = re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in always) or "(?!)")
@@ -92,10 +99,19 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     return _with_bos(tokenizer, ids)
 
 
-def _always_found(tokenizer: Tokenizer) -> dict[str, int]:
-    """User-defined tokens that the template writes: markers too, though encoding finds them in any text."""
+def _always_found(tokenizer: Tokenizer, roles: Collection[str]) -> dict[str, int]:
+    """User-defined tokens that the template writes: markers too, though encoding finds them in any text.
+
+    It may put them together, as `'<|' + role + '|>'`.
+    """
     template = tokenizer.chat_template or ""
-    return {text: i for text, i in tokenizer.user_defined_tokens.items() if len(text.strip()) > 2 and text in template}
+
+    def is_written(text: str) -> bool:
+        parts = (text.split(role) for role in roles if role in text)
+        return text in template or any(all(part in template for part in around) for around in parts)
+
+    found = tokenizer.user_defined_tokens.items()
+    return {text: i for text, i in found if len(text.strip()) > 2 and is_written(text)}
 
 
 def _contents(messages: Sequence[Message]) -> list[str]:

@@ -87,7 +87,7 @@ def test_the_logits_are_those_of_the_rounded_weights(folders):
 
 def test_what_is_quantised_already_keeps_its_bits():
     stored, engine = open_checkpoint(Q8), mlx_engine.load(Q8, "simd", "q8_0")
-    note, _ = engine.notes
+    note = engine.notes[0]  # the next is about what was fused
     assert note.startswith("quantised 0 linear layers to q8_0, ")
     assert "already q8_0 (first blk.0.attn_q)" in note
     ids = [1, 2, 3]
@@ -95,8 +95,14 @@ def test_what_is_quantised_already_keeps_its_bits():
     assert stored.weight("blk.0.attn_q.weight").type == Q8_0
 
 
+def test_layers_that_were_of_their_type_already_are_said_to_be_left():
+    engine = mlx_engine.load(Q8, "simd", quant_layers={"attn_q": "q8_0"})
+    note, n = engine.notes[0], engine.config.n_layers
+    assert note == f"quantised 0 linear layers, {n} left: already q8_0 (first blk.0.attn_q)"
+
+
 def test_keep_says_nothing():
-    assert not [note for note in mlx_engine.load(Q8, "simd").notes if "quantised" in note]
+    assert not [note for note in mlx_engine.load(Q8, "simd").notes if not note.startswith("fused ")]
 
 
 def test_overrides_of_layers_and_groups(folders, backend):

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -158,6 +159,17 @@ def test_the_contract_as_it_is_written(engine):
     assert mlx_engine.load_tokenizer(F32).encode("text") == ids
     assert mlx_engine.open_gguf(F32).metadata["general.architecture"] == "qwen3"
     assert mlx_engine.create_backend("simd").name == "simd"
+
+
+def test_the_time_that_building_a_tokenizer_took_is_kept_whoever_asked_for_it_first(monkeypatch):
+    opened = mlx_engine.load(F32, backend="simd")
+    build = opened._build_tokenizer
+    monkeypatch.setattr(opened, "_build_tokenizer", lambda checkpoint: (time.sleep(0.05), build(checkpoint))[1])
+    assert "build_tokenizer" not in opened.phases
+    assert opened.tokenizer.vocab_size == 512
+    phases = opened.generate("a", max_tokens=1).metrics.phases
+    assert phases["build_tokenizer"] >= 0.05
+    assert list(phases) == ["load", "warm_up", "build_tokenizer", "tokenize"]
 
 
 def test_one_token_has_no_decode_rate(engine):
