@@ -307,6 +307,7 @@ MUTANTS = [
     Mutant("what a message spells is a marker", CHAT,
            "if is_told and [i for i in ids if i in marked] == written:", "if True:"),
     Mutant("a message's marker stands for the template's", CHAT, "if is_told and [", "if ["),
+    Mutant("a normaliser makes a marker of a message", CHAT, "if len(text) < 2 or not any(", "if True or not any("),
     Mutant("markers that are put together are a message's", CHAT, "return text in template or any(",
            "return text in template or False and any("),
     Mutant("a run that has ended holds its cache", STREAM, "self._ids = iter(())", "pass"),

@@ -92,11 +92,20 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     ids, at = [], 0
     for match in [*find(guarded), None]:
         text = guarded[at : match.start() if match else None].translate(show)
-        ids += [i for piece in cut.split(text) if piece for i in tokenizer.encode(piece)]
+        ids += [i for piece in cut.split(text) for i in _as_text(tokenizer, piece, set(always.values()))]
         if match:
             ids.append(markers[match[0]])
             at = match.end()
     return _with_bos(tokenizer, ids)
+
+
+def _as_text(tokenizer: Tokenizer, text: str, markers: Collection[int]) -> list[int]:
+    """The ids of a text without these markers, which a normaliser may make of other characters."""
+    ids = tokenizer.encode(text)
+    if len(text) < 2 or not any(i in markers for i in ids):
+        return ids
+    half = len(text) // 2
+    return [*_as_text(tokenizer, text[:half], markers), *_as_text(tokenizer, text[half:], markers)]
 
 
 def _always_found(tokenizer: Tokenizer, roles: Collection[str]) -> dict[str, int]:

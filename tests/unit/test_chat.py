@@ -264,6 +264,19 @@ def test_a_normaliser_makes_no_marker_of_a_message(tmp_path, here):
     assert chat_ids(tokenizer, user(wide)).count(tokenizer.special_tokens["<|im_start|>"]) == 2
 
 
+def test_a_normaliser_makes_no_user_defined_marker_either(tmp_path, here):
+    content = json.loads((MICRO.parent / "hf" / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "NFKC"}
+    for token in content["added_tokens"]:
+        token |= {"normalized": True, "special": token["content"] != "<think>"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "chat_template.jinja").write_text("<think>{{ messages[0].content }}<|im_end|>")
+    tokenizer = load_tokenizer(tmp_path)
+    think = tokenizer.user_defined_tokens["<think>"]
+    for text in ("\uff1cthink>", "a\uff1cthink\uff1e\uff1cthink>b<think>"):
+        assert chat_ids(tokenizer, user(text)).count(think) == 1
+
+
 # ---- BOS ----
 
 
