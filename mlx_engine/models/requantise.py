@@ -8,6 +8,7 @@ costs no time, and the table is a good part of a small model.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,13 +85,16 @@ def requantise(
     `progress` is called with (tensors written, tensors in all).
 
     Raises:
-        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, or the
-            two are one file.
+        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, the two
+            are one file, or the target is something else than a file.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError: the source is not sound, or a type in it cannot be read.
         ModelError: of a folder, GGUF cannot say what the model is.
         TokenizerError: of a folder, GGUF cannot say how its text becomes tokens.
     """
+    # The file takes the place of what is there, which must not be a pipe or a device, and need not be a link's target.
+    plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
+    require(plain, option="OUT", expected="the name of a file, new or there", found=str(target))
     known = conversion.quant in FILE_TYPES
     require(known, option="quant", expected=" or ".join(FILE_TYPES), found=conversion.quant)
     if source.is_dir():

@@ -1,5 +1,6 @@
 """Files written again with smaller matrices: what is in them, what is said about them, and who can read them."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,20 @@ def test_nothing_is_written_over_unless_it_is_asked_for(tmp_path: Path):
     before = out.read_bytes()
     assert run(out, out, "--force").exit_code == 2  # which would be read while it is written
     assert out.read_bytes() == before
+
+
+def test_only_a_file_is_written_over(tmp_path: Path):
+    """A pipe, a folder and a link are no files; --force does not make them some."""
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_bytes(b"precious")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    for out in (link, pipe, tmp_path, tmp_path / "dangling"):
+        result = run("builtin", out, "--force")
+        assert result.exit_code == 2
+        assert "expected the name of a file" in result.stderr
+    assert (link.is_symlink(), pipe.is_fifo(), target.read_bytes()) == (True, True, b"precious")
 
 
 @pytest.mark.parametrize(
