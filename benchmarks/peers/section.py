@@ -23,7 +23,7 @@ Slow engines run once, on a budget: `~` marks what was extrapolated from fewer t
 def section(rows: Sequence[Row]) -> str:
     """All of it; what was not measured is left out."""
     rows = latest(rows)
-    parts = [f"{model(rows[0])}.\n\n{source(rows[0])}", INTRO, engines(rows)]
+    parts = [f"{model(rows[0])}.\n\n{source(rows[0])}{later(rows)}", INTRO, engines(rows)]
     for title, part in (
         ("Tokens per second", speeds),
         ("How near decode comes to what the memory gives", shares),
@@ -42,6 +42,15 @@ def latest(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         newest[row["contest"]] = max(row["time"], newest.get(row["contest"], ""))
     return [row for row in rows if row["time"] == newest[row["contest"]]]
+
+
+def later(rows: Sequence[Row]) -> str:
+    """Which contests are of another commit than the first."""
+    commits: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row["commit"] != rows[0]["commit"]:
+            commits.setdefault(row["commit"], {})[row["contest"]] = None
+    return "".join(f" Measured since, at commit {commit}: {', '.join(of)}." for commit, of in commits.items())
 
 
 def tests(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -19,7 +19,7 @@ from benchmarks.peers.plan import FORMATS, PASSES, Contest, Contestant, plan
 from benchmarks.peers.process import PeerError, Process
 from benchmarks.peers.repack import repacked
 from benchmarks.peers.rounds import Entry, play, still_in_it
-from benchmarks.peers.section import ERRORS, START, factor, latest, section
+from benchmarks.peers.section import ERRORS, START, factor, later, latest, section
 from benchmarks.peers.start import N_TOKENS, prompt, starts
 from mlx_engine import load_tokenizer
 from mlx_engine.bench.cells import Test as Cell
@@ -337,3 +337,9 @@ def test_their_contest_has_every_one_in_every_round():
     assert [(c.engine, c.setting, c.budget) for c in of.contestants] == [
         (OURS, "q8_0", None), (OURS, "f32", None), (TRANSFORMERS, "", None),
     ]  # fmt: skip
+
+
+def test_contests_of_another_commit_are_named():
+    rows = [{"commit": commit, "contest": of} for commit, of in (("a", "x"), ("b", "y"), ("b", "y"), ("b", "z"))]
+    assert later(rows) == " Measured since, at commit b: y, z."
+    assert later(rows[:1]) == ""
