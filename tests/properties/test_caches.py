@@ -24,7 +24,7 @@ TOKEN_FLOATS = LAYERS * 2 * KV_HEADS * HEAD_DIM
 BACKENDS = [name for name in backend_names() if unavailable(name) is None]
 
 SETTINGS = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=15,
     deadline=None,
     derandomize=True,
