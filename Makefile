@@ -18,4 +18,4 @@ imports:
 	$(dir $(PYTHON))lint-imports
 
 test:
-	$(PYTHON) -m pytest -n auto --maxprocesses 4
+	$(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile
