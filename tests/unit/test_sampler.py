@@ -86,3 +86,10 @@ def test_it_takes_no_draw_from_the_global_generator():
     before = random.getstate()
     Sampler(SimdBackend(), Sampling(temperature=1.0), [])(LOGITS)
     assert random.getstate() == before
+
+
+def test_a_temperature_of_nearly_nothing_is_greedy():
+    """What is chosen would mostly be the same: how it is chosen is not."""
+    assert Sampling(0.0).is_greedy
+    assert Sampling(9e-8).is_greedy
+    assert not Sampling(1e-7).is_greedy
