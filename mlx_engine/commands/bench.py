@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import is_plain, notice, reports_errors
-from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
+from mlx_engine.commands.options import (
+    Model,
+    NoJit,
+    Quant,
+    QuantLayers,
+    QuantMinDim,
+    Threads,
+    layers_of,
+    min_dim_of,
+)
 from mlx_engine.errors import OptionError, SourceError, is_number, require
 
 if TYPE_CHECKING:
@@ -25,9 +34,7 @@ REPETITIONS = 5
 
 @reports_errors
 def bench(
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin.")
-    ] = "builtin",
+    model: Model = "builtin",
     backend: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,8 +69,8 @@ def bench(
     quant: Quant = "keep",
     quant_min_dim: QuantMinDim = "auto",
     quant_layer: QuantLayers = None,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
-    no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
+    threads: Threads = None,
+    no_jit: NoJit = False,
     no_overlap: Annotated[
         bool, typer.Option("--no-overlap", help="Wait for each token where a GPU could begin the next pass before.")
     ] = False,

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
+from mlx_engine.commands.options import (
+    Backend,
+    Model,
+    NoJit,
+    Quant,
+    QuantLayers,
+    QuantMinDim,
+    Threads,
+    layers_of,
+    min_dim_of,
+)
 from mlx_engine.commands.prompts import DEFAULT_PROMPT, asked, check_prompts, read_prompts, streams
-from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -36,13 +46,8 @@ def generate(
         bool, typer.Option("--chat", help="Ask the prompt, as one turn through the model's own chat template.")
     ] = False,
     system: Annotated[str | None, typer.Option("--system", help="With --chat: what the model is told first.")] = None,
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin."),
-    ] = "builtin",
-    backend: Annotated[
-        str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
-    ] = "auto",
+    model: Model = "builtin",
+    backend: Backend = "auto",
     kv: Annotated[
         bool,
         typer.Option("--kv/--no-kv", help="Keep keys and values, or run the whole sequence for every token."),
@@ -75,11 +80,8 @@ def generate(
     quant: Quant = "keep",
     quant_min_dim: QuantMinDim = "auto",
     quant_layer: QuantLayers = None,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores"),
-    ] = None,
-    no_jit: Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")] = False,
+    threads: Threads = None,
+    no_jit: NoJit = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Fail where the machine lacks the backend, instead of running on auto."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.commands.quant_options import layers_of, min_dim_of
+from mlx_engine.commands.options import layers_of, min_dim_of
 from mlx_engine.commands.values import columns, size
 from mlx_engine.errors import OptionError, require
 

@@ -10,23 +10,27 @@ import typer
 
 from mlx_engine.commands.bench import still_bar
 from mlx_engine.commands.console import notice, reports_errors
-from mlx_engine.commands.quant_options import Quant, QuantLayers, QuantMinDim, layers_of, min_dim_of
+from mlx_engine.commands.options import (
+    Backend,
+    Model,
+    Quant,
+    QuantLayers,
+    QuantMinDim,
+    Threads,
+    layers_of,
+    min_dim_of,
+)
 from mlx_engine.errors import is_number, require
 
 
 @reports_errors
 def report(
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin."),
-    ] = "builtin",
-    backend: Annotated[
-        str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
-    ] = "auto",
+    model: Model = "builtin",
+    backend: Backend = "auto",
     quant: Quant = "keep",
     quant_min_dim: QuantMinDim = "auto",
     quant_layer: QuantLayers = None,
-    threads: Annotated[int | None, typer.Option("--threads", "-t", help="For backends with threads.")] = None,
+    threads: Threads = None,
     n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Tokens to read.")] = 128,
     n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Tokens to write, each a pass.")] = 16,
     depth: Annotated[int, typer.Option("--depth", "-d", min=0, help="Tokens of context before the prompt.")] = 0,

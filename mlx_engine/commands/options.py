@@ -1,4 +1,4 @@
-"""The options that say what linear layers become on load, which several commands share."""
+"""The options that several commands share: the model, what computes, and what linear layers become on load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import typer
 
 from mlx_engine.errors import OptionError
 
+Model: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], builtin, or shape:NAME to measure."
+    ),
+]
+Backend: TypeAlias = Annotated[
+    str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
+]
+Threads: TypeAlias = Annotated[
+    int | None, typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores")
+]
+NoJit: TypeAlias = Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")]
 Quant: TypeAlias = Annotated[str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")]
 QuantMinDim: TypeAlias = Annotated[
     str,
