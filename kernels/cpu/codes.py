@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import vector
+from kernels.cpu.vectors import element_address, everywhere, vector
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -36,7 +36,7 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _load(context: Any, builder: Any, kind: Any, what: Any, array: Any, at: Any) -> Any:
-    address = builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+    address = element_address(context, builder, kind, array, at)
     loaded = builder.load(builder.bitcast(address, what.as_pointer()))
     loaded.align = 1
     return loaded
@@ -51,11 +51,6 @@ def _side_by_side(builder: Any, parts: list[Any]) -> Any:
         every = list(range(2 * parts[0].type.count))
         parts = [_shuffled(builder, a, b, every) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
-
-
-def _everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
-    undefined = ir.Constant(ir.VectorType(scalar.type, n), ir.Undefined)
-    return _shuffled(builder, builder.insert_element(undefined, scalar, ir.Constant(_I32, 0)), undefined, [0] * n)
 
 
 @intrinsic
@@ -86,7 +81,7 @@ def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> 
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = [_load(context, builder, signature.args[0], _I16, args[0], at) for at in args[1:]]
-        joined = _side_by_side(builder, [_everywhere(builder, half, 4) for half in halves])
+        joined = _side_by_side(builder, [everywhere(builder, half, 4) for half in halves])
         return builder.fpext(builder.bitcast(joined, ir.VectorType(_F16, LANES)), _VECTOR)
 
     return vector(data, *[types.int64] * 4), generate
@@ -137,7 +132,7 @@ def cut(typing: Any, words: Any, mask: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, mask = args
-        return builder.sitofp(builder.and_(words, _everywhere(builder, builder.trunc(mask, _I32))), _VECTOR)
+        return builder.sitofp(builder.and_(words, everywhere(builder, builder.trunc(mask, _I32))), _VECTOR)
 
     return vector(lanes, types.int64), generate
 
@@ -147,7 +142,7 @@ def both(typing: Any, words: Any, mask: Any) -> Any:
     """Words without the bits that are not in `mask`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.and_(args[0], _everywhere(builder, builder.trunc(args[1], _I32)))
+        return builder.and_(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
 
     return lanes(lanes, types.int64), generate
 
@@ -167,7 +162,7 @@ def left(typing: Any, words: Any, n: Any) -> Any:
     """Words shifted to the left."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.shl(args[0], _everywhere(builder, builder.trunc(args[1], _I32)))
+        return builder.shl(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
 
     return lanes(lanes, types.int64), generate
 
@@ -177,7 +172,7 @@ def right(typing: Any, words: Any, n: Any) -> Any:
     """Words shifted to the right, zeros from the left."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.lshr(args[0], _everywhere(builder, builder.trunc(args[1], _I32)))
+        return builder.lshr(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
 
     return lanes(lanes, types.int64), generate
 

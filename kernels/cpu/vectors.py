@@ -36,15 +36,16 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, kind, _VECTOR)
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    """Where element `at` of an array of this type lies."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
-def _spread(builder: Any, scalar: Any) -> Any:
-    """The scalar in every lane."""
-    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+def everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
+    """The scalar in each of n lanes."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, n), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, n), [0] * n))
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -71,7 +72,7 @@ def splat(typing: Any, scalar: Any) -> Any:
     """A float32 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, args[0])
+        return everywhere(builder, args[0])
 
     return vector(types.float32), generate
 
@@ -81,7 +82,7 @@ def get(typing: Any, floats: Any, at: Any) -> Any:
     """Element `at`; unlike `floats[at]` it does not ask whether `at` is negative, and loops of it become vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_address(context, builder, signature.args[0], *args))
+        return builder.load(element_address(context, builder, signature.args[0], *args))
 
     return types.float32(floats, types.int64), generate
 
@@ -91,7 +92,7 @@ def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
     """Set element `at`, as `get` reads it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _address(context, builder, signature.args[0], *args[:2]))
+        builder.store(args[2], element_address(context, builder, signature.args[0], *args[:2]))
         return context.get_dummy_value()
 
     return types.void(floats, types.int64, types.float32), generate
@@ -102,7 +103,7 @@ def load(typing: Any, floats: Any, at: Any) -> Any:
     """16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *args)
+        address = element_address(context, builder, signature.args[0], *args)
         loaded = builder.load(builder.bitcast(address, _VECTOR.as_pointer()))
         loaded.align = 4
         return loaded
@@ -115,7 +116,7 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
     """Element `at` in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, builder.load(_address(context, builder, signature.args[0], *args)))
+        return everywhere(builder, builder.load(element_address(context, builder, signature.args[0], *args)))
 
     return vector(floats, types.int64), generate
 
@@ -125,10 +126,10 @@ def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
     """The float16 at byte `at` in every lane: spread first, for processors widen halves by the vector."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *args)
+        address = element_address(context, builder, signature.args[0], *args)
         half = builder.load(builder.bitcast(address, _I16.as_pointer()))
         half.align = 1
-        return builder.fpext(builder.bitcast(_spread(builder, half), ir.VectorType(_F16, LANES)), _VECTOR)
+        return builder.fpext(builder.bitcast(everywhere(builder, half), ir.VectorType(_F16, LANES)), _VECTOR)
 
     return vector(data, types.int64), generate
 
@@ -138,7 +139,7 @@ def load_int8(typing: Any, data: Any, at: Any) -> Any:
     """16 signed bytes from byte `at` on, as floats."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *args)
+        address = element_address(context, builder, signature.args[0], *args)
         loaded = builder.load(builder.bitcast(address, ir.VectorType(_I8, LANES).as_pointer()))
         loaded.align = 1
         return builder.sitofp(builder.sext(loaded, _INTS), _VECTOR)
@@ -151,7 +152,7 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
     """Write 16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], *args[:2])
+        address = element_address(context, builder, signature.args[0], *args[:2])
         builder.store(args[2], builder.bitcast(address, _VECTOR.as_pointer())).align = 4
         return context.get_dummy_value()
 
@@ -267,8 +268,8 @@ def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
         lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
         first, last, a, b = args
         inside = builder.and_(
-            builder.icmp_signed(">=", lanes, _spread(builder, first)),
-            builder.icmp_signed("<", lanes, _spread(builder, last)),
+            builder.icmp_signed(">=", lanes, everywhere(builder, first)),
+            builder.icmp_signed("<", lanes, everywhere(builder, last)),
         )
         return builder.select(inside, a, b)
 
@@ -380,7 +381,7 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
     """Ask for the cache line of byte `at`; it may lie behind the end."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = builder.bitcast(_address(context, builder, signature.args[0], *args), _I8.as_pointer())
+        address = builder.bitcast(element_address(context, builder, signature.args[0], *args), _I8.as_pointer())
         hints = [ir.Constant(_I32, n) for n in (0, 3, 1)]
         _call(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
         return context.get_dummy_value()
