@@ -83,6 +83,7 @@ def finding(report: Report) -> Iterator[str]:
     for name, phase in report["phases"].items():
         whole, first = phase["plain_ms"]["median"], phase["ranking"][:3]
         tokens = report["settings"]["n_prompt"] if name == "prefill" else 1
+        of = "; shares are of what operations take together" if is_longer_apart(phase) else ""
         text = f"**{TITLE[name].capitalize()}** takes {ms(whole)} ms ({1e3 * tokens / whole:,.1f} tokens/s)"
         at_limit = [op["limit_ms"] for op in phase["operations"]]
         if None not in at_limit:
@@ -90,15 +91,15 @@ def finding(report: Report) -> Iterator[str]:
                 f"; at the machine's limits it would take {ms(sum(at_limit))} ms, {sum(at_limit) / whole:.0%} of that"
             )
             most = ", ".join(f"{row['role']} {ms(row['gain_ms'])} ms ({row['share']:.0%})" for row in first)
-            yield f"{text}. Most would be gained by: {most}."
+            yield f"{text}. Most would be gained by: {most}{of}."
         else:
             most = ", ".join(f"{row['role']} {ms(row['ms'])} ms ({row['share']:.0%})" for row in first)
-            yield f"{text}. Most of it is taken by: {most}."
+            yield f"{text}. Most of it is taken by: {most}{of}."
 
 
 def ranking(phase: Report, name: str) -> str:
     """What would gain most, first."""
-    of = "of the step" if name == "decode" else "of prefill"
+    of = "of their sum" if is_longer_apart(phase) else "of the step" if name == "decode" else "of prefill"
     rows = [["#", "operation", "ms", "at the limit", "gain ms", of]]
     shown, rest = split(phase["ranking"])
     for i, row in enumerate(shown, start=1):
@@ -110,6 +111,11 @@ def ranking(phase: Report, name: str) -> str:
         share = sum(row["share"] for row in rest)
         rows.append(["", f"{len(rest)} more", *map(ms, sums), f"{share:.1%}"])
     return aligned(rows)
+
+
+def is_longer_apart(phase: Report) -> bool:
+    """Whether the operations take longer together than the plain pass, so that shares are of their sum."""
+    return bool(phase["between_ms"] < -SMALL * phase["plain_ms"]["median"])
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
@@ -180,7 +186,7 @@ def breakdown(phase: Report) -> str:
     if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
         chance = "may be chance" if by_round["q3"] >= 0 else "is no chance: something is slower only word by word"
         told += f" What is left {chance}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
-    if phase["between_ms"] < -SMALL * whole:
+    if is_longer_apart(phase):
         told += " Shares of operations are of their sum."
     return f"{aligned(rows)}\n\n{told.strip()}"
 
