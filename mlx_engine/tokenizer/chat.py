@@ -78,6 +78,9 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     show = {ord(stand_in): chr(end) for end, stand_in in hide.items()}
     hidden = [{**message, "content": message["content"].translate(hide)} for message in messages]
     plain, guarded = render(tokenizer, (messages, hidden), limits)
+    if not plain:
+        hint = "the template is empty, or not made for these messages"
+        raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint)
     find = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)").finditer
     marked = set(markers.values())
     ids, written = tokenizer.encode(plain, special=True), [markers[match[0]] for match in find(guarded)]

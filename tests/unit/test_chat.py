@@ -406,3 +406,8 @@ def test_the_built_in_model_answers():
     assert json.dumps(answer.prompt_ids)
     with pytest.raises(EngineError):
         engine.generate([*question, 3])
+
+
+def test_a_template_that_writes_nothing_is_told_from_a_prompt_that_says_nothing(here):
+    with pytest.raises(ChatTemplateError, match="one that writes nothing"):
+        chat_ids(build(byte_level(chat_template="")), user("x"))
