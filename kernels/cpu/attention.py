@@ -16,7 +16,7 @@ import numpy as np
 from kernels.cpu.gemm import multiply_add, pack
 from kernels.cpu.jit import entry, jit, task
 from kernels.cpu.jobs import run
-from kernels.cpu.layout import BLOCK, JOB, KEYS, LANES, QUERIES
+from kernels.cpu.layout import BLOCK, JOB, KEYS, LANES, QUERIES, WAYS
 from kernels.cpu.memory import floats, number, word, words
 from kernels.cpu.vectors import (
     add,
@@ -41,29 +41,53 @@ from kernels.cpu.vectors import (
 # Words of a job. Q is (T, H, E), OUT as well; SLOTS is the store's, START and STOP what is visible of it.
 Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, SCALE, PARTS, SPAN = range(14)
 
+# Slots of each stretch in a part.
+OF_EACH = KEYS // WAYS
+
 _LEAST = np.float32(-np.inf)
 
 
 @jit
-def _scores_of(q: Any, a: int, b: int, keys: Any, key: int, width: int) -> Any:
-    """The products of a key with two queries: it is loaded once."""
-    sum_a, sum_b = zeros(), zeros()
+def _score(q: Any, query: int, keys: Any, key: int, width: int) -> Any:
+    """The product of a query with a key."""
+    sums = zeros()
     for e in range(0, width, LANES):
-        k = load(keys, key + e)
-        sum_a, sum_b = fma(k, load(q, a + e), sum_a), fma(k, load(q, b + e), sum_b)
-    return total(sum_a), total(sum_b)
+        sums = fma(load(keys, key + e), load(q, query + e), sums)
+    return total(sums)
 
 
 @jit
-def _accumulate(
-    weights: Any, a: int, b: int, values: Any, at: int, width: int, sums: Any, to_a: int, to_b: int
-) -> None:
-    """`sums[to_a ...] += weights[a] * values[at ...]`, and the same for b: a value is loaded once."""
-    weight_a, weight_b = load_splat(weights, a), load_splat(weights, b)
+def _scores_of_four(q: Any, query: int, keys: Any, key: int, apart: int, width: int) -> Any:
+    """The products of a query with four keys, which are `apart` elements apart."""
+    i, j, k = key + apart, key + 2 * apart, key + 3 * apart
+    a, b, c, d = zeros(), zeros(), zeros(), zeros()
     for e in range(0, width, LANES):
-        v = load(values, at + e)
-        store(sums, to_a + e, fma(weight_a, v, load(sums, to_a + e)))
-        store(sums, to_b + e, fma(weight_b, v, load(sums, to_b + e)))
+        x = load(q, query + e)
+        a, b = fma(load(keys, key + e), x, a), fma(load(keys, i + e), x, b)
+        c, d = fma(load(keys, j + e), x, c), fma(load(keys, k + e), x, d)
+    return total(a), total(b), total(c), total(d)
+
+
+@jit
+def _accumulate(weights: Any, at: int, values: Any, value: int, width: int, sums: Any, to: int) -> None:
+    """`sums[to ...] += weights[at] * values[value ...]`."""
+    weight = load_splat(weights, at)
+    for e in range(0, width, LANES):
+        store(sums, to + e, fma(weight, load(values, value + e), load(sums, to + e)))
+
+
+@jit
+def _accumulate_four(
+    weights: Any, at: int, values: Any, value: int, apart: int, width: int, sums: Any, to: int
+) -> None:
+    """The same for the weights from `at` on and four values, which are `apart` elements apart."""
+    i, j, k = value + apart, value + 2 * apart, value + 3 * apart
+    a, b, c, d = (
+        load_splat(weights, at), load_splat(weights, at + 1), load_splat(weights, at + 2), load_splat(weights, at + 3),
+    )  # fmt: skip
+    for e in range(0, width, LANES):
+        first = fma(b, load(values, i + e), fma(a, load(values, value + e), load(sums, to + e)))
+        store(sums, to + e, fma(d, load(values, k + e), fma(c, load(values, j + e), first)))
 
 
 @jit
@@ -85,34 +109,49 @@ def _exponentials(scores: Any, first: int, n: int) -> Any:
 def attend_one(job: Any, chunk: int, scratch: int) -> None:
     """One query token: the queries of one key/value head over one part of the keys.
 
-    OUT holds, per query head and part, the largest score, the sum of the exponentials, then E weighted sums. Keys and
-    values are read once and in order, which is when memory is fastest, for all queries, two at a time; where their
-    number is odd, the last one is its own neighbour, and what that gets is dropped.
+    A part has slots of each of WAYS stretches, in turns, for memory is faster when it is read in several places at
+    once; the last part also has what is left behind them. OUT holds, per query head and part, the largest score, the
+    sum of the exponentials, then E weighted sums.
     """
-    width, group = job[E], job[H] // job[KV]
+    width, group, visible = job[E], job[H] // job[KV], job[STOP] - job[START]
     head, part = chunk // job[PARTS], chunk % job[PARTS]
-    first = job[START] + part * KEYS
-    n = min(KEYS, job[STOP] - first)
-    keys = floats(job[STORE] + 4 * ((head * job[SLOTS] + first) * width))
-    values = floats(job[STORE] + 4 * (((job[KV] + head) * job[SLOTS] + first) * width))
+    stretch = visible // WAYS
+    first = part * OF_EACH
+    n = min(OF_EACH, stretch - first)
+    # Slots behind the last stretch, and how many this part has of all.
+    rest = visible - WAYS * stretch if part == job[PARTS] - 1 else 0
+    n_keys, apart = WAYS * n + rest, stretch * width
+    begin = 4 * (head * job[SLOTS] + job[START]) * width
+    keys, values = floats(job[STORE] + begin), floats(job[STORE] + begin + 4 * job[KV] * job[SLOTS] * width)
     q, out = floats(job[Q] + 4 * head * group * width), floats(job[OUT])
-    # Scratch memory: scores (group, KEYS + LANES), then sums (group, E), of an even number of queries.
-    even, row = (group + 1) // 2 * 2, KEYS + LANES
-    scores, sums = floats(scratch), floats(scratch + 4 * even * row)
+    # Scratch memory: scores (group, row), then sums (group, E).
+    row = KEYS + 2 * LANES
+    scores, sums = floats(scratch), floats(scratch + 4 * group * row)
     scale = np.float32(number(job[SCALE]))
     for i in range(n):
-        for g in range(0, group, 2):
-            a, b = _scores_of(q, g * width, min(g + 1, group - 1) * width, keys, i * width, width)
-            put(scores, g * row + i, a * scale)
-            put(scores, (g + 1) * row + i, b * scale)
+        for g in range(group):
+            a, b, c, d = _scores_of_four(q, g * width, keys, (first + i) * width, apart, width)
+            at = g * row + WAYS * i
+            put(scores, at, a * scale)
+            put(scores, at + 1, b * scale)
+            put(scores, at + 2, c * scale)
+            put(scores, at + 3, d * scale)
+    for i in range(rest):
+        for g in range(group):
+            score = _score(q, g * width, keys, (WAYS * stretch + i) * width, width)
+            put(scores, g * row + WAYS * n + i, score * scale)
     for g in range(group):
         to = ((head * group + g) * job[PARTS] + part) * (width + 2)
-        out[to], out[to + 1] = _exponentials(scores, g * row, n)
-    sums[: even * width] = 0
+        out[to], out[to + 1] = _exponentials(scores, g * row, n_keys)
+    sums[: group * width] = 0
     for i in range(n):
-        for g in range(0, group, 2):
-            a, b = g * row + i, (g + 1) * row + i
-            _accumulate(scores, a, b, values, i * width, width, sums, g * width, (g + 1) * width)
+        for g in range(group):
+            at = g * row + WAYS * i
+            _accumulate_four(scores, at, values, (first + i) * width, apart, width, sums, g * width)
+    for i in range(rest):
+        for g in range(group):
+            at = g * row + WAYS * n + i
+            _accumulate(scores, at, values, (WAYS * stretch + i) * width, width, sums, g * width)
     for g in range(group):
         to = ((head * group + g) * job[PARTS] + part) * (width + 2) + 2
         for e in range(0, width, LANES):
@@ -275,7 +314,7 @@ def attend(
     control = words(address)
     if n_tokens == 1 and window > 0:
         start = max(start, stop - window)
-    n_parts = (stop - start + KEYS - 1) // KEYS
+    n_parts = max(1, ((stop - start) // WAYS + OF_EACH - 1) // OF_EACH)
     job = control[JOB:]
     job[Q], job[STORE], job[T], job[H], job[KV], job[E] = q, store, n_tokens, n_heads, n_kv_heads, width
     job[SLOTS], job[START], job[STOP], job[WINDOW], job[SCALE], job[PARTS] = (

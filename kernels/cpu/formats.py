@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.cpu import float32, q4_0, q4_1, q4_k, q6_k, q8_0
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
+from kernels.cpu.layout import F32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
 from kernels.cpu.memory import floats, raw
 from kernels.cpu.vectors import get, prefetch, put
 
@@ -54,6 +54,27 @@ def _matvec(kind: int, weights: int, n_columns: int, x: int, y: Any, first: int,
         q6_k.matvec(blocks, n_columns, room, y, first, last)
     else:
         float32.matvec(floats(weights), n_columns, source, y, first, last)
+
+
+@jit
+def is_simple(kind: int) -> bool:
+    """Whether products with one vector wait for memory rather than for arithmetic: then there are `four_rows`."""
+    return kind in (Q8_0, F32)
+
+
+@jit
+def four_rows(kind: int, n_columns: int, a: int, b: int, c: int, d: int, x: int, y: Any, at: int, apart: int) -> None:
+    """`y[at + i * apart] = row . x` for the rows at four addresses, of a simple format."""
+    if kind == Q8_0:
+        q8_0.four_rows(raw(a), raw(b), raw(c), raw(d), n_columns, floats(x), y, at, apart)
+    else:
+        float32.four_rows(floats(a), floats(b), floats(c), floats(d), n_columns, floats(x), y, at, apart)
+
+
+@jit
+def row_bytes(kind: int, n_columns: int) -> int:
+    """Bytes of a row of a simple format."""
+    return n_columns // 32 * q8_0.BLOCK_BYTES if kind == Q8_0 else 4 * n_columns
 
 
 @jit

@@ -45,6 +45,9 @@ MOST_MATRICES = 8
 
 # Up to so many vectors each is multiplied with the stored rows.
 FEW = 8
+# A core reads faster from four places of memory in turns than from one in order: benchmarks/ways.py. So with one vector
+# a chunk has rows of WAYS stretches of its matrix, where the format's arithmetic leaves memory as the limit.
+WAYS = 4
 # Bytes of stored rows in a chunk for few vectors, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
@@ -81,5 +84,5 @@ def attention_scratch(group: int, width: int) -> int:
     """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
     panels = max(QUERIES // LANES, group)
     many = BLOCK * (width + 2 * LANES) + panels * LANES * (2 * width + 2)
-    one = (group + 1) * (KEYS + LANES + width)
+    one = group * (KEYS + 2 * LANES + width)
     return 4 * max(many, one)

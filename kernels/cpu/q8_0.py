@@ -12,8 +12,9 @@ from kernels.cpu.jit import jit
 from kernels.cpu.vectors import add, fma, load, load_half_splat, load_int8, mul, prefetch, store, total, zeros
 
 BLOCK_BYTES = 34
-# How far ahead of the multiplications memory is asked for: measured, flat between 1 and 4 KB.
-AHEAD = 2048
+# How far ahead of the multiplications memory is asked for: for rows in order, flat between 1 and 4 KB when measured;
+# for rows of several stretches, which the processor itself follows better.
+AHEAD, AHEAD_OF_EACH = 2048, 1024
 
 
 @jit
@@ -43,6 +44,26 @@ def matvec(blocks: Any, n_columns: int, x: Any, y: Any, first: int, last: int) -
         if n_blocks % 2:
             even = _term(blocks, at, x, 32 * (n_blocks - 1), even)
         y[r] = total(add(even, odd))
+
+
+@jit
+def four_rows(a: Any, b: Any, c: Any, d: Any, n_columns: int, x: Any, y: Any, at: int, apart: int) -> None:
+    """`y[at + i * apart] = row . x` for four rows, which lie apart; x and y are float32.
+
+    Block by block of each in turns: memory is read at four places at once, and each element of x once for all.
+    """
+    i = 0
+    sum_a, sum_b, sum_c, sum_d = zeros(), zeros(), zeros(), zeros()
+    for column in range(0, n_columns, 32):
+        prefetch(a, i + AHEAD_OF_EACH)
+        prefetch(b, i + AHEAD_OF_EACH)
+        prefetch(c, i + AHEAD_OF_EACH)
+        prefetch(d, i + AHEAD_OF_EACH)
+        sum_a, sum_b = _term(a, i, x, column, sum_a), _term(b, i, x, column, sum_b)
+        sum_c, sum_d = _term(c, i, x, column, sum_c), _term(d, i, x, column, sum_d)
+        i += BLOCK_BYTES
+    y[at], y[at + apart] = total(sum_a), total(sum_b)
+    y[at + 2 * apart], y[at + 3 * apart] = total(sum_c), total(sum_d)
 
 
 @jit

@@ -26,6 +26,16 @@ def matvec_4(
         matvec(blocks, n_columns, x[v * n_columns : (v + 1) * n_columns], y[v * y_row :], first, last)
 
 
+def four_rows(
+    a: NDArray[np.uint8], b: NDArray[np.uint8], c: NDArray[np.uint8], d: NDArray[np.uint8], n_columns: int,
+    x: NDArray[np.float32], y: NDArray[np.float32], at: int, apart: int,
+) -> None:  # fmt: skip
+    """`y[at + i * apart] = row . x` for the rows that begin there."""
+    size = n_columns // 32 * layout.Q8_0.itemsize
+    for i, row in enumerate((a, b, c, d)):
+        matvec(row[:size], n_columns, x, y[at + i * apart :], 0, 1)
+
+
 def dequantize(blocks: NDArray[np.uint8], first: int, last: int, out: NDArray[np.float32], to: int) -> None:
     """`d * q` for blocks first to last - 1."""
     some = blocks.view(layout.Q8_0)[first:last]

@@ -22,7 +22,7 @@ CHAINS = 12
 
 
 @jit
-def read(words: Any) -> int:
+def read_in_order(words: Any) -> int:
     """The exclusive or of int64s: each is loaded once, and next to nothing is done with it.
 
     Over an index, because LLVM makes no vectors of a loop over the array itself.
@@ -31,6 +31,18 @@ def read(words: Any) -> int:
     for i in range(words.size):
         mixed ^= words[i]
     return mixed
+
+
+@jit
+def read(words: Any) -> Any:
+    """The same in eight places in turns: a processor looks ahead in each, and so reads faster. `benchmarks/ways.py`."""
+    n = words.size // 8
+    a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
+    e, f, g, h = words[4 * n : 5 * n], words[5 * n : 6 * n], words[6 * n : 7 * n], words[7 * n : 8 * n]
+    mixed = 0
+    for i in range(n):
+        mixed ^= a[i] ^ b[i] ^ c[i] ^ d[i] ^ e[i] ^ f[i] ^ g[i] ^ h[i]
+    return mixed ^ read_in_order(words[8 * n :])
 
 
 @intrinsic

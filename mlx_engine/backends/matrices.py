@@ -53,9 +53,8 @@ class Block:
         self.words = words = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
         self.address = address(words)
 
-        form = "_gated" if gated else ""
-        words[layout.TASK_FEW] = library.address("multiply_few" + form)
-        words[layout.TASK_MANY] = library.address("multiply_many" + form)
+        words[layout.TASK_FEW] = library.address("multiply_few")
+        words[layout.TASK_MANY] = library.address("multiply_many_gated" if gated else "multiply_many")
         words[layout.TASK_PACK] = library.address("pack_panels")
         for of, first in ((norm, layout.GAIN), (post, layout.POST_GAIN)):
             if of is not None:

@@ -39,6 +39,7 @@ def exponentials(x: Any, out: Any) -> None:
 KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "q8_0.matvec": (q8_0.matvec.py_func, (BYTES, N, FLOATS, FLOATS, N, N)),
     "q8_0.matvec_4": (q8_0.matvec_4.py_func, (BYTES, N, FLOATS, FLOATS, N, N, N)),
+    "q8_0.four_rows": (q8_0.four_rows.py_func, (BYTES, BYTES, BYTES, BYTES, N, FLOATS, FLOATS, N, N)),
     "q8_0.dequantize": (q8_0.dequantize.py_func, (BYTES, N, N, FLOATS, N)),
     **{
         f"{module.__name__.rpartition('.')[2]}.{name}": (getattr(module, name).py_func, arguments)
@@ -50,11 +51,12 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         }.items()
     },
     "float32.matvec": (float32.matvec.py_func, (FLOATS, N, FLOATS, FLOATS, N, N)),
+    "float32.four_rows": (float32.four_rows.py_func, (FLOATS, FLOATS, FLOATS, FLOATS, N, FLOATS, FLOATS, N, N)),
     "tiles_6": (gemm.tiles_6.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
     "multiply_add": (gemm.multiply_add.py_func, (FLOATS, N, N, N, N, FLOATS, N, FLOATS, N, N)),
     "pack": (gemm.pack.py_func, (FLOATS, N, N, N, N, F, FLOATS, N)),
-    "_scores_of": (attention._scores_of.py_func, (FLOATS, N, N, FLOATS, N, N)),
-    "_accumulate": (attention._accumulate.py_func, (FLOATS, N, N, FLOATS, N, N, FLOATS, N, N)),
+    "_scores_of_four": (attention._scores_of_four.py_func, (FLOATS, N, FLOATS, N, N, N)),
+    "_accumulate_four": (attention._accumulate_four.py_func, (FLOATS, N, FLOATS, N, N, N, FLOATS, N)),
     "_visible": (attention._visible.py_func, (FLOATS, N, N, N, N)),
     "_attend_panel": (attention._attend_panel.py_func, (FLOATS, N, FLOATS, N, FLOATS, N, N)),
     "rms_norm": (norms.rms_norm.py_func, (FLOATS, N, N, FLOATS, F, FLOATS, N)),
@@ -121,9 +123,11 @@ def test_on_avx2_it_is_vector_code(name: str):
         "q6_k.matvec",
         "q8_0.matvec",
         "q8_0.matvec_4",
+        "q8_0.four_rows",
+        "float32.four_rows",
         "tiles_6",
         "multiply_add",
-        "_scores_of",
+        "_scores_of_four",
         "_attend_panel",
     ],
 )
@@ -141,7 +145,7 @@ def test_codes_are_cut_out_of_whole_words(name: str):
     assert re.search(r"ucvtf|scvtf\s+v\d+\.4s", assembly(name, ARM64))
 
 
-@pytest.mark.parametrize("name", ["q8_0.matvec", "q8_0.matvec_4", "q8_0.dequantize"])
+@pytest.mark.parametrize("name", ["q8_0.matvec", "q8_0.matvec_4", "q8_0.four_rows", "q8_0.dequantize"])
 def test_codes_and_scales_are_widened_by_the_vector(name: str):
     arm64, avx2 = assembly(name, ARM64), assembly(name, AVX2)
     assert re.search(r"scvtf\s+v\d+\.4s", arm64)

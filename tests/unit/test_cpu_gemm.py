@@ -32,6 +32,24 @@ def test_products_of_rows_of_any_length(seed: int, n_rows: int, n: int):
         assert (np.abs(y - terms.sum(axis=1)) <= 2 * n * U * np.abs(terms).sum(axis=1)).all()
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 70), rows=st.tuples(*[st.integers(0, 8)] * 4),
+    at=st.integers(0, 2), apart=st.integers(1, 3),
+)  # fmt: skip
+def test_four_rows_from_anywhere(seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
+    rng = np.random.default_rng(seed)
+    weights, x = normal(rng, 9, n), normal(rng, n)
+    terms = weights[list(rows)].astype(np.float64) * x
+    for kernels in (float32, float32_numpy):
+        y = np.full(12, np.nan, dtype=np.float32)
+        # From where a row begins to the end of the matrix, as a kernel gets it.
+        kernels.four_rows(*[weights.reshape(-1)[row * n :] for row in rows], n, x, y, at, apart)
+        written = at + apart * np.arange(4)
+        assert (np.abs(y[written] - terms.sum(axis=1)) <= 2 * n * U * np.abs(terms).sum(axis=1)).all()
+        assert np.isnan(np.delete(y, written)).all()
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 7), (2, 5), (6, 7), (3, 3)])
 def test_only_the_rows_asked_for_are_written(first: int, last: int):
     weights, x = np.arange(7 * 40, dtype=np.float32), np.ones(40, dtype=np.float32)

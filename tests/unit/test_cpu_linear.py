@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import activations_numpy, linear, linear_numpy, norms_numpy
+from kernels.cpu import activations_numpy, linear_numpy, many, norms_numpy
 from kernels.cpu.layout import FEW, MANY_TOKENS
 from kernels.cpu.layout import MANY_ROWS as ROWS
 from mlx_engine.backends import create_backend
@@ -23,7 +23,7 @@ from tests.random_blocks import random_blocks
 U = 2.0**-24
 EPS = 1e-6
 BE = create_backend("parallel", threads=3)
-SPAN, DEPTH = MANY_TOKENS, linear.DEPTH
+SPAN, DEPTH = MANY_TOKENS, many.DEPTH
 
 seeds = st.integers(0, 2**32 - 1)
 tokens = st.one_of(st.integers(1, 70), st.sampled_from([1, FEW, FEW + 1, 15, 16, 17, 32, 33, 64, 65]))

@@ -61,6 +61,25 @@ def test_products_with_four_vectors(seed: int, n_rows: int, n_blocks: int, gap: 
         assert np.isnan(y[:, n_rows:]).all()
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 12), st.tuples(*[st.integers(0, 8)] * 4), st.integers(0, 2),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_four_rows_from_anywhere(seed: int, n_blocks: int, rows: tuple[int, int, int, int], at: int, apart: int):
+    blocks, n = matrix(seed, 9, n_blocks), 32 * n_blocks
+    x = np.random.default_rng(seed + 1).standard_normal(n).astype(np.float32)
+    want, size = in_float64(blocks, n_blocks, x)
+    for kernels in (q8_0, q8_0_numpy):
+        y = np.full(12, np.nan, dtype=np.float32)
+        # From where a row begins to the end of the matrix, as a kernel gets it.
+        kernels.four_rows(*[blocks[row * n_blocks * 34 :] for row in rows], n, x, y, at, apart)
+        written = at + apart * np.arange(4)
+        # One sum per lane here: as many roundings as there are blocks.
+        assert (np.abs(y[written] - want[list(rows)]) <= (n_blocks + 8) * 2.0**-24 * size[list(rows)]).all()
+        assert np.isnan(np.delete(y, written)).all()
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 7), (2, 5), (6, 7), (3, 3)])
 def test_only_the_rows_asked_for_are_written(first: int, last: int):
     blocks, x = matrix(1, 7, 3), np.ones(4 * 96, dtype=np.float32)
