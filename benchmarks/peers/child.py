@@ -4,7 +4,7 @@
     {"do": "fill", "n": n}                              {}
     {"do": "run", "n_prompt": p, "n_gen": g, "n_depth": d, "threads": t, "budget": s}
                                                         {"seconds": s, "passes": [...], "estimated": why or null}
-    {"do": "read_rate"}                                 {"bytes_per_second": [...]}
+    {"do": "read_rates"}                                {"in_order": [bytes per second, ...], "fastest": [...]}
     {"do": "logits", "prompts": [ids, ...], "out": path}    {}, and an .npz with an array (T, V) per prompt
 
 `python -m benchmarks.peers.child MODULE` answers for `benchmarks.peers.MODULE`, which must have `open_peer(request)`.
@@ -47,15 +47,15 @@ def answer(peer: Peer, request: Request) -> Answer:
     if request["do"] == "fill":
         fill(peer, request["n"])
         return {}
-    if request["do"] == "read_rate":
-        return {"bytes_per_second": peer.read_rate()}
+    if request["do"] == "read_rates":
+        return dict(peer.read_rates())
     if request["do"] == "logits":
         # Every engine has NumPy; this module shall need nothing before one is opened.
         import numpy as np
 
         np.savez(request["out"], *(peer.logits(ids) for ids in request["prompts"]))
         return {}
-    raise ValueError(f"expected run, fill, read_rate or logits, found {request['do']!r}")
+    raise ValueError(f"expected run, fill, read_rates or logits, found {request['do']!r}")
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ class Peer(ABC):
         """Held around every run."""
         return nullcontext()
 
-    def read_rate(self) -> list[float]:
-        """Bytes per second of a plain read of the weights, one per repetition; empty where it cannot tell."""
-        return []
+    def read_rates(self) -> dict[str, list[float]]:
+        """Bytes per second of reading the weights, by the way of reading; empty where it cannot tell."""
+        return {}
 
 
 def run(peer: Peer, request: Request, clock: Callable[[], float] = time.perf_counter) -> Answer:

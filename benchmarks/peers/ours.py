@@ -73,12 +73,15 @@ class Ours(Peer):
         """The public way."""
         return np.asarray(self._engine.logits(ids))
 
-    def read_rate(self) -> list[float]:
-        """Over the bytes that a pass multiplies with, on as many threads."""
-        self._limits.read.clear()
+    def read_rates(self) -> dict[str, list[float]]:
+        """Over the bytes that a pass multiplies with, on as many threads: in order, and as fast as we can."""
+        limits = self._limits
+        limits.in_order.clear()
+        limits.read.clear()
         for _ in range(SAMPLES):
-            self._limits.sample()
-        return list(self._limits.read)
+            limits.sample()
+            limits.sample_in_order()
+        return {"in_order": list(limits.in_order), "fastest": list(limits.read)}
 
     @cached_property
     def _limits(self) -> Limits:

@@ -25,7 +25,8 @@ class Entry:
     Attributes:
         seconds: of the whole test, one per round.
         passes: seconds of every token written, a list per round.
-        read_rates: bytes per second of the memory, measured after each of its turns.
+        read_rates: bytes per second of the memory, read in order, measured after each of its turns.
+        fastest_read_rates: the same, read as fast as we can.
         facts: what the engine says about itself.
         estimated: why a time is no measurement of the whole test.
         absent: why it has no more times.
@@ -35,6 +36,7 @@ class Entry:
     seconds: list[float] = field(default_factory=list)
     passes: list[list[float]] = field(default_factory=list)
     read_rates: list[float] = field(default_factory=list)
+    fastest_read_rates: list[float] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     estimated: str | None = None
     absent: str | None = None
@@ -66,7 +68,9 @@ def turn(entry: Entry, contest: Contest, processes: Processes) -> None:
         entry.facts = process.facts
         done = process.ask("run", **asked(contest.test, entry.contestant))
         if contest.watches_memory:
-            entry.read_rates += process.ask("read_rate")["bytes_per_second"]
+            found = process.ask("read_rates")
+            entry.read_rates += found.get("in_order", [])
+            entry.fastest_read_rates += found.get("fastest", [])
     except PeerError as error:
         entry.absent = str(error)
         return
@@ -115,6 +119,7 @@ def contest_row(contest: Contest, entry: Entry) -> dict[str, Any]:
         "seconds": entry.seconds,
         "passes_s": entry.passes if entry.contestant.engine == OURS else [],
         "read_rates": entry.read_rates,
+        "fastest_read_rates": entry.fastest_read_rates,
         "facts": entry.facts,
         "estimated": entry.estimated,
         "absent": entry.absent,

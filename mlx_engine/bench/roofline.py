@@ -53,16 +53,22 @@ class Limits:
         self._nbytes = sum(w.nbytes for w in words)
         self._pool = ThreadPoolExecutor(threads)
         self.read: list[float] = []
+        self.in_order: list[float] = []
         self.peak: list[float] = []
         # The first calls compile, start the threads, and bring the file's pages in.
         self._reading(1), self._computing(1)
         self._repeats, self._rounds = enough(self._reading), enough(self._computing)
 
     def sample(self) -> None:
-        """One of each."""
+        """One of the read rate and one of the peak."""
         self.read.append(self._nbytes * self._repeats / self._reading(self._repeats))
         flops = self.kernels.flops(self._rounds) * self.threads
         self.peak.append(flops / self._computing(self._rounds))
+
+    def sample_in_order(self) -> None:
+        """One of the rate at which the same bytes are read one after the other."""
+        seconds = self._reading(self._repeats, self.kernels.read_in_order)
+        self.in_order.append(self._nbytes * self._repeats / seconds)
 
     def take(self) -> dict[str, float]:
         """The medians since the last call, as a row has them: billions of bytes and of operations per second."""
@@ -74,11 +80,13 @@ class Limits:
         """End the threads."""
         self._pool.shutdown()
 
-    def _reading(self, repeats: int) -> float:
+    def _reading(self, repeats: int, read: Callable[[np.ndarray], int] | None = None) -> float:
+        read = read or self.kernels.read
+
         def part(words: Iterable[np.ndarray]) -> None:
             for _ in range(repeats):
                 for some in words:
-                    self.kernels.read(some)
+                    read(some)
 
         return self._timed(part, self._parts)
 

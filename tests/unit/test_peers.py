@@ -103,7 +103,9 @@ def test_our_engine_answers_in_a_process_of_its_own(tmp_path: Path):
         found = process.ask("run", n_prompt=8, n_gen=3, n_depth=30)
         assert len(found["passes"]) == 3
         assert 0 < sum(found["passes"]) < found["seconds"] < 5
-        assert all(rate > 1e8 for rate in process.ask("read_rate")["bytes_per_second"])
+        rates = process.ask("read_rates")
+        assert set(rates) == {"in_order", "fastest"}
+        assert all(rate > 1e8 for some in rates.values() for rate in some)
         process.ask("logits", prompts=prompts, out=str(tmp_path / "x.npz"))
     with np.load(tmp_path / "x.npz") as arrays:
         assert all(relative(have, want) < 1e-5 for have, want in zip(arrays.values(), exact, strict=True))
@@ -171,8 +173,8 @@ class Turns:
         return self
 
     def ask(self, do, **request):
-        if do == "read_rate":
-            return {"bytes_per_second": [1.0, 2.0]}
+        if do == "read_rates":
+            return {"in_order": [1.0, 2.0], "fastest": [3.0]}
         return {"seconds": self.seconds[self.ran[-1]], "passes": [], "estimated": None}
 
 
@@ -184,7 +186,7 @@ def test_everyone_runs_once_a_round_until_a_setting_falls_behind(monkeypatch):
     entries = play(Contest(Cell(n_gen=4), (MINE, FAST, SLOW, ONCE, absent), rounds=3, watches_memory=True), "m", {})
     assert turns.ran == [mine, fast, slow, once, slow, fast, mine, mine, fast]
     assert [len(entry.seconds) for entry in entries] == [3, 3, 2, 1, 0]
-    assert entries[0].read_rates == [1.0, 2.0] * 3
+    assert (entries[0].read_rates, entries[0].fastest_read_rates) == ([1.0, 2.0] * 3, [3.0] * 3)
     assert entries[4].absent == "not installed: no such module"
     assert entries[0].absent is None
 
@@ -259,7 +261,7 @@ def measured(engine: str, seconds: list[float], **more):
 
 def test_the_page_compares_with_the_fastest_setting():
     rows = [
-        measured(OURS, [1.0, 2.0, 1.25], read_rates=[8e9, 10e9, 9e9]),
+        measured(OURS, [1.0, 2.0, 1.25], read_rates=[8e9, 10e9, 9e9], fastest_read_rates=[10e9]),
         measured(LLAMA, [2.0, 2.0, 2.5], setting="2 threads, no flash attention", default=False),
         measured(LLAMA, [4.0, 4.0, 5.0], setting="2 threads"),
         measured(LLAMA, [0.5], setting="1 thread"),
@@ -273,8 +275,8 @@ def test_the_page_compares_with_the_fastest_setting():
     assert "- tg10, llama.cpp, 1 thread: 20 in 1 round" in text
     assert "- tg10, mlx-lm: from 2 of 10 passes" in text
     assert "| transformers | absent: not installed: torch |" in text
-    # 500 MB per token, 4 of 9 GB/s.
-    assert "| tg10 | 500 | 4 (2.5 to 5) | 9 (8 to 10) | 44% |" in text
+    # 500 MB per token, 4 of 9 and of 10 GB/s.
+    assert "| tg10 | 500 | 4 (2.5 to 5) | 9 (8 to 10) | 44% | 10 | 40% |" in text
     assert "A whole process" not in text
 
 

@@ -23,14 +23,15 @@ MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 # ---- the kernels ----
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 64, 1001])
+@pytest.mark.parametrize("n", [0, 1, 3, 8, 15, 64, 1001])
 @pytest.mark.parametrize("jit", [True, False])
-def test_every_word_is_read_once(n, jit):
+@pytest.mark.parametrize("way", ["read", "read_in_order"])
+def test_every_word_is_read_once(n, jit, way):
     words = np.random.default_rng(n).integers(-(2**63), 2**63 - 1, n, dtype=np.int64)
     mixed = 0
     for word in words.tolist():
         mixed ^= word
-    assert limits.kernels(jit=jit).read(words) == mixed
+    assert getattr(limits.kernels(jit=jit), way)(words) == mixed
 
 
 def test_the_arithmetic_is_done():
@@ -50,7 +51,11 @@ def test_the_twin_multiplies_matrices():
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for x86 instructions")
 @pytest.mark.parametrize(
     ("name", "argument", "instruction"),
-    [("compute", 1, r"vfmadd\d+ps\s+.*%[yz]mm"), ("read", np.zeros(1, np.int64), r"vpxorq?\s+.*%[yz]mm")],
+    [
+        ("compute", 1, r"vfmadd\d+ps\s+.*%[yz]mm"),
+        ("read", np.zeros(1, np.int64), r"vpxorq?\s+.*%[yz]mm"),
+        ("read_in_order", np.zeros(1, np.int64), r"vpxorq?\s+.*%[yz]mm"),
+    ],
 )
 def test_the_compiler_made_vectors_of_it(name, argument, instruction):
     """Without them a limit would be one of the kernel, not of the machine."""
@@ -124,6 +129,10 @@ class Machine:
         self.now += words.nbytes / 1000
         return 0
 
+    def read_in_order(self, words):
+        self.now += words.nbytes / 500
+        return 0
+
     def compute(self, rounds):
         self.now += rounds
 
@@ -142,7 +151,8 @@ def machine(monkeypatch):
 
 def test_a_rate_is_an_amount_over_a_time(machine):
     measured = limits.Limits([np.zeros(1000, np.uint8)], 1)
-    measured.sample()
+    measured.sample(), measured.sample_in_order()
+    assert measured.in_order == [pytest.approx(500)]
     assert measured.take() == {"read_gbs": pytest.approx(1e-6), "peak_gflops": pytest.approx(5.0)}
     measured.close()
 

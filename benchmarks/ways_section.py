@@ -1,0 +1,24 @@
+"""The section on reading memory in several places in turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.text import Row, figure, source, spread, table
+
+
+def section(rows: Sequence[Row]) -> str:
+    """The newest measurement as a table."""
+    newest = [row for row in rows if row["time"] == rows[-1]["time"]]
+    lines = []
+    for row in newest:
+        in_order, in_turns = (row["samples_gbs"][way] for way in ("in_order", "in_turns"))
+        single = statistics.median(b / a for a, b in zip(in_order, in_turns, strict=True))
+        lines.append([row["what"], spread(in_order), spread(in_turns), figure(single)])
+    words = (
+        f"{source(newest[0])}\n\n{newest[0]['nbytes'] / 2**20:,.0f} MiB on {newest[0]['threads']} threads: read in "
+        "order, and in eight places in turns; multiplied with a vector row by row, and four rows of four stretches at "
+        "a time. The factor is the median of those of single rounds.\n\n"
+    )
+    return words + table(["", "in order, GB/s", "in turns, GB/s", "factor"], lines)
