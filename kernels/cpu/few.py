@@ -1,7 +1,7 @@
 """Products with few vectors: rows are multiplied as they are stored, for memory is the limit.
 
-A processor looks ahead along several rows at once, each in its own place, and then reads half as much again as along
-one: so with one vector a chunk has rows of several stretches of its matrix, which are multiplied in turns.
+A processor looks ahead along several rows at once, each in its own place, and then reads faster than along one: so with
+one vector a chunk has rows of several stretches of its matrix, which are multiplied in turns.
 """
 
 from __future__ import annotations

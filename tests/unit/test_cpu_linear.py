@@ -145,6 +145,25 @@ def test_gates(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: s
     check_gated(x, gain, gate, up, activation)
 
 
+@pytest.mark.parametrize("t", [1, 2, FEW + 1])
+@pytest.mark.parametrize("kinds", [("Q8_0", "F32"), ("F32", "Q8_0"), ("Q4_0", "Q8_0"), ("Q8_0", "Q6_K")])
+def test_a_gate_in_another_format_than_what_it_gates(kinds: tuple[str, str], t: int):
+    rng = np.random.default_rng(t)
+    gate, up = (Layer(rng, kind, 203, 256) for kind in kinds)
+    check_gated(normal(rng, t, 256), normal(rng, 256), gate, up, "silu")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("n", [*range(1, 10), 201])
+def test_rows_that_cannot_be_dealt_to_four_stretches_alike(kind: str, n: int):
+    """With a bias and a residual behind whose ends lies nothing that may be read or written."""
+    rng = np.random.default_rng(n)
+    layer, x, residual = Layer(rng, kind, n, 64, bias=True), normal(rng, 1, 64), normal(rng, 1, n)
+    want, bound = exact(x, None, [layer], residual)
+    assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
+    check_gated(x, normal(rng, 64), Layer(rng, kind, n, 64), Layer(rng, kind, n, 64), "gelu")
+
+
 def check_gated(x: np.ndarray, gain: np.ndarray, gate: Layer, up: Layer, activation: str) -> None:
     twin = getattr(activations_numpy, activation)
     want = linear_numpy.project(x.astype(np.float64), gain, EPS, [gate.matrix, up.matrix], [None] * 2, None, twin)
