@@ -215,6 +215,7 @@ MUTANTS = [
     Mutant("ids beyond the table are read", COMPILED, "if len(rows) and not 0 <=",
            "if False and not 0 <="),
     Mutant("helpers are never woken", COMPILED, "self.pool.shared.wake()", "pass"),
+    Mutant("helpers fall asleep before a job", COMPILED, "self.pool.control[layout.ON] = 1", "pass"),
     Mutant("threads share a pool without turns", COMPILED, "with self._turn, super().session():",
            "with super().session():"),
     Mutant("kernels of an older source are run", LIBRARY, 'file.name.endswith((".py", ".pyc"))',

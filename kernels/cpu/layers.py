@@ -24,7 +24,6 @@ from kernels.cpu.layout import (
     KV_STORE,
     KV_WINDOW,
     LAYERS,
-    ON,
     OUTPUT,
     PROJECT,
     Q_HEADS,
@@ -33,7 +32,7 @@ from kernels.cpu.layout import (
     SIN,
     UP,
 )
-from kernels.cpu.memory import floats, invoke, number, words, write
+from kernels.cpu.memory import floats, invoke, number, words
 
 
 @jit
@@ -88,7 +87,6 @@ def layers(
         room: address of room for the larger of what attention needs and (T, F).
         y: address of the output.
     """
-    write(words(address), ON, 1)
     through = words(stack)[PROJECT]
     for i in range(n_layers):
         layer = stack + 8 * (LAYERS + i * DEEP)
@@ -96,4 +94,3 @@ def layers(
         _self_attention(address, stack, layer, n_tokens, offset, x if i == 0 else y, room, between)
         invoke(through, (address, w[UP], n_tokens, between, 0, 0, room))
         invoke(through, (address, w[DOWN], n_tokens, room, between, 0, y))
-    write(words(address), ON, 0)

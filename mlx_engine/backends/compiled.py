@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 
@@ -129,10 +129,10 @@ class CompiledBackend(SimdBackend):
         y = np.empty((n, block.n_outputs), dtype=np.float32)
         added = None if residual is None else _rows(residual)
         panels = 0 if n <= layout.FEW else self._room_for(-(-n // layout.LANES) * layout.LANES * block.n_inputs)
-        self._awake()
-        self.library.project(
-            self.pool.address, block.address, n, address(x), 0 if added is None else address(added), panels, address(y)
-        )
+        self._run(
+            self.library.project, block.address, n, address(x), 0 if added is None else address(added), panels,
+            address(y),
+        )  # fmt: skip
         return y
 
     def _block(
@@ -150,9 +150,19 @@ class CompiledBackend(SimdBackend):
             self._room = np.empty(n, dtype=np.float32)
         return address(self._room)
 
-    def _awake(self) -> None:
-        if self.pool.shared.asleep:
-            self.pool.shared.wake()
+    def _run(self, entry: Callable[..., None], *arguments: float) -> None:
+        """Call an entry of the library while nobody falls asleep: a helper that did so now would miss all of it.
+
+        One that has looked in vain for long waits for the interpreter's lock to say that it sleeps, and gets it when
+        the call lets go of it: after the last look at who has to be woken.
+        """
+        self.pool.control[layout.ON] = 1  # before that look
+        try:
+            if self.pool.shared.asleep:
+                self.pool.shared.wake()
+            entry(self.pool.address, *arguments)
+        finally:
+            self.pool.control[layout.ON] = 0
 
     def head_norm_rope(
         self,
@@ -170,9 +180,8 @@ class CompiledBackend(SimdBackend):
         q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
         block, q, k = self._head_block(n_q, n_k, head_dim, norms), _in_rows(q), _in_rows(k)
-        self._awake()
-        self.library.norm_rope_pair(
-            self.pool.address, block, n, offset, address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
+        self._run(
+            self.library.norm_rope_pair, block, n, offset, address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
             address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
         return q_out, k_out, v.reshape(n, -1, head_dim)
@@ -207,9 +216,8 @@ class CompiledBackend(SimdBackend):
         q, store, out = _rows(q), _rows(seen.store), np.empty(q.shape, dtype=np.float32)
         n_parts = -(-(seen.stop - seen.start) // layout.KEYS)
         parts = 0 if n > 1 else self._room_for(n_heads * n_parts * (width + 2))
-        self._awake()
-        self.library.attend(
-            self.pool.address, self._tasks["attend_one"], self._tasks["attend_many"], address(q), n, n_heads,
+        self._run(
+            self.library.attend, self._tasks["attend_one"], self._tasks["attend_many"], address(q), n, n_heads,
             n_kv_heads, width, address(store), slots, seen.start, seen.stop, seen.window or 0, scale, parts,
             address(out),
         )  # fmt: skip
@@ -234,16 +242,10 @@ class CompiledBackend(SimdBackend):
             stack.turn_by([None if w.rope is None else self._table(w.rope, offset + n) for w in layers])
         x, y = _rows(x), np.empty(x.shape, dtype=np.float32)
         room = self._room_for(n * width + stack.room(n, max(seen.stop - seen.start for seen in rooms)))
-        # A thread that falls asleep now would miss all of it.
-        self.pool.control[layout.ON] = 1
-        try:
-            self._awake()
-            self.library.layers(
-                self.pool.address, stack.address, len(layers), n, offset, address(x), room, room + 4 * n * width,
-                address(y),
-            )  # fmt: skip
-        finally:
-            self.pool.control[layout.ON] = 0
+        self._run(
+            self.library.layers, stack.address, len(layers), n, offset, address(x), room, room + 4 * n * width,
+            address(y),
+        )  # fmt: skip
         return y
 
     def _stack(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Stack | None:

@@ -255,3 +255,30 @@ def test_backends_that_are_dropped_leave_no_threads():
             del made
             gc.collect()
     assert within(5, lambda: threading.active_count() == before)
+
+
+def test_nobody_falls_asleep_between_a_backend_s_look_at_the_sleepers_and_the_end_of_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Else a thread that waits for the interpreter's lock to fall asleep would do so when the call lets go of it."""
+    be = create_backend("parallel", threads=2)
+    layer = Linear("w", be.prepare(Weight.pack("w", np.ones((40, 64)), BY_NAME["Q8_0"])))
+    control, stayed = be.pool.control, []
+
+    def look(shared: pool._Shared) -> int:
+        stayed.append(control[layout.ON])
+        return 0
+
+    def fail(*arguments: int) -> None:
+        stayed.append(control[layout.ON])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool._Shared, "asleep", property(look))
+    with monkeypatch.context() as patched:
+        patched.setattr(be.library, "project", fail)
+        with pytest.raises(KeyboardInterrupt):
+            be.linear(np.ones((1, 64), dtype=np.float32), layer)
+    assert stayed == [1, 1]
+    assert control[layout.ON] == 0
+    be.linear(np.ones((1, 64), dtype=np.float32), layer)
+    assert control[layout.ON] == 0
