@@ -88,6 +88,8 @@ MUTANTS = [
     Mutant("the window shows one too few", SLIDING, "self._held + 1 - self._window", "self._held + 2 - self._window"),
     Mutant("values projected with attn_k", QWEN3, "(w.attn_q, w.attn_k, w.attn_v)", "(w.attn_q, w.attn_k, w.attn_k)"),
     Mutant("attention scale forgotten", QWEN3, "config.head_dim**-0.5", "1.0"),
+    Mutant("the last layer for all tokens", QWEN3, "and not every:", "and False:"),
+    Mutant("the last layer for one token always", QWEN3, "and not every:", "and True:"),
     Mutant("query and key norm forgotten", QWEN3, "w.head_norms, w.rope", "None, w.rope"),
     Mutant("query norm used for keys", "backends/parameters.py", "k is None else (q, k)", "k is None else (q, q)"),
     Mutant("rope at position 0 always", QWEN3, "w.rope, offset", "w.rope, 0"),

@@ -60,12 +60,12 @@ class Model:
         offset = cache.reserve(len(ids))
         x = be.note("embed", be.scale(be.embed(self.token_embd, ids), self.embedding_scale))
         y = be.layers(x, self.layers, cfg.head_dim, cfg.attention_scale, offset, cache.rooms(len(ids)))
-        x = self._word_by_word(x, cache, offset) if y is None else y
+        x = self._word_by_word(x, cache, offset, every or len(ids) == 1) if y is None else y
         logits = be.norm_head(x, self.output_norm, self.output, every=every)
         cache.advance(len(ids))
         return logits
 
-    def _word_by_word(self, x: Array, cache: Cache, offset: int) -> Array:
+    def _word_by_word(self, x: Array, cache: Cache, offset: int, every: bool) -> Array:
         """The layers, as the paper has them; a backend that does them at once does the same."""
         be, cfg = self.backend, self.config
         for i, w in enumerate(self.layers):
@@ -73,7 +73,10 @@ class Model:
             q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, w.head_norms, w.rope, offset)
             be.note(f"blk.{i}.q_rope", q)
             be.note(f"blk.{i}.k_rope", k)
-            y = be.attention(q, cache.append(i, k, v), cfg.attention_scale)
+            seen = cache.append(i, k, v)
+            if i == len(self.layers) - 1 and not every:
+                q, x = be.last(q), be.last(x)  # no one looks at what this layer makes of the others
+            y = be.attention(q, seen, cfg.attention_scale)
             y = be.note(f"blk.{i}.attn_out", be.merge(y))
             x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
             be.note(f"blk.{i}.attn_residual", x)

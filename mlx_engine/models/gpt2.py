@@ -84,18 +84,21 @@ class Model:
         places = be.embed(self.position_embd, range(offset, offset + len(ids)))
         x = be.note("embed", be.add(be.embed(self.token_embd, ids), places))
         y = be.layers(x, self.layers, head_dim, self.scale, offset, cache.rooms(len(ids)))
-        x = self._word_by_word(x, cache) if y is None else y
+        x = self._word_by_word(x, cache, every or len(ids) == 1) if y is None else y
         logits = be.norm_head(x, self.output_norm, self.output, every=every)
         cache.advance(len(ids))
         return logits
 
-    def _word_by_word(self, x: Array, cache: Cache) -> Array:
+    def _word_by_word(self, x: Array, cache: Cache, every: bool) -> Array:
         """The layers, as the paper has them; a backend that does them at once does the same."""
         be, head_dim = self.backend, self.config.head_dim
         for i, w in enumerate(self.layers):
             qkv = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
             q, k, v = (be.heads(y, head_dim) for y in qkv)
-            y = be.attention(q, cache.append(i, k, v), self.scale)
+            seen = cache.append(i, k, v)
+            if i == len(self.layers) - 1 and not every:
+                q, x = be.last(q), be.last(x)  # no one looks at what this layer makes of the others
+            y = be.attention(q, seen, self.scale)
             y = be.note(f"blk.{i}.attn_out", be.merge(y))
             x = be.note(f"blk.{i}.attn_residual", be.project_add(y, w.attn_output, x))
             h = be.norm_up(x, w.ffn_norm, w.ffn_up, w.activation)
