@@ -58,6 +58,15 @@ def norm_rope_to(
     _run(control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_GAIN], b[K_EPS], k_out, by_token, by_head)
 
 
+@task
+def put_span(job: Any, chunk: int, scratch: int) -> None:
+    """Heads of a span of tokens as they are."""
+    t = chunk * SPAN
+    n_tokens = min(SPAN, job[TOKENS] - t)
+    x, out = floats(job[X] + 4 * t * job[ROW]), floats(job[OUT] + 4 * t * job[BY_TOKEN])
+    put_heads(x, job[ROW], n_tokens, job[HEADS], job[WIDTH], out, job[BY_TOKEN], job[BY_HEAD])
+
+
 @jit
 def put_heads(x: Any, row: int, n_tokens: int, n_heads: int, width: int, out: Any, by_token: int, by_head: int) -> None:
     """Heads as they are, from rows that are `row` elements apart to where `norm_rope_to` puts keys."""
@@ -93,3 +102,30 @@ def norm_rope_pair(
     norm_rope_to(
         address, block, n_tokens, offset, q, q_row, k, k_row, cos, sin, q_out, k_out, b[K_HEADS] * width, width
     )
+
+
+@entry
+def put_pair(
+    address: int, span: int, n_tokens: int, n_heads: int, width: int, k: int, k_row: int, v: int, v_row: int,
+    k_out: int, v_out: int, by_head: int,
+) -> None:  # fmt: skip
+    """Keys and values as they are, from (T, K, E) to where attention looks for them.
+
+    Args:
+        address: of the pool's control block.
+        span: address of `put_span`.
+        n_tokens: T.
+        n_heads: K.
+        width: E.
+        k: address of the keys.
+        k_row: elements from the keys of one token to those of the next.
+        v: address of the values.
+        v_row: elements from the values of one token to those of the next.
+        k_out: address of the first token's place among the keys of the first head.
+        v_out: address of the first token's place among the values of the first head.
+        by_head: elements from one head's place to the next one's.
+    """
+    control = words(address)
+    control[JOB + TOKENS] = n_tokens
+    _run(control, span, k, k_row, n_heads, width, 0, 0, k_out, width, by_head)
+    _run(control, span, v, v_row, n_heads, width, 0, 0, v_out, width, by_head)

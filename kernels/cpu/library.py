@@ -25,6 +25,7 @@ ENTRIES = {
     "help_out": "iii",
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
+    "put_pair": "iiiiiiiiiiii",
     "attend": "iiiiiiiiiiiiifii",
     "layers": "iiiiiiiii",
     "embed": "iiiiii",
@@ -131,6 +132,7 @@ class Library:
     help_out: Callable[..., None]
     project: Callable[..., None]
     norm_rope_pair: Callable[..., None]
+    put_pair: Callable[..., None]
     attend: Callable[..., None]
     layers: Callable[..., None]
     embed: Callable[..., None]

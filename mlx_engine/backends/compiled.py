@@ -36,7 +36,7 @@ class CompiledBackend(SimdBackend):
         super().__init__()
         self.name, self.threads = name, threads
         self.library, self.pool = library, Pool(threads, library)
-        self._tasks = {name: library.address(name) for name in ("attend_one", "attend_many", "norm_rope")}
+        self._tasks = {name: library.address(name) for name in ("attend_one", "attend_many", "norm_rope", "put_span")}
         self._turn = threading.RLock()
         self._mapped: list[np.ndarray] = []
         self._blocks: dict[tuple[int, ...], Block] = {}
@@ -206,6 +206,19 @@ class CompiledBackend(SimdBackend):
         if found is None or len(found[1]) < length:
             found = self._tables[id(rope)] = (rope, *rope_table(rope, 0, max(512, 1 << (length - 1).bit_length())))
         return found[1:]
+
+    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+        """In place, by all threads; rows may be apart, as the columns of a larger array are."""
+        n, n_heads, width = k.shape
+        if any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
+            return super().kv_write(store, at, k, v)
+        by_head = store.strides[1] // 4
+        keys, values = (address(store) + kind * store.strides[0] + 4 * at * width for kind in (0, 1))
+        self._run(
+            self.library.put_pair, self._tasks["put_span"], n, n_heads, width, address(k), k.strides[0] // 4,
+            address(v), v.strides[0] // 4, keys, values, by_head,
+        )  # fmt: skip
+        return store
 
     def attention(self, q: Array, seen: Visible, scale: float) -> Array:
         """Keys and values are read where they lie."""

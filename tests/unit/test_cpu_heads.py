@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from kernels.cpu import heads_numpy, layout, library, pool
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.simd import SimdBackend
 
 U = 2.0**-24
 LIBRARY = library.load()
 POOL = pool.Pool(2, LIBRARY)
+SIMD, PARALLEL = SimdBackend(), create_backend("parallel", threads=2)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -53,3 +56,24 @@ def test_heads_are_those_of_the_twin(
         bound = 2 * (width + 8) * U * np.tile(size, 2)
         assert (np.abs(out - want) <= bound).all()
         assert (np.abs(twin - want) <= bound).all()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1), n_tokens=st.sampled_from([1, 2, 31, 32, 33, 70]), n_heads=st.integers(1, 3),
+    width=st.sampled_from([2, 16, 40]), at=st.integers(0, 5), spare=st.integers(0, 5), behind=st.booleans(),
+)  # fmt: skip
+def test_heads_are_put_where_numpy_puts_them(
+    seed: int, n_tokens: int, n_heads: int, width: int, at: int, spare: int, behind: bool
+):
+    """Keys are rows of their own or, like values, columns behind others; nothing else is written."""
+    rng = np.random.default_rng(seed)
+    size = n_heads * width
+    rows = rng.standard_normal((n_tokens, 8 + 2 * size)).astype(np.float32)
+    k, v = (rows[:, first : first + size].reshape(n_tokens, n_heads, width) for first in (8, 8 + size))
+    k = k if behind else k.copy()
+    stores = [np.full((2, n_heads, at + n_tokens + spare, width), 7, dtype=np.float32) for _ in range(2)]
+    SIMD.kv_write(stores[0], at, k, v)
+    with PARALLEL.session():
+        assert PARALLEL.kv_write(stores[1], at, k, v) is stores[1]
+    np.testing.assert_array_equal(*stores)
