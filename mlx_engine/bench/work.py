@@ -1,7 +1,8 @@
 """What a test needs at least: bytes that have to come from memory, and arithmetic. Nothing is measured here.
 
 Every pass reads each matrix once, whatever number of tokens it has; looking up an embedding reads a row and counts for
-nothing. A table that is also the head counts once, as the head, which only the last token of a pass is multiplied with.
+nothing. A table that is also the head counts once, as the head, which only the last token of a pass is multiplied with,
+as what lies behind the keys and values of the last layer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from mlx_engine.quant.weight import Weight
 # Tables of which a token takes its row; whatever else has two axes is multiplied with.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
+# What every token of the last layer is multiplied with.
+BEFORE_ATTENTION = ("attn_q", "attn_k", "attn_v")
 # Caches on the CPU hold float32.
 CACHE_ITEM_BYTES = 4
 # A Python float is an object of 24 bytes, and its place in a list takes 8 more.
@@ -44,6 +47,8 @@ class Sizes:
         cached: bytes of keys and values per token, over all layers.
         scored: multiplications of attention per query and visible token, over all layers.
         local: the share of layers whose tokens see the last `window` tokens alone.
+        behind: weights of the last layer that only the last token of a pass is multiplied with.
+        scored_last: what the last layer has of `scored`: its only query is the last token's.
     """
 
     layers: int
@@ -53,6 +58,8 @@ class Sizes:
     scored: int
     local: float = 0.0
     window: int = 0
+    behind: int = 0
+    scored_last: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,8 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
     head = HEAD if HEAD in tensors else TIED_HEAD
     counts = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
     layers = [n for n, tensor in tensors.items() if len(tensor.shape) == 2 and n not in (*LOOKED_UP, head)]
+    last = f"blk.{plan.config.n_layers - 1}."
+    before = tuple(last + name for name in BEFORE_ATTENTION)
 
     def bytes_of(name: str) -> float:
         stored = checkpoint.weight(tensors[name].stored(checkpoint.naming).name).type
@@ -89,6 +98,8 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
         local=sum(is_local) / cfg.n_layers,
         window=cfg.window if any(is_local) else 0,
+        behind=sum(counts[name] for name in layers if name.startswith(last) and not name.startswith(before)),
+        scored_last=2 * cfg.n_heads * cfg.head_dim,
     )
 
 
@@ -107,7 +118,9 @@ def work(of: Sizes, test: Test, *, kv: bool) -> Work:
     flops = nbytes = 0.0
     for n, before in passes(test, kv=kv):
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
-        flops += 2.0 * (of.layers * n + of.head + of.scored * _mean(of, everything, latest))
+        scored = (of.scored - of.scored_last) * _mean(of, everything, latest)
+        scored += of.scored_last * _mean(of, before + n, min(of.window, before + n))
+        flops += 2.0 * (of.layers * n - of.behind * (n - 1) + of.head + scored)
         # What any of the new tokens sees has to be read.
         nbytes += of.nbytes
         nbytes += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0

@@ -23,6 +23,8 @@ MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 # Per layer: q and o 1024 x 2048 each, k and v 1024 x 1024, gate, up and down 1024 x 3072. 28 layers.
 LAYERS = 28 * (2 * 2_097_152 + 2 * 1_048_576 + 3 * 3_145_728)
 HEAD = 151_936 * 1024
+# Of the last layer, what only the last token is multiplied with: o, gate, up and down; and a query's scores and sums.
+BEHIND, SCORED = 2_097_152 + 3 * 3_145_728, 2 * 16 * 128
 STORED = {F32: 4.0, Q8_0: 34 / 32}
 
 
@@ -60,7 +62,9 @@ def of_06b(conversion=KEPT, **options):
 def test_the_sizes_of_06b():
     assert (LAYERS, HEAD) == (440_401_920, 155_582_464)
     # Keys and values: 28 layers x 2 x 8 heads x 128 x 4 bytes. Attention: 28 x (scores and sums) x 16 heads x 128.
-    assert of_06b() == Sizes(LAYERS, HEAD, 633_233_408.0, 229_376, 114_688)
+    assert of_06b() == Sizes(
+        LAYERS, HEAD, 633_233_408.0, 229_376, 114_688, behind=BEHIND, scored_last=SCORED
+    )  # fmt: skip
 
 
 def test_float32_takes_four_bytes_a_weight():
@@ -114,16 +118,17 @@ def test_tokens_written_see_one_token_more_each():
 
 def test_a_prompt_reads_the_weights_once_per_chunk_and_asks_the_head_for_one_token():
     one, two = (work(of_06b(), Cell(n), kv=True) for n in (512, 513))
-    assert one.flops == 2.0 * (512 * LAYERS + HEAD + 114_688 * 512 * 513 // 2)
+    pairs, last = 27 * SCORED * 512 * 513 // 2, SCORED * 512
+    assert one.flops == 2.0 * (512 * LAYERS - 511 * BEHIND + HEAD + pairs + last)
     assert one.nbytes == 633_233_408.0 + 512 * 229_376
     assert two.nbytes == 2 * 633_233_408.0 + (512 + 513) * 229_376
-    assert two.flops == 2.0 * (513 * LAYERS + 2 * HEAD + 114_688 * 513 * 514 // 2)
+    assert two.flops == one.flops + 2.0 * (LAYERS + HEAD + 28 * SCORED * 513)
 
 
 def test_without_a_cache_every_pass_runs_the_whole_sequence():
     done = work(of_06b(), Cell(n_gen=2, depth=9), kv=False)
-    seen = 10 * 11 // 2 + 11 * 12 // 2
-    assert done == Work(2.0 * ((10 + 11) * LAYERS + 2 * HEAD + 114_688 * seen), 2 * 633_233_408.0)
+    seen = 27 * (10 * 11 // 2 + 11 * 12 // 2) + 10 + 11
+    assert done == Work(2.0 * (21 * LAYERS - 19 * BEHIND + 2 * HEAD + SCORED * seen), 2 * 633_233_408.0)
 
 
 def test_a_test_that_does_both_needs_what_both_need():
