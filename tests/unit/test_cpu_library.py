@@ -172,6 +172,7 @@ def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypat
 INTERRUPTED = """
 import os, signal, threading, time
 from kernels.cpu import machine_code
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what runs behind them without one
 machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{modules!r:.0}"
 children, started = [], machine_code._started
 def watched(modules):
