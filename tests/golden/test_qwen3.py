@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +24,28 @@ CUT, CUT_OF_ONE = 1e-6, 1e-5
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
+def everywhere(prompts: list[Any]) -> pytest.MarkDecorator:
+    """On every backend; what the slow ones expand to the same floats, or nearly, they need not see every time."""
+
+    def is_spared(backend: str, name: str) -> bool:
+        seen = ("micro-f32", "micro-q8_0") if backend == "scalar" else ("micro-f32",)
+        return backend not in ("simd", "parallel") and name.startswith(seen)
+
+    params = [
+        pytest.param(
+            backend, *prompt.values, id=f"{backend}-{prompt.id}",
+            marks=[pytest.mark.slow] * is_spared(backend, prompt.id),
+        )
+        for backend in BACKENDS
+        for prompt in prompts
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("backend", "golden", "i"), params)
+
+
 # ---- logits ----
 
 
-@pytest.mark.parametrize(("golden", "i"), PROMPTS)
-@backends
+@everywhere(PROMPTS)
 def test_logits(backend: str, golden: Golden, i: int):
     found = engine(golden.checkpoint, backend).logits(golden.prompt(i))
     check_close(golden.logits(i), np.asarray(found))
@@ -91,8 +109,7 @@ def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):
 # ---- greedy ids ----
 
 
-@pytest.mark.parametrize(("golden", "i"), PROMPTS)
-@backends
+@everywhere(PROMPTS)
 def test_greedy_ids(backend: str, golden: Golden, i: int):
     assert greedy(golden, i, backend, kv=True) == golden.greedy(i)
 

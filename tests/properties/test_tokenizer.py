@@ -34,7 +34,7 @@ FRAGMENTS = st.sampled_from(
 )
 ANY_TEXT = st.text() | st.lists(FRAGMENTS | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join)
 SPM_TEXT = ANY_TEXT.map(lambda text: text.replace("▁", "_"))  # it writes a space so, and cannot tell them apart
-examples = settings(max_examples=80, deadline=None)
+examples = settings(max_examples=60, deadline=None)
 
 
 def tiny_byte_level() -> Tokenizer:

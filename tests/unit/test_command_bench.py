@@ -332,7 +332,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path):
 def swept(tmp_path_factory):
     """One real sweep of all rungs, in little time: its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("sweep") / "new"
-    options = ("--sweep", "-p", "4,8", "-n", 4, "--budget", 0.1, "--out", folder)
+    options = ("--sweep", "-p", "4,8", "-n", 4, "--budget", 0.03, "--out", folder)
     return folder, bench(*options, backend=(), jit=())
 
 
