@@ -12,7 +12,7 @@ from kernels.cpu.activations import activate, gated
 from kernels.cpu.formats import four_rows, matvecs, row_bytes
 from kernels.cpu.jit import jit, task
 from kernels.cpu.layout import ACTIVATION, BIAS, CHUNK, COLUMN, FEW, KIND, LANES, ROWS, WEIGHTS, WIDTH, K, N
-from kernels.cpu.linear_job import HEIGHT, RESIDUAL, T, X, Y, gates, matrix_of, stretch, ways
+from kernels.cpu.linear_job import HEIGHT, RESIDUAL, T, X, Y, ceil_div, gates, matrix_of, ways
 from kernels.cpu.memory import floats
 from kernels.cpu.vectors import get, load, put, store
 
@@ -73,12 +73,12 @@ def multiply_few(job: Any, chunk: int, scratch: int) -> None:
     """
     m = matrix_of(job, chunk)
     n_ways, n_matrices = ways(job, m), 2 if gates(job) else 1
-    height, apart = stretch(job[HEIGHT], n_ways), stretch(job[m + ROWS], n_ways)
+    height, apart = ceil_div(job[HEIGHT], n_ways), ceil_div(job[m + ROWS], n_ways)
     first = (chunk - job[m + CHUNK]) * height
     n = min(height, apart - first)
     # Scratch memory: products in whole vectors, (T or ways, size) of each matrix, then what a format needs.
-    size, products = stretch(height, LANES) * LANES, floats(scratch)
-    half = n_ways * size if n_ways > 1 else FEW * size
+    size, products = ceil_div(height, LANES) * LANES, floats(scratch)
+    half = size * (n_ways if n_ways > 1 else FEW)
     if n_ways > 1:
         _rows_in_turns(job, m, first, apart, n, products, size)
     else:

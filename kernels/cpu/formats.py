@@ -57,14 +57,14 @@ def _matvec(kind: int, weights: int, n_columns: int, x: int, y: Any, first: int,
 
 
 @jit
-def is_simple(kind: int) -> bool:
-    """Whether products with one vector wait for memory rather than for arithmetic: then there are `four_rows`."""
+def has_four_rows(kind: int) -> bool:
+    """Whether products with one vector wait for memory rather than for arithmetic: for these there is `four_rows`."""
     return kind in (Q8_0, F32)
 
 
 @jit
 def four_rows(kind: int, n_columns: int, a: int, b: int, c: int, d: int, x: int, y: Any, at: int, apart: int) -> None:
-    """`y[at + i * apart] = row . x` for the rows at four addresses, of a simple format."""
+    """`y[at + i * apart] = row . x` for the rows at four addresses, of a format that has it."""
     if kind == Q8_0:
         q8_0.four_rows(raw(a), raw(b), raw(c), raw(d), n_columns, floats(x), y, at, apart)
     else:
@@ -73,7 +73,7 @@ def four_rows(kind: int, n_columns: int, a: int, b: int, c: int, d: int, x: int,
 
 @jit
 def row_bytes(kind: int, n_columns: int) -> int:
-    """Bytes of a row of a simple format."""
+    """Bytes of a row of such a format."""
     return n_columns // 32 * q8_0.BLOCK_BYTES if kind == Q8_0 else 4 * n_columns
 
 

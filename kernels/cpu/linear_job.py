@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.formats import is_simple
+from kernels.cpu.formats import has_four_rows
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import ACTIVATION, CHUNK, KIND, MATRICES, OWN, ROWS, TABLE, WAYS, WIDTH
 
@@ -33,7 +33,7 @@ def matrix_of(job: Any, chunk: int) -> int:
 @jit
 def ways(job: Any, m: int) -> int:
     """Of how many stretches of matrix m a chunk has rows: a gate and what it gates share the ways."""
-    if job[T] != 1 or not is_simple(job[m + KIND]):
+    if job[T] != 1 or not has_four_rows(job[m + KIND]):
         return 1
     if gates(job):
         return WAYS // 2 if job[TABLE + KIND] == job[TABLE + WIDTH + KIND] else 1
@@ -41,9 +41,9 @@ def ways(job: Any, m: int) -> int:
 
 
 @jit
-def stretch(rows: int, n: int) -> int:
-    """Rows from one of n stretches to the next; the last may be shorter."""
-    return (rows + n - 1) // n
+def ceil_div(n: int, by: int) -> int:
+    """The quotient of n and `by`: parts that n is cut into, or the size of each; the last may be smaller."""
+    return (n + by - 1) // by
 
 
 @jit
@@ -55,5 +55,5 @@ def number_chunks(job: Any) -> int:
         job[at + CHUNK] = chunks
         if m == 0 or not gates(job):
             n = ways(job, at)
-            chunks += stretch(stretch(job[at + ROWS], n), stretch(job[HEIGHT], n))
+            chunks += ceil_div(ceil_div(job[at + ROWS], n), ceil_div(job[HEIGHT], n))
     return chunks

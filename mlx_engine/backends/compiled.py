@@ -210,7 +210,8 @@ class CompiledBackend(SimdBackend):
     def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
         """In place, by all threads; rows may be apart, as the columns of a larger array are."""
         n, n_heads, width = k.shape
-        if any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
+        fits = 0 <= at <= store.shape[2] - n  # where it does not, NumPy says so
+        if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
             return super().kv_write(store, at, k, v)
         by_head = store.strides[1] // 4
         keys, values = (address(store) + kind * store.strides[0] + 4 * at * width for kind in (0, 1))

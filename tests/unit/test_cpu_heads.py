@@ -77,3 +77,11 @@ def test_heads_are_put_where_numpy_puts_them(
     with PARALLEL.session():
         assert PARALLEL.kv_write(stores[1], at, k, v) is stores[1]
     np.testing.assert_array_equal(*stores)
+
+
+@pytest.mark.parametrize("at", [-1, 3, 5])
+def test_heads_that_do_not_fit_are_refused_as_numpy_refuses_them(at: int):
+    heads, store = np.ones((3, 2, 16), dtype=np.float32), np.zeros((2, 2, 5, 16), dtype=np.float32)
+    with PARALLEL.session(), pytest.raises(ValueError, match="broadcast"):
+        PARALLEL.kv_write(store, at, heads, heads)
+    assert not store.any()

@@ -28,12 +28,6 @@ EOS = 510
 
 
 @pytest.fixture(scope="module")
-def golden():
-    with np.load(DATA / "golden.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
 def models():
     return {name: load_model(open_checkpoint(DATA / file), create_backend("simd")) for name, (file, _) in FILES.items()}
 

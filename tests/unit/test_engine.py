@@ -22,17 +22,6 @@ DATA = ROOT / "tests" / "data" / "qwen3-micro"
 F32, Q8, HF = DATA / "model-f32.gguf", DATA / "model-q8_0.gguf", DATA / "hf"
 
 
-@pytest.fixture(scope="module")
-def golden():
-    with np.load(DATA / "golden.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return mlx_engine.load(str(F32), backend="simd")
-
-
 def relative(a, b):
     return np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b)
 

@@ -31,17 +31,6 @@ F32, Q8, HF = DATA / "model-f32.gguf", DATA / "model-q8_0.gguf", DATA / "hf"
 
 
 @pytest.fixture(scope="module")
-def golden():
-    with np.load(DATA / "golden.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return mlx_engine.load(str(F32), backend="simd")
-
-
-@pytest.fixture(scope="module")
 def stored():
     """The folder's tensors as (dtype, shape, bytes), read without the package."""
     data = (HF / "model.safetensors").read_bytes()

@@ -29,7 +29,7 @@ def method(report: Report) -> str:
         "a first round is not counted" if rounds > 1 or at["repetitions"] == 1 else "there was time for one alone"
     )
     limits = (
-        "The limits are the medians of samples between all runs: a plain read kernel over the bytes that the model "
+        "The limits are the medians of samples between all runs: a kernel that only reads, over the bytes that a pass "
         "multiplies with, and multiplications and additions in registers, both on as many threads as the backend has."
         if report["limits"] is not None
         else "The device's limits are not known here, and none are assumed."
