@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from kernels.cpu.formats import expand
 from kernels.cpu.jit import entry
+from kernels.cpu.jobs import scratch_of
+from kernels.cpu.layout import THREADS
 from kernels.cpu.memory import floats, words
 
 
 @entry
-def embed(kind: int, weights: int, n_columns: int, ids: int, n: int, out: int) -> None:
-    """`out[i] = row ids[i]` of the matrix at address `weights`, expanded; (n, n_columns) float32 at address `out`."""
-    rows, y = words(ids), floats(out)
+def embed(address: int, kind: int, weights: int, n_columns: int, ids: int, n: int, out: int) -> None:
+    """`out[i] = row ids[i]` of the matrix at address `weights`, expanded; (n, n_columns) float32 at address `out`.
+
+    `address` is that of the pool's control block.
+    """
+    control, rows, y = words(address), words(ids), floats(out)
     for i in range(n):
-        expand(kind, weights, n_columns, rows[i], 0, n_columns, y, i * n_columns)
+        expand(kind, weights, n_columns, rows[i], 0, n_columns, y, i * n_columns, scratch_of(control, control[THREADS]))

@@ -6,7 +6,32 @@ from typing import Any
 
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import add, fma, get, load, total, zeros
+from kernels.cpu.rows import four_rows as make_four_rows
+from kernels.cpu.vectors import add, fma, get, load, load_floats, put, store, total, zeros
+
+# What the kernels for rows take as a block: a vector.
+BLOCK, BLOCK_BYTES = 16, 64
+
+
+@jit
+def add_block(blocks: Any, at: int, x: Any, column: int, sums: Any) -> Any:
+    """Add the products of the 16 weights at byte `at` with x from `column` on to 16 sums."""
+    return fma(load_floats(blocks, at), load(x, column), sums)
+
+
+four_rows = make_four_rows(BLOCK, BLOCK_BYTES, add_block)
+
+
+@jit
+def copy(weights: Any, at: int, n: int, out: Any, to: int) -> None:
+    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16."""
+    whole = n // LANES * LANES
+    for i in range(0, whole, LANES):
+        store(out, to + i, load(weights, at + i))
+    if whole < n:
+        store(out, to + whole, zeros())
+        for i in range(whole, n):
+            put(out, to + i, get(weights, at + i))
 
 
 @jit
@@ -21,28 +46,3 @@ def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
     for i in range(whole, n):
         sum_ += get(a, a_first + i) * get(b, b_first + i)
     return sum_
-
-
-@jit
-def matvec(weights: Any, n_columns: int, x: Any, y: Any, first: int, last: int) -> None:
-    """`y[r] = row r . x` for rows first to last - 1 of a row-major matrix of `n_columns`."""
-    for r in range(first, last):
-        y[r] = dot(weights, r * n_columns, x, 0, n_columns)
-
-
-@jit
-def four_rows(a: Any, b: Any, c: Any, d: Any, n_columns: int, x: Any, y: Any, at: int, apart: int) -> None:
-    """`y[at + i * apart] = row . x` for four rows, which lie apart: memory is read at four places at once."""
-    sum_a, sum_b, sum_c, sum_d = zeros(), zeros(), zeros(), zeros()
-    whole = n_columns // LANES * LANES
-    for i in range(0, whole, LANES):
-        part = load(x, i)
-        sum_a, sum_b = fma(load(a, i), part, sum_a), fma(load(b, i), part, sum_b)
-        sum_c, sum_d = fma(load(c, i), part, sum_c), fma(load(d, i), part, sum_d)
-    of_a, of_b, of_c, of_d = total(sum_a), total(sum_b), total(sum_c), total(sum_d)
-    for i in range(whole, n_columns):
-        part = get(x, i)
-        of_a, of_b, of_c, of_d = (
-            of_a + get(a, i) * part, of_b + get(b, i) * part, of_c + get(c, i) * part, of_d + get(d, i) * part,
-        )  # fmt: skip
-    y[at], y[at + apart], y[at + 2 * apart], y[at + 3 * apart] = of_a, of_b, of_c, of_d

@@ -1,10 +1,7 @@
-"""Matrix products in registers: a tile of 6 rows and 16 columns is summed while nothing but its inputs is loaded.
+"""Products with several vectors (gemm): rows are expanded once for all of them and multiplied in register tiles.
 
-One side is packed: 16 vectors next to each other, element by element, so that a load brings one element of each. The
-other side is read as it lies, one element at a time, spread over all lanes.
-
-Products are summed from zero and then added to what is there: whoever cuts a long sum into stretches gets a smaller
-error than one sum over all would have.
+Rows are expanded a stretch of columns at a time, a few rows for few vectors, so that they stay in the nearest cache,
+and more of them for many, so that vectors are read less often.
 """
 
 from __future__ import annotations
@@ -13,109 +10,106 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.jit import jit
-from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import add, fma, get, load, load_splat, mul, put, splat, store, store_columns, zeros
+from kernels.cpu.activations import gated
+from kernels.cpu.epilogue import put_row
+from kernels.cpu.float32 import copy
+from kernels.cpu.formats import FORMAT_ROOM, expand, prefetch_weights
+from kernels.cpu.jit import jit, task
+from kernels.cpu.layout import (
+    ACTIVATION,
+    CHUNK,
+    EPS,
+    GAIN,
+    GEMM_ROWS,
+    KIND,
+    LANES,
+    ROWS,
+    SHIFT,
+    STRETCH,
+    TILE_ROWS,
+    WEIGHTS,
+    WIDTH,
+    K,
+)
+from kernels.cpu.linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_div, gates, matrix_of
+from kernels.cpu.memory import floats, number
+from kernels.cpu.norms import norm
+from kernels.cpu.tile import add_dots, tile_vectors
+from kernels.cpu.vectors import load, store
 
-ROWS = 6
-# Steps of the inner loop without a jump or an address: whoever shares a core's decoder leaves no room for them.
-UNROLLED = 4
-
-
-@jit
-def _step_6(a: Any, at: int, row: int, b: Any, b_at: int, sums: Any) -> Any:
-    """One vector of b times an element of each of 6 rows, added to the rows' sums."""
-    c0, c1, c2, c3, c4, c5 = sums
-    v = load(b, b_at)
-    return (
-        fma(load_splat(a, at), v, c0),
-        fma(load_splat(a, at + row), v, c1),
-        fma(load_splat(a, at + 2 * row), v, c2),
-        fma(load_splat(a, at + 3 * row), v, c3),
-        fma(load_splat(a, at + 4 * row), v, c4),
-        fma(load_splat(a, at + 5 * row), v, c5),
-    )
-
-
-@jit
-def tiles_6(a: Any, at: int, row: int, step: int, n_rows: int, b: Any, b_at: int, c: Any, c_at: int, n: int) -> None:
-    """`c[c_at + 16 r + lane] += sum over i < n of a[at + r row + i step] b[b_at + 16 i + lane]`, 6 rows r at a time.
-
-    What is left of `n_rows` is left to others.
-    """
-    whole = n - n % UNROLLED
-    for r in range(0, n_rows - ROWS + 1, ROWS):
-        first = at + r * row
-        sums = zeros(), zeros(), zeros(), zeros(), zeros(), zeros()
-        for i in range(0, whole, UNROLLED):
-            for j in range(UNROLLED):
-                sums = _step_6(a, first + (i + j) * step, row, b, b_at + LANES * (i + j), sums)
-        for i in range(whole, n):
-            sums = _step_6(a, first + i * step, row, b, b_at + LANES * i, sums)
-        to = c_at + LANES * r
-        store(c, to, add(load(c, to), sums[0]))
-        store(c, to + 16, add(load(c, to + 16), sums[1]))
-        store(c, to + 32, add(load(c, to + 32), sums[2]))
-        store(c, to + 48, add(load(c, to + 48), sums[3]))
-        store(c, to + 64, add(load(c, to + 64), sums[4]))
-        store(c, to + 80, add(load(c, to + 80), sums[5]))
+# Rows of the input in a chunk of `prepare_rows`.
+PREPARED = 16
 
 
 @jit
-def tile_2(a: Any, at: int, row: int, step: int, b: Any, b_at: int, c: Any, c_at: int, n: int) -> None:
-    """The same for 2 rows: what is left of a matrix whose rows are no multiple of 6."""
-    c0, c1 = zeros(), zeros()
-    for i in range(n):
-        v, p = load(b, b_at + LANES * i), at + i * step
-        c0 = fma(load_splat(a, p), v, c0)
-        c1 = fma(load_splat(a, p + row), v, c1)
-    store(c, c_at, add(load(c, c_at), c0))
-    store(c, c_at + 16, add(load(c, c_at + 16), c1))
+def _together(n_tokens: int) -> int:
+    """How many rows of a matrix are expanded before they are multiplied."""
+    if n_tokens <= tile_vectors():
+        return TILE_ROWS
+    return 16 if n_tokens <= 6 * tile_vectors() else GEMM_ROWS
 
 
 @jit
-def tile_1(a: Any, at: int, row: int, step: int, b: Any, b_at: int, c: Any, c_at: int, n: int) -> None:
-    """The same for one row."""
-    c0 = zeros()
-    for i in range(n):
-        c0 = fma(load_splat(a, at + i * step), load(b, b_at + LANES * i), c0)
-    store(c, c_at, add(load(c, c_at), c0))
-
-
-@jit
-def multiply_add(
-    a: Any, at: int, row: int, step: int, n_rows: int, b: Any, b_at: int, c: Any, c_at: int, n: int
+def _add_products(
+    job: Any, m: int, first: int, n_rows: int, t: int, n_tokens: int, scratch: int, sums: Any, at: int, row: int
 ) -> None:
-    """`c += a b` for `n_rows` rows of a, `row` elements apart, and one panel of 16 packed columns of `n` elements."""
-    tiles_6(a, at, row, step, n_rows, b, b_at, c, c_at, n)
-    r = n_rows - n_rows % ROWS
-    while r + 2 <= n_rows:
-        tile_2(a, at + r * row, row, step, b, b_at, c, c_at + LANES * r, n)
-        r += 2
-    if r < n_rows:
-        tile_1(a, at + r * row, row, step, b, b_at, c, c_at + LANES * r, n)
+    """`sums[at + i row + r] += row (first + r) of matrix m . x[t + i]`; four rows at a time are written.
+
+    Scratch memory is for what formats need, and for as many rows of a stretch as are expanded together.
+    """
+    weights = floats(scratch + FORMAT_ROOM)
+    kind, address, n_columns, x = job[m + KIND], job[m + WEIGHTS], job[K], floats(job[X])
+    groups, together = ceil_div(n_tokens, tile_vectors()), _together(n_tokens)
+    for r in range(0, n_rows, together):
+        n = min(together, n_rows - r)
+        for column in range(0, n_columns, STRETCH):
+            depth = min(STRETCH, n_columns - column)
+            for i in range(n):
+                expand(kind, address, n_columns, first + r + i, column, depth, weights, i * STRETCH, scratch)
+                if column + STRETCH < n_columns:
+                    prefetch_weights(kind, address, n_columns, first + r + i, column + STRETCH, STRETCH)
+                else:
+                    prefetch_weights(kind, address, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
+            whole = ceil_div(depth, LANES) * LANES
+            for g in range(groups):
+                # Groups of one size, or one larger.
+                i, after = g * n_tokens // groups, (g + 1) * n_tokens // groups
+                for tile in range(0, n, TILE_ROWS):
+                    add_dots(
+                        weights, tile * STRETCH, STRETCH, x, (t + i) * job[STRIDE] + column, job[STRIDE], after - i,
+                        whole, sums, at + i * row + r + tile, row,
+                    )  # fmt: skip
 
 
-@jit
-def _row(x: Any, at: int, exists: bool, factor: Any) -> Any:
-    """16 elements of a row, or zeros where there is no such row."""
-    return mul(factor, load(x, at)) if exists else zeros()
+@task
+def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
+    """The rows of one chunk with a span of vectors: what `multiply_vector` does, for each of them."""
+    piece, t = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
+    m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
+    first = (piece - job[m + CHUNK]) * job[HEIGHT]
+    n_rows, n_tokens = min(job[HEIGHT], job[m + ROWS] - first), min(job[SPAN], job[T] - t)
+    # Scratch memory: that of `_add_products`, then the sums, (n_tokens, n_matrices, size).
+    size = ceil_div(n_rows, LANES) * LANES
+    row, sums = n_matrices * size, floats(scratch + FORMAT_ROOM + 4 * GEMM_ROWS * STRETCH)
+    sums[: n_tokens * row] = 0
+    for i in range(n_matrices):
+        _add_products(job, m + i * WIDTH, first, n_rows, t, n_tokens, scratch, sums, i * size, row)
+    for i in range(n_tokens):
+        if n_matrices == 2:
+            for r in range(i * row, i * row + size, LANES):
+                store(sums, r, gated(job[ACTIVATION], load(sums, r), load(sums, r + size)))
+        put_row(job, m, t + i, first, n_rows, sums, i * row)
 
 
-@jit
-def pack(x: Any, at: int, row: int, n_rows: int, n: int, factor: Any, out: Any, to: int) -> None:
-    """`out[to + 16 i + lane] = factor * x[at + lane * row + i]`; lanes from `n_rows` on are 0."""
-    whole, spread = n - n % LANES, splat(factor)
-    for i in range(0, whole, LANES):
-        for lane in range(0, LANES, 4):
-            first = at + lane * row + i
-            store_columns(
-                out, to + LANES * i + lane, LANES,
-                _row(x, first, lane < n_rows, spread),
-                _row(x, first + row, lane + 1 < n_rows, spread),
-                _row(x, first + 2 * row, lane + 2 < n_rows, spread),
-                _row(x, first + 3 * row, lane + 3 < n_rows, spread),
-            )  # fmt: skip
-    for i in range(whole, n):
-        for lane in range(LANES):
-            put(out, to + LANES * i + lane, factor * get(x, at + lane * row + i) if lane < n_rows else np.float32(0))
+@task
+def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
+    """Rows at X, normed if there is a gain, to Y: STRIDE elements apart, zeros behind the last column."""
+    n, stride = job[K], job[STRIDE]
+    x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[EPS]))
+    for t in range(chunk * PREPARED, min((chunk + 1) * PREPARED, job[T])):
+        if job[GAIN] == 0:
+            copy(x, t * n, n, out, t * stride)
+        else:
+            norm(x, t * n, n, job[GAIN], job[SHIFT], eps, out, t * stride)
+            for i in range(n, stride):
+                out[t * stride + i] = 0

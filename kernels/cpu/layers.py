@@ -11,13 +11,14 @@ from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
     ATTEND,
     ATTEND_MANY,
-    ATTEND_ONE,
+    ATTEND_FEW,
     COS,
     DEEP,
     DOWN,
     HEAD_DIM,
     HEADS,
     K_HEADS,
+    KV_FIRST,
     KV_SLOTS,
     KV_START,
     KV_STOP,
@@ -63,8 +64,8 @@ def _self_attention(
         put_heads(floats(k), row, n_tokens, n_kv_heads, width, floats(keys), width, slots * width)
     put_heads(floats(v), row, n_tokens, n_kv_heads, width, floats(values), width, slots * width)
     arguments = (
-        address, tasks[ATTEND_ONE], tasks[ATTEND_MANY], q, n_tokens, n_heads, n_kv_heads, width, w[KV_STORE], slots,
-        w[KV_START], w[KV_STOP], w[KV_WINDOW], number(tasks[SCORE_SCALE]), out + size, out,
+        address, tasks[ATTEND_FEW], tasks[ATTEND_MANY], q, n_tokens, n_heads, n_kv_heads, width, w[KV_STORE], slots,
+        w[KV_START], w[KV_STOP], w[KV_WINDOW], w[KV_FIRST], number(tasks[SCORE_SCALE]), out + size, out,
     )  # fmt: skip
     invoke(tasks[ATTEND], arguments)
     invoke(tasks[PROJECT], (address, w[OUTPUT], n_tokens, out, x, 0, y))

@@ -6,8 +6,10 @@ earlier one.
 
 from __future__ import annotations
 
-# Floats of a vector, and vectors of a packed panel.
+# Floats of a vector.
 LANES = 16
+# Bytes that memory is asked for at a time.
+LINE_BYTES = 64
 
 # Formats of a matrix.
 F32, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K = range(6)
@@ -28,33 +30,40 @@ SCRATCH_BYTES = 4 << 20
 
 # ---- a block of linear layers with one input ----
 
-# Words of a block: the tasks for few vectors, for many, and to pack many; a norm of the input, or a GAIN of 0: with a
-# SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices together; what
-# becomes of a product, or of a gate, or 0; rows of a chunk; whether a product with few vectors is worth more than one
-# thread; how many matrices there are; a norm of the output, like that of the input. From TABLE on come the matrices:
-# KIND and WEIGHTS say how and where one is stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN
-# where its products begin in a row of the output, and CHUNK which chunk of a job is its first.
+# Words of a block: the tasks for one vector, for several, and to prepare several; a norm of the input, or a GAIN of 0:
+# with a SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices together; what
+# becomes of a product, or of a gate, or 0; rows of a chunk; whether products with few vectors are worth more than one
+# thread; how many matrices there are; a norm of the output, like that of the input; whether the rows can be multiplied
+# with one vector as they are stored. From TABLE on come the matrices: KIND and WEIGHTS say how and where one is stored,
+# ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of the output, and
+# CHUNK which chunk of a job is its first.
 (
-    TASK_FEW, TASK_MANY, TASK_PACK, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_FEW, CHUNK_MANY, HAND_OUT, MATRICES,
-    POST_GAIN, POST_EPS, POST_SHIFT,
-) = range(16)  # fmt: skip
+    TASK_GEMV, TASK_GEMM, TASK_PREPARE, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM, HAND_OUT, MATRICES,
+    POST_GAIN, POST_EPS, POST_SHIFT, ALONE,
+) = range(17)  # fmt: skip
 # Words that each job sets itself.
-OWN, TABLE = 16, 24
+OWN, TABLE = 17, 32
 KIND, WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, WIDTH = range(7)
 MOST_MATRICES = 8
 
-# Up to so many vectors each is multiplied with the stored rows.
+# Columns whose products are summed before their total is added to those before: part of what a product is, to the last
+# bit (`tile.py`). A smaller number costs time for totals, a larger one precision, and expanded rows more memory.
+STRETCH = 1024
+# Rows of a register tile.
+TILE_ROWS = 4
+
+# Up to so many tokens go through all layers in one call, and are prepared by one thread.
 FEW = 8
 # A core reads faster from four places of memory in turns than from one in order: benchmarks/ways.py. So with one vector
-# a chunk has rows of WAYS stretches of its matrix, where the format's arithmetic leaves memory as the limit.
-WAYS = 4
-# Bytes of stored rows in a chunk for few vectors, and what one thread does alone: measured by benchmarks/chunks.py.
+# a chunk has rows of so many stretches of its matrix.
+MAX_WAYS = 4
+# Bytes of stored rows in a chunk for one vector, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
-# Rows and vectors of a chunk for many vectors. What is expanded of 96 rows, and the sums, stay in a core's second-level
-# cache; more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than
-# MANY_CHUNKS has chunks of half the rows: at its end threads wait for whoever has the last one.
-MANY_ROWS, MANY_TOKENS, MANY_CHUNKS = 96, 256, 40
+# Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache; more
+# rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
+# chunks of fewer rows: at its end threads wait for whoever has the last one.
+GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 256, 40
 
 # ---- a block of query and key heads ----
 
@@ -67,22 +76,21 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
 # From LAYERS on come the layers, DEEP words each: the addresses of the blocks, UP with or without a gate; those of the
 # cosines and sines, or 0 where heads are not rotated; and what attention may look at, the last slots of which are
 # written.
-PROJECT, ATTEND, ATTEND_ONE, ATTEND_MANY, SCORE_SCALE, LAYERS = range(6)
-QKV, HEADS, OUTPUT, UP, DOWN, COS, SIN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, DEEP = range(13)
+PROJECT, ATTEND, ATTEND_FEW, ATTEND_MANY, SCORE_SCALE, LAYERS = range(6)
+QKV, HEADS, OUTPUT, UP, DOWN, COS, SIN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, KV_FIRST, DEEP = range(14)
 
 # ---- attention ----
 
-# Keys of a chunk for one query, and of a block for many: 144 keys and values of 128 floats fill a third of a
-# second-level cache of half a megabyte; what is done once per block costs less the larger it is.
-KEYS, BLOCK = 256, 144
-# Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill half of a
+# Keys that are summed together, counted from position 0: part of what attention is, to the last bit (`attention.py`).
+BLOCK = 128
+# Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill a part of a
 # second-level cache.
-QUERIES = 256
+QUERIES = 192
+# Floats from one query's scores to the next one's.
+SCORES = BLOCK + LANES
 
 
 def attention_scratch(group: int, width: int) -> int:
     """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
-    panels = max(QUERIES // LANES, group)
-    many = BLOCK * (width + 2 * LANES) + panels * LANES * (2 * width + 2)
-    one = group * (KEYS + 2 * LANES + width)
-    return 4 * max(many, one)
+    queries = max(QUERIES, FEW * group, LANES * group)
+    return 4 * (queries * (2 * width + 2 * LANES) + LANES * (SCORES + width))

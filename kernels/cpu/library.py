@@ -26,9 +26,9 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiii",
-    "attend": "iiiiiiiiiiiiifii",
+    "attend": "iiiiiiiiiiiiiifii",
     "layers": "iiiiiiiii",
-    "embed": "iiiiii",
+    "embed": "iiiiiii",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 

@@ -1,6 +1,7 @@
 """Linear layers: several matrices with the same input in one job, and what is done with their products.
 
-For few vectors every row is multiplied as it is stored (`few.py`), for many, rows are expanded first (`many.py`).
+One vector is multiplied with the rows as they are stored (`gemv.py`), several are with expanded rows (`gemm.py`). Both
+give the same bits.
 """
 
 from __future__ import annotations
@@ -9,72 +10,87 @@ from typing import Any
 
 import numpy as np
 
+from kernels.cpu.gemm import PREPARED
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.jobs import run, run_alone, scratch_of
 from kernels.cpu.layout import (
-    CHUNK_FEW,
-    CHUNK_MANY,
+    ALONE,
+    CHUNK_GEMM,
+    CHUNK_GEMV,
     EPS,
     FEW,
     GAIN,
+    GEMM_CHUNKS,
+    GEMM_TOKENS,
     HAND_OUT,
     JOB,
     LANES,
-    MANY_CHUNKS,
-    MANY_TOKENS,
     MATRICES,
+    MAX_WAYS,
     POST_EPS,
     POST_GAIN,
     POST_SHIFT,
     SHIFT,
     TABLE,
-    TASK_FEW,
-    TASK_MANY,
-    TASK_PACK,
+    TASK_GEMM,
+    TASK_GEMV,
+    TASK_PREPARE,
     THREADS,
     WIDTH,
     K,
     N,
 )
-from kernels.cpu.linear_job import HEIGHT, PIECES, RESIDUAL, SPAN, T, X, Y, number_chunks
+from kernels.cpu.linear_job import HEIGHT, PIECES, RESIDUAL, SPAN, STRIDE, T, WAYS, X, Y, ceil_div, gates, number_chunks
 from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import norm
 from kernels.cpu.vectors import get, put
 
+# Bytes of a cache line: vectors that begin with one are loaded by one access.
+_LINE = 4 * LANES
+
 
 @jit
-def _project_few(control: Any, b: Any, n_tokens: int, x: int, residual: int, y: int) -> None:
+def _multiply_vector(control: Any, b: Any, x: int, residual: int, y: int) -> None:
     """The input normed here, once, then chunks of stored rows."""
     job, source = control[JOB:], x
     if b[GAIN] != 0:
         source = scratch_of(control, control[THREADS])
-        for t in range(n_tokens):
-            at, eps = t * b[K], np.float32(number(b[EPS]))
-            norm(floats(x), at, b[K], b[GAIN], b[SHIFT], eps, floats(source), at)
-    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = source, y, residual, b[CHUNK_FEW]
+        norm(floats(x), 0, b[K], b[GAIN], b[SHIFT], np.float32(number(b[EPS])), floats(source), 0)
+    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = source, y, residual, b[CHUNK_GEMV]
+    job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
     chunks = number_chunks(job)
     if b[HAND_OUT] == 0:
-        run_alone(control, b[TASK_FEW], chunks)
+        run_alone(control, b[TASK_GEMV], chunks)
     else:
-        run(control, b[TASK_FEW], chunks)
+        run(control, b[TASK_GEMV], chunks)
 
 
 @jit
-def _project_many(control: Any, b: Any, n_tokens: int, x: int, residual: int, panels: int, y: int) -> None:
-    """The input normed and packed, a panel in a chunk, then chunks of expanded rows."""
-    job = control[JOB:]
-    job[X], job[Y] = x, panels
-    n_panels = (n_tokens + LANES - 1) // LANES
-    run(control, b[TASK_PACK], n_panels)
-    # As many spans as needed, and of one size: whole panels.
-    n_spans = (n_tokens + MANY_TOKENS - 1) // MANY_TOKENS
-    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = panels, y, residual, b[CHUNK_MANY]
-    job[SPAN] = (n_panels + n_spans - 1) // n_spans * LANES
+def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """The input normed and put on whole cache lines, then chunks of expanded rows."""
+    job, few = control[JOB:], n_tokens <= FEW
+    job[X], job[Y], job[STRIDE] = x, room, ceil_div(b[K], LANES) * LANES
+    if b[GAIN] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
+        chunks = ceil_div(n_tokens, PREPARED)
+        if few:
+            run_alone(control, b[TASK_PREPARE], chunks)
+        else:
+            run(control, b[TASK_PREPARE], chunks)
+        job[X] = room
+    # As many spans as needed, all of about one size.
+    n_spans = ceil_div(n_tokens, GEMM_TOKENS)
+    job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
+    job[SPAN] = ceil_div(n_tokens, n_spans)
     job[PIECES] = number_chunks(job)
-    if job[PIECES] * n_spans < MANY_CHUNKS:
+    # Where there are few chunks threads wait longer for the last one.
+    while job[PIECES] * n_spans < GEMM_CHUNKS and job[HEIGHT] > LANES:
         job[HEIGHT] //= 2
         job[PIECES] = number_chunks(job)
-    run(control, b[TASK_MANY], job[PIECES] * ((n_tokens + job[SPAN] - 1) // job[SPAN]))
+    chunks = job[PIECES] * n_spans
+    if few and b[HAND_OUT] == 0:
+        run_alone(control, b[TASK_GEMM], chunks)
+    else:
+        run(control, b[TASK_GEMM], chunks)
 
 
 @jit
@@ -88,7 +104,7 @@ def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
 
 
 @entry
-def project(address: int, block: int, n_tokens: int, x: int, residual: int, panels: int, y: int) -> None:
+def project(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
     """One block: norm (if there is a gain), products with every matrix of the table, and what follows them.
 
     Args:
@@ -97,7 +113,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, pane
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of what is added to the products, (T, N), or 0.
-        panels: address of room for (T rounded up to 16, K) floats; for more than `FEW` tokens alone.
+        room: address of room for (T, K rounded up to 16) floats, a multiple of 64; none is needed for one token whose
+            products `gemv.py` has, and up to `FEW` tokens it may be 0 where the pool's scratch memory has room.
         y: address of the output, (T, N); where the products are normed it must not be the residual's.
     """
     control, b = words(address), words(block)
@@ -107,9 +124,9 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, pane
     job[T] = n_tokens
     # What is normed is whole only when the job is done.
     added = residual if b[POST_GAIN] == 0 else 0
-    if n_tokens > FEW:
-        _project_many(control, b, n_tokens, x, added, panels, y)
+    if n_tokens == 1 and b[ALONE] != 0:
+        _multiply_vector(control, b, x, added, y)
     else:
-        _project_few(control, b, n_tokens, x, added, y)
+        _multiply_rows(control, b, n_tokens, x, added, room if room != 0 else scratch_of(control, control[THREADS]), y)
     if b[POST_GAIN] != 0:
         _norm_add(b, n_tokens, y, residual)

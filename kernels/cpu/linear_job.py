@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.cpu.formats import has_four_rows
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import ACTIVATION, CHUNK, KIND, MATRICES, OWN, ROWS, TABLE, WAYS, WIDTH
+from kernels.cpu.layout import ACTIVATION, CHUNK, MATRICES, OWN, ROWS, TABLE, WIDTH
 
-# Words of a job: the block's, and X, the address of the input (plain rows for few vectors, packed panels for many), T,
-# how many vectors there are, Y and RESIDUAL, where the output and what is added to it lie, and HEIGHT, rows of a chunk.
-# A job with many vectors has PIECES chunks for each SPAN of them; one with few has one span.
-X, T, Y, RESIDUAL, HEIGHT, PIECES, SPAN = range(OWN, OWN + 7)
+# Words of a job: the block's, and X, the address of the input, whose rows begin STRIDE elements apart, T, how many rows
+# there are, Y and RESIDUAL, where the output and what is added to it lie, HEIGHT, rows of a matrix in a chunk, and WAYS,
+# from how many stretches of a matrix they are. There are PIECES chunks for each SPAN of rows of the input.
+X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 
 @jit
@@ -22,22 +21,12 @@ def gates(job: Any) -> Any:
 
 @jit
 def matrix_of(job: Any, chunk: int) -> int:
-    """The word at which the chunk's matrix begins; a gate's chunks are also those of what it gates."""
+    """Return the word at which the chunk's matrix begins; a gate's chunks are also those of what it gates."""
     at = TABLE
     for m in range(1, 1 if gates(job) else job[MATRICES]):
         if job[TABLE + m * WIDTH + CHUNK] <= chunk:
             at = TABLE + m * WIDTH
     return at
-
-
-@jit
-def ways(job: Any, m: int) -> int:
-    """Of how many stretches of matrix m a chunk has rows: a gate and what it gates share the ways."""
-    if job[T] != 1 or not has_four_rows(job[m + KIND]):
-        return 1
-    if gates(job):
-        return WAYS // 2 if job[TABLE + KIND] == job[TABLE + WIDTH + KIND] else 1
-    return WAYS
 
 
 @jit
@@ -48,12 +37,11 @@ def ceil_div(n: int, by: int) -> int:
 
 @jit
 def number_chunks(job: Any) -> int:
-    """Say of each matrix which chunk is its first; how many there are. A gate's rows are those of what it gates."""
+    """Write the first chunk of each matrix; return how many there are. A gate's rows are those of what it gates."""
     chunks = 0
     for m in range(job[MATRICES]):
         at = TABLE + m * WIDTH
         job[at + CHUNK] = chunks
         if m == 0 or not gates(job):
-            n = ways(job, at)
-            chunks += ceil_div(ceil_div(job[at + ROWS], n), ceil_div(job[HEIGHT], n))
+            chunks += ceil_div(ceil_div(job[at + ROWS], job[WAYS]), ceil_div(job[HEIGHT], job[WAYS]))
     return chunks

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kernels.cpu.library import joined, opened
 
 # Modules whose kernels are compiled by the same process, in which they share what they call; both take as long.
-PARTS = (("attention", "heads", "jobs", "layers"), ("embedding", "few", "linear", "many"))
+PARTS = (("attention", "heads", "jobs", "layers"), ("embedding", "gemm", "gemv", "linear"))
 
 _CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import main; main({modules!r})"
 

@@ -51,6 +51,16 @@ def words(address: int) -> Any:
 
 
 @intrinsic
+def hidden(typing: Any, address: Any) -> Any:
+    """The same address, which LLVM takes for another one: what is written to the one is read from the other."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.asm(ir.FunctionType(_WORD, [_WORD]), "", "=r,0", [args[0]], side_effect=False)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
 def word(typing: Any, value: Any) -> Any:
     """A float64 as a word of a job."""
 

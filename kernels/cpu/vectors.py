@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
@@ -20,6 +20,15 @@ from kernels.cpu.layout import LANES
 
 _F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+
+
+_PROBE = "define <16 x float> @twice(<16 x float> %a) {\n  %b = fadd <16 x float> %a, %a\n  ret <16 x float> %b\n}"
+
+
+def register_lanes(context: Any) -> int:
+    """Return how many floats a register has, on the processor that Numba compiles for."""
+    text = context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
+    return 16 if "zmm" in text else 8 if "ymm" in text else 4
 
 
 class _Vector(types.Type):  # type: ignore[misc]
@@ -48,7 +57,8 @@ def everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, n), [0] * n))
 
 
-def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+def call_llvm(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Call an intrinsic function of LLVM."""
     kind = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -112,6 +122,19 @@ def load(typing: Any, floats: Any, at: Any) -> Any:
 
 
 @intrinsic
+def load_floats(typing: Any, data: Any, at: Any) -> Any:
+    """16 floats from byte `at` of an array of bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = element_address(context, builder, signature.args[0], *args)
+        loaded = builder.load(builder.bitcast(address, _VECTOR.as_pointer()))
+        loaded.align = 1
+        return loaded
+
+    return vector(data, types.int64), generate
+
+
+@intrinsic
 def load_splat(typing: Any, floats: Any, at: Any) -> Any:
     """Element `at` in every lane."""
 
@@ -160,37 +183,6 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
-def store_columns(typing: Any, floats: Any, at: Any, stride: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Four vectors transposed: lane j of a, b, c, d goes to `floats[at + j stride ...]`, 4 next to each other."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        floats, at, stride, *rows = args
-        data = context.make_array(signature.args[0])(context, builder, floats).data
-
-        def joined(x: Any, y: Any, lanes: list[int]) -> Any:
-            """In each group of 4 lanes these; from 4 on they are y's. That is one instruction on most processors."""
-            places = [
-                group + (lane if lane < 4 else lane - 4 + LANES) for group in range(0, LANES, 4) for lane in lanes
-            ]
-            return builder.shuffle_vector(x, y, ir.Constant(_INTS, places))
-
-        a, b, c, d = rows
-        for half, lanes in enumerate(([0, 4, 1, 5], [2, 6, 3, 7])):
-            ab, cd = joined(a, b, lanes), joined(c, d, lanes)
-            for part, pairs in enumerate(([0, 1, 4, 5], [2, 3, 6, 7])):
-                columns = joined(ab, cd, pairs)
-                for group in range(0, LANES, 4):
-                    four = ir.Constant(ir.VectorType(_I32, 4), list(range(group, group + 4)))
-                    column = builder.shuffle_vector(columns, ir.Constant(_VECTOR, ir.Undefined), four)
-                    j = ir.Constant(at.type, group + 2 * half + part)
-                    place = builder.gep(data, [builder.add(at, builder.mul(stride, j))])
-                    builder.store(column, builder.bitcast(place, column.type.as_pointer())).align = 4
-        return context.get_dummy_value()
-
-    return types.void(floats, types.int64, types.int64, vector, vector, vector, vector), generate
-
-
-@intrinsic
 def add(typing: Any, a: Any, b: Any) -> Any:
     """`a + b`."""
 
@@ -235,7 +227,18 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """`a * b + c`, rounded once."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, f"llvm.fma.v{LANES}f32", _VECTOR, list(args))
+        return call_llvm(builder, f"llvm.fma.v{LANES}f32", _VECTOR, list(args))
+
+    return vector(vector, vector, vector), generate
+
+
+@intrinsic
+def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a * b - c`, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, b, c = args
+        return call_llvm(builder, f"llvm.fma.v{LANES}f32", _VECTOR, [a, b, builder.fneg(c)])
 
     return vector(vector, vector, vector), generate
 
@@ -298,9 +301,19 @@ def total(typing: Any, a: Any) -> Any:
 
 
 @intrinsic
+def largest_lane(typing: Any, a: Any) -> Any:
+    """The largest of all lanes, none of which is not a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _folded(builder, args[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+    return types.float32(vector), generate
+
+
+@intrinsic
 def _round(typing: Any, a: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, f"llvm.rint.v{LANES}f32", _VECTOR, list(args))
+        return call_llvm(builder, f"llvm.rint.v{LANES}f32", _VECTOR, list(args))
 
     return vector(vector), generate
 
@@ -383,7 +396,7 @@ def prefetch(typing: Any, data: Any, at: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.bitcast(element_address(context, builder, signature.args[0], *args), _I8.as_pointer())
         hints = [ir.Constant(_I32, n) for n in (0, 3, 1)]
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
+        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *hints])
         return context.get_dummy_value()
 
     return types.void(data, types.int64), generate

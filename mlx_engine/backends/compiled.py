@@ -5,6 +5,7 @@ The only difference between the two is the number of threads, and no bit of a re
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +37,7 @@ class CompiledBackend(SimdBackend):
         super().__init__()
         self.name, self.threads = name, threads
         self.library, self.pool = library, Pool(threads, library)
-        self._tasks = {name: library.address(name) for name in ("attend_one", "attend_many", "norm_rope", "put_span")}
+        self._tasks = {name: library.address(name) for name in ("attend_few", "attend_many", "norm_rope", "put_span")}
         self._turn = threading.RLock()
         self._mapped: list[np.ndarray] = []
         self._blocks: dict[tuple[int, ...], Block] = {}
@@ -83,7 +84,10 @@ class CompiledBackend(SimdBackend):
         if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
             raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
-        self.library.embed(table.kind, address(table.data), table.shape[1], address(rows), len(rows), address(expanded))
+        self.library.embed(
+            self.pool.address, table.kind, address(table.data), table.shape[1], address(rows), len(rows),
+            address(expanded),
+        )  # fmt: skip
         return expanded
 
     def linear(self, x: Array, linear: Linear) -> Array:
@@ -126,11 +130,11 @@ class CompiledBackend(SimdBackend):
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
         n, x = len(x), _rows(x)
-        y = np.empty((n, block.n_outputs), dtype=np.float32)
+        y = _aligned(n, block.n_outputs)
         added = None if residual is None else _rows(residual)
-        panels = 0 if n <= layout.FEW else self._room_for(-(-n // layout.LANES) * layout.LANES * block.n_inputs)
+        room = 0 if n == 1 and block.alone else self._room_for(n * -(-block.n_inputs // layout.LANES) * layout.LANES)
         self._run(
-            self.library.project, block.address, n, address(x), 0 if added is None else address(added), panels,
+            self.library.project, block.address, n, address(x), 0 if added is None else address(added), room,
             address(y),
         )  # fmt: skip
         return y
@@ -147,7 +151,7 @@ class CompiledBackend(SimdBackend):
     def _room_for(self, n: int) -> int:
         """The address of memory for n floats, the same for every call: fresh pages would cost more than the work."""
         if self._room.size < n:
-            self._room = np.empty(n, dtype=np.float32)
+            self._room = _aligned(n)
         return address(self._room)
 
     def _run(self, entry: Callable[..., None], *arguments: float) -> None:
@@ -227,12 +231,12 @@ class CompiledBackend(SimdBackend):
         _, n_kv_heads, slots, _ = seen.store.shape
         if not _attends(n_heads // n_kv_heads, width):
             return super().attention(q, seen, scale)
-        q, store, out = _rows(q), _rows(seen.store), np.empty(q.shape, dtype=np.float32)
-        n_parts = -(-(seen.stop - seen.start) // layout.KEYS)
-        parts = 0 if n > 1 else self._room_for(n_heads * n_parts * (width + 2))
+        q, store, out = _rows(q), _rows(seen.store), _aligned(*q.shape)
+        n_blocks = -(-(seen.stop - seen.start) // layout.BLOCK) + 1
+        parts = 0 if n > layout.FEW else self._room_for(n * n_heads * n_blocks * (width + layout.LANES))
         self._run(
-            self.library.attend, self._tasks["attend_one"], self._tasks["attend_many"], address(q), n, n_heads,
-            n_kv_heads, width, address(store), slots, seen.start, seen.stop, seen.window or 0, scale, parts,
+            self.library.attend, self._tasks["attend_few"], self._tasks["attend_many"], address(q), n, n_heads,
+            n_kv_heads, width, address(store), slots, seen.start, seen.stop, seen.window or 0, seen.first, scale, parts,
             address(out),
         )  # fmt: skip
         return out
@@ -268,7 +272,7 @@ class CompiledBackend(SimdBackend):
         if found is None or len(found[1]) != len(layers) or not all(map(is_, found[1], layers)):
             blocks = [self._blocks_of(w, head_dim) for w in layers]
             whole = [b for b in blocks if b is not None]
-            stack = Stack(layers, whole, scale, self.library) if whole and len(whole) == len(layers) else None
+            stack = Stack(layers, whole, head_dim, scale, self.library) if whole and len(whole) == len(layers) else None
             found = self._stacks[id(layers)] = layers, tuple(layers), stack
         return found[2]
 
@@ -279,6 +283,8 @@ class CompiledBackend(SimdBackend):
         if (w.ffn_gate is not None and not _gates(w.ffn_gate, w.ffn_up)) or (w.head_norms and w.rope is None):
             return None
         gate = () if w.ffn_gate is None else (w.ffn_gate,)
+        if 4 * layout.FEW * (w.ffn_down.weight.shape[1] + layout.LANES) > layout.SCRATCH_BYTES:
+            return None
         return Blocks(
             self._block((w.attn_q, w.attn_k, w.attn_v), w.attn_norm),
             self._head_block(n_q, n_k, head_dim, w.head_norms),
@@ -309,6 +315,14 @@ def _gates(gate: Linear, up: Linear) -> bool:
 def _attends(group: int, width: int) -> bool:
     """Whether the kernels have heads of this width, and scratch memory for those that share keys."""
     return width % layout.LANES == 0 and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
+
+
+def _aligned(*shape: int) -> np.ndarray:
+    """An array that begins with a cache line: what it is multiplied with is then read by whole lines."""
+    n = math.prod(shape)
+    memory = np.empty(n + layout.LANES, dtype=np.float32)
+    first = -address(memory) % (4 * layout.LANES) // 4
+    return memory[first : first + n].reshape(shape)
 
 
 def _in_rows(x: np.ndarray) -> np.ndarray:

@@ -53,19 +53,22 @@ class Block:
         self.words = words = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
         self.address = address(words)
 
-        words[layout.TASK_FEW] = library.address("multiply_few")
-        words[layout.TASK_MANY] = library.address("multiply_many_gated" if gated else "multiply_many")
-        words[layout.TASK_PACK] = library.address("pack_panels")
+        words[layout.TASK_GEMV] = library.address("multiply_vector")
+        words[layout.TASK_GEMM] = library.address("multiply_rows")
+        words[layout.TASK_PREPARE] = library.address("prepare_rows")
         for of, first in ((norm, layout.GAIN), (post, layout.POST_GAIN)):
             if of is not None:
                 write_norm(words[first : first + 3], of)
         words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
         # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
-        words[layout.CHUNK_FEW] = max(16, layout.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
-        words[layout.CHUNK_MANY] = layout.MANY_ROWS // 2 if gated else layout.MANY_ROWS
+        words[layout.CHUNK_GEMV] = max(16, layout.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
+        words[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
         words[layout.HAND_OUT] = sum(matrix.nbytes for matrix in matrices) > layout.CHUNK_BYTES
         words[layout.MATRICES] = len(matrices)
+        # One vector is multiplied with rows of whole vectors; a gate takes turns with what it gates.
+        self.alone = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)
+        words[layout.ALONE] = self.alone
         for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
             row[layout.KIND], row[layout.WEIGHTS], row[layout.ROWS] = matrix.kind, address(matrix.data), matrix.shape[0]
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)

@@ -48,7 +48,7 @@ class ParallelBackend(SimdBackend):
         y = np.empty_like(q)
 
         def attend(first: int, last: int) -> None:
-            store = Visible(seen.store[:, first:last], seen.start, seen.stop, seen.window)
+            store = Visible(seen.store[:, first:last], seen.start, seen.stop, seen.window, seen.first)
             heads = slice(first * group, last * group)
             y[:, heads] = super(ParallelBackend, self).attention(q[:, heads], store, scale)
 

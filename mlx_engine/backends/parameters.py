@@ -121,10 +121,11 @@ class Visible:
     """What attention may look at: slots [start, stop) of one layer's key/value store.
 
     The new tokens of a pass are always the last ones, so query t of T sees the slots up to `stop - T + t`, and
-    with a window only the last `window` of those.
+    with a window only the last `window` of those. Slot 0 has the key and value of position `first`.
     """
 
     store: Array
     start: int
     stop: int
     window: int | None = None
+    first: int = 0

@@ -28,13 +28,16 @@ class Blocks:
 class Stack:
     """Layers of one shape, run one after the other."""
 
-    def __init__(self, layers: Sequence[Layer], blocks: Sequence[Blocks], scale: float, library: Library) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], blocks: Sequence[Blocks], head_dim: int, scale: float, library: Library
+    ) -> None:
         self._width = max(b.output.n_inputs for b in blocks)
+        self._found = self._width // head_dim * (head_dim + layout.LANES)
         self._hidden = max(b.down.n_inputs for b in blocks)
         self._products = max(b.qkv.n_outputs for b in blocks)
         self._words = words = np.zeros(layout.LAYERS + len(layers) * layout.DEEP, dtype=np.int64)
         self.address = address(words)
-        called = ("project", "attend", "attend_one", "attend_many")
+        called = ("project", "attend", "attend_few", "attend_many")
         words[layout.PROJECT : layout.SCORE_SCALE] = [library.address(name) for name in called]
         words[layout.SCORE_SCALE :].view(np.float64)[0] = scale
         self._table = words[layout.LAYERS :].reshape(-1, layout.DEEP)
@@ -55,11 +58,12 @@ class Stack:
     def look_at(self, rooms: Sequence[Visible]) -> None:
         """Say where the keys and values of each layer lie, the new ones last."""
         self._table[:, layout.KV_STORE :] = [
-            (address(seen.store), seen.store.shape[2], seen.start, seen.stop, seen.window or 0) for seen in rooms
+            (address(seen.store), seen.store.shape[2], seen.start, seen.stop, seen.window or 0, seen.first)
+            for seen in rooms
         ]
 
-    def room(self, n_tokens: int, n_slots: int) -> int:
-        """Floats that a layer needs for its intermediate values, behind `n_slots` visible slots."""
-        # Of each part of the keys: two numbers and a width for every head, which is never narrower than two.
-        parts = 2 * self._width * -(-n_slots // layout.KEYS)
+    def room(self, n_tokens: int, n_keys: int) -> int:
+        """Floats that a layer needs for its intermediate values where each token sees at most `n_keys` keys."""
+        # What attention finds in each block of keys: a row of every head, which is wider by a vector.
+        parts = n_tokens * self._found * (-(-n_keys // layout.BLOCK) + 1)
         return max(n_tokens * (self._products + 2 * self._width) + parts, n_tokens * self._hidden)

@@ -116,7 +116,8 @@ class SlidingCache(Cache):
         return forgotten
 
     def _visible(self, store: Array, n: int) -> Visible:
-        return Visible(store, max(0, self._held + 1 - self._window), self._held + n, self._window)
+        first = self._length - self._held
+        return Visible(store, max(0, self._held + 1 - self._window), self._held + n, self._window, first)
 
     def _check(self, what: str, n: int) -> None:
         if self._held + n > self._slots:

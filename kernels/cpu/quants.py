@@ -1,9 +1,4 @@
-"""Codes of 4 and 6 bits as floats: 32-bit words are cut where they lie, many codes to the word.
-
-A code that is cut out with a mask stays where it was: code j of a word comes out as `code * 2**(its place)`, which
-a float holds exactly. The vector that it is multiplied with was divided by the same power of two (`arranged.py`), so
-nothing is shifted: a mask and a conversion per 16 codes.
-"""
+"""Quants of 4 and 6 bits: bits of bytes and of 32-bit words, 16 lanes at a time, and what makes floats of them."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic, models, register_model
 
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import element_address, everywhere, vector
+from kernels.cpu.vectors import call_llvm, element_address, everywhere, register_lanes, vector
 
 _F16, _F32 = ir.HalfType(), ir.FloatType()
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -99,29 +94,24 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
-    """The 8 scales, then the 8 minima, that Q4_K packs into the 12 bytes from `at` on.
+    """The scales and minima that Q4_K packs into the 12 bytes from `at` on: 4 scales, 4 minima, 4 scales, 4 minima.
 
     The first four of each are whole; of the last four the low halves lie in the third word, the high two bits above
     the first four.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first, second, third = (
-            _load(context, builder, signature.args[0], _I32, args[0], builder.add(args[1], ir.Constant(_I64, at)))
-            for at in (0, 4, 8)
-        )
+        packed = _load(context, builder, signature.args[0], ir.VectorType(_I8, 12), *args)
 
-        def cut(word: Any, shift: int, mask: int) -> Any:
-            return builder.and_(builder.lshr(word, ir.Constant(_I32, shift)), ir.Constant(_I32, mask))
+        def bits(places: list[int], shifts: list[int], masks: list[int]) -> Any:
+            """In each lane those bits of one of the 12 bytes."""
+            words = builder.zext(_shuffled(builder, packed, packed, places), _INTS)
+            return builder.and_(builder.lshr(words, ir.Constant(_INTS, shifts)), ir.Constant(_INTS, masks))
 
-        words = [
-            cut(first, 0, 0x3F3F3F3F), builder.or_(cut(third, 0, 0x0F0F0F0F), cut(first, 2, 0x30303030)),
-            cut(second, 0, 0x3F3F3F3F), builder.or_(cut(third, 4, 0x0F0F0F0F), cut(second, 2, 0x30303030)),
-        ]  # fmt: skip
-        packed: Any = ir.Constant(ir.VectorType(_I32, 4), ir.Undefined)
-        for i, word in enumerate(words):
-            packed = builder.insert_element(packed, word, ir.Constant(_I32, i))
-        return builder.sitofp(builder.zext(builder.bitcast(packed, ir.VectorType(_I8, LANES)), _INTS), _VECTOR)
+        scales, minima, both = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
+        low = bits([*scales, *minima, *both, *both], [0] * 12 + [4] * 4, [63] * 8 + [15] * 8)
+        high = bits([*scales, *minima, *scales, *minima], [0] * 8 + [2] * 8, [0] * 8 + [48] * 8)
+        return builder.sitofp(builder.or_(low, high), _VECTOR)
 
     return vector(data, types.int64), generate
 
@@ -135,6 +125,27 @@ def cut(typing: Any, words: Any, mask: Any) -> Any:
         return builder.sitofp(builder.and_(words, everywhere(builder, builder.trunc(mask, _I32))), _VECTOR)
 
     return vector(lanes, types.int64), generate
+
+
+@intrinsic
+def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
+    """`scale * q - minimum`, rounded once, for the quant q in the lowest 4 bits of each word.
+
+    Every lane of `scale` is the same, and so is every lane of `minimum`. AVX-512 looks q up in a register of all 16
+    results, which is made once for all that have the same scale.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words, scale, minimum = args
+        name, less = f"llvm.fma.v{LANES}f32", builder.fneg(minimum)
+        if True and register_lanes(context) == LANES:
+            every = ir.Constant(_VECTOR, [float(q) for q in range(LANES)])
+            table = call_llvm(builder, name, _VECTOR, [scale, every, less])
+            return call_llvm(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, [table, words])
+        quants = builder.sitofp(builder.and_(words, everywhere(builder, ir.Constant(_I32, 15))), _VECTOR)
+        return call_llvm(builder, name, _VECTOR, [scale, quants, less])
+
+    return vector(lanes, vector, vector), generate
 
 
 @intrinsic
@@ -187,41 +198,28 @@ def second_right_2(typing: Any, words: Any) -> Any:
     return lanes(lanes), generate
 
 
+@intrinsic
+def bytes_minus(typing: Any, words: Any, n: Any) -> Any:
+    """Subtract n from each byte of 16 words."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(_I8, 4 * LANES)
+        less = everywhere(builder, builder.trunc(args[1], _I8), 4 * LANES)
+        return builder.bitcast(builder.sub(builder.bitcast(args[0], kind), less), _INTS)
+
+    return lanes(lanes, types.int64), generate
+
+
 @intrinsic(prefer_literal=True)
-def spread(typing: Any, a: Any, first: Any, step: Any, times: Any) -> Any:
-    """Lanes `first`, `first + step` ... of a, each `times` times; the three must be written as numbers."""
-    if not all(isinstance(kind, types.IntegerLiteral) for kind in (first, step, times)):
+def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
+    """The signed bytes 16 `part` to 16 `part` + 15 of 16 words as floats; `part` must be written as a number."""
+    if not isinstance(part, types.IntegerLiteral):
         return None
-    places = [first.literal_value + step.literal_value * (lane // times.literal_value) for lane in range(LANES)]
+    first = LANES * part.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _shuffled(builder, args[0], ir.Constant(_VECTOR, ir.Undefined), places)
+        whole = builder.bitcast(args[0], ir.VectorType(_I8, 4 * LANES))
+        some = _shuffled(builder, whole, whole, list(range(first, first + LANES)))
+        return builder.sitofp(builder.sext(some, _INTS), _VECTOR)
 
-    return vector(vector, first, step, times), generate
-
-
-@intrinsic
-def lane(typing: Any, a: Any, i: Any) -> Any:
-    """Lane `i` of a."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.extract_element(*args)
-
-    return types.float32(vector, types.int64), generate
-
-
-@intrinsic
-def store_every_4th(typing: Any, floats: Any, at: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """`floats[at + 16 j ...]` = elements j, j + 4, j + 8 ... of four vectors side by side, for j from 0 to 3."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        floats, at, *parts = args
-        data = context.make_array(signature.args[0])(context, builder, floats).data
-        for j in range(4):
-            fourths = [_shuffled(builder, part, part, list(range(j, LANES, 4))) for part in parts]
-            place = builder.gep(data, [builder.add(at, ir.Constant(at.type, LANES * j))])
-            stored = builder.store(_side_by_side(builder, fourths), builder.bitcast(place, _VECTOR.as_pointer()))
-            stored.align = 4
-        return context.get_dummy_value()
-
-    return types.void(floats, types.int64, vector, vector, vector, vector), generate
+    return vector(lanes, part), generate

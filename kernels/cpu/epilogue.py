@@ -1,0 +1,36 @@
+"""What follows products: bias, activation, residual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.activations import activate
+from kernels.cpu.jit import jit
+from kernels.cpu.layout import ACTIVATION, BIAS, COLUMN, LANES, N
+from kernels.cpu.linear_job import RESIDUAL, Y, gates
+from kernels.cpu.memory import floats
+from kernels.cpu.vectors import get, load, put, store
+
+
+@jit
+def put_row(job: Any, m: int, t: int, first: int, n: int, products: Any, at: int) -> None:
+    """Write the n products of input row t with matrix m from row `first` on, plus bias, activated, plus residual.
+
+    They lie from `products[at]` on, in whole vectors, and are changed there.
+    """
+    place = 4 * (t * job[N] + job[m + COLUMN] + first)
+    y = floats(job[Y] + place)
+    if job[m + BIAS] != 0:
+        bias = floats(job[m + BIAS] + 4 * first)
+        for r in range(n):
+            put(products, at + r, get(products, at + r) + get(bias, r))
+    if job[ACTIVATION] != 0 and not gates(job):
+        for r in range(at, at + n, LANES):
+            store(products, r, activate(job[ACTIVATION], load(products, r)))
+    if job[RESIDUAL] != 0:
+        residual = floats(job[RESIDUAL] + place)
+        for r in range(n):
+            put(y, r, get(products, at + r) + get(residual, r))
+    else:
+        for r in range(n):
+            put(y, r, get(products, at + r))
