@@ -20,6 +20,7 @@ from kernels.cpu.layout import (
     CHUNK,
     EPS,
     GAIN,
+    GEMM_NEAR,
     GEMM_ROWS,
     KIND,
     LANES,
@@ -44,9 +45,7 @@ PREPARED = 16
 @jit
 def _together(n_tokens: int) -> int:
     """How many rows of a matrix are expanded before they are multiplied."""
-    if n_tokens <= tile_vectors():
-        return TILE_ROWS
-    return 16 if n_tokens <= 6 * tile_vectors() else GEMM_ROWS
+    return TILE_ROWS if n_tokens <= GEMM_NEAR else GEMM_ROWS
 
 
 @jit

@@ -63,7 +63,10 @@ CHUNK_BYTES = 64 * 1024
 # Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache; more
 # rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
 # chunks of fewer rows: at its end threads wait for whoever has the last one.
-GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 256, 40
+GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 40
+# Up to so many vectors rows are expanded four by four, and stay in the nearest cache while the vectors come from the
+# second-level one.
+GEMM_NEAR = 48
 
 # ---- a block of query and key heads ----
 
