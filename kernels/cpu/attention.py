@@ -23,9 +23,9 @@ import numpy as np
 
 from kernels.cpu.jit import entry, jit, task
 from kernels.cpu.jobs import run
-from kernels.cpu.layout import BLOCK, FEW, JOB, LANES, QUERIES, SCORES, TILE_ROWS
+from kernels.cpu.layout import BLOCK, FEW, JOB, LANES, LINE_BYTES, QUERIES, SCORES, TILE_ROWS
 from kernels.cpu.linear_job import ceil_div
-from kernels.cpu.memory import floats, number, word, words
+from kernels.cpu.memory import floats, number, raw, word, words
 from kernels.cpu.tile import MOST_VECTORS, set_dots, sum_weighted, tile_vectors
 from kernels.cpu.vectors import (
     add,
@@ -38,6 +38,7 @@ from kernels.cpu.vectors import (
     largest_lane,
     load,
     mul,
+    prefetch,
     put,
     splat,
     store,
@@ -67,6 +68,18 @@ def _scores(keys: Any, first: int, last: int, q: Any, at: int, n: int, width: in
         # There may be no four rows: one is taken four times.
         set_dots(keys, j * width, 0, q, at, width, n, width, scores, j, SCORES)
         j += 1
+
+
+@jit
+def _scores_and_prefetch(
+    keys: Any, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any, values: Any
+) -> None:
+    """The same where memory is the limit: it is asked for the values, bytes, while the keys are read."""
+    for j in range(first, last, TILE_ROWS):
+        end = min(j + TILE_ROWS, last)
+        for ahead in range(4 * j * width, 4 * end * width, LINE_BYTES):
+            prefetch(values, ahead)
+        _scores(keys, j, end, q, at, n, width, scores)
 
 
 @jit
@@ -119,9 +132,13 @@ def _attend_block(
             first, last = min(first, begin), max(last, end)
     if first >= last:
         return False
-    at = 4 * (head * job[SLOTS] + start) * width
-    keys, values = floats(job[STORE] + at), floats(job[STORE] + at + 4 * job[KV] * job[SLOTS] * width)
-    _scores(keys, first, last, queries, first_row * width, n, width, scores)
+    at = job[STORE] + 4 * (head * job[SLOTS] + start) * width
+    after = at + 4 * job[KV] * job[SLOTS] * width
+    keys, values = floats(at), floats(after)
+    if job[T] <= FEW:
+        _scores_and_prefetch(keys, first, last, queries, first_row * width, n, width, scores, raw(after))
+    else:
+        _scores(keys, first, last, queries, first_row * width, n, width, scores)
     scale = np.float32(number(job[SCALE]))
     for i in range(n):
         begin, end = _visible(job, slot + (first_row + i) % n_tokens, start)
