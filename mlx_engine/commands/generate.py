@@ -90,6 +90,14 @@ def generate(
         str | None,
         typer.Option("--log-level", help="Events on stderr: info (tokens), debug (passes), trace (operations)."),
     ] = None,
+    no_echo: Annotated[
+        bool,
+        typer.Option(
+            "--no-echo",
+            help="Print the generated text alone, without the prompt before it. --chat and --json never print the "
+            "prompt.",
+        ),
+    ] = False,
     per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every pass.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="On stderr, only warnings and errors.")] = False,
     json: Annotated[
@@ -134,7 +142,7 @@ def generate(
                 pass
             print(json_module.dumps(as_json(stream.generation, engine, backend)), flush=True)
         else:
-            print_text(f"{text}\n" if chat else text, label + first, stream)
+            print_text(label, "" if chat or no_echo else text, first, stream)
     generations, seconds = [stream.generation for stream in runs], time.perf_counter() - start
     if batch_file is not None:
         say(diagnostics.finished_batch(generations, seconds))
@@ -161,12 +169,11 @@ def choose_backend(requested: str, *, strict: bool) -> str:
     return "auto"
 
 
-def print_text(prompt: str, first: str, stream: Stream) -> None:
-    """The text as it comes; who watches a terminal sees it behind its prompt."""
-    if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
-        dim, normal = ("", "") if is_plain(sys.stderr) else ("\x1b[2m", "\x1b[0m")
-        print(f"{dim}{prompt}{normal}", end="", file=sys.stderr, flush=True)
-    print(first, end="", flush=True)
+def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
+    """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
+    if prompt and not is_plain(sys.stdout):
+        prompt = f"\x1b[2m{prompt}\x1b[0m"
+    print(f"{label}{prompt}{first}", end="", flush=True)
     for piece in stream:
         print(piece, end="", flush=True)
     print()
