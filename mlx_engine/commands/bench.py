@@ -265,11 +265,11 @@ def keep(found: list[Row], row: Row) -> None:
 
 
 def draw(found: list[Row], folder: Path) -> list[str]:
-    """The names of the plots, or none where nothing can draw them."""
+    """Draw the plots; return their file names, or none where matplotlib is missing or broken."""
     try:
         from mlx_engine.bench import plots
     except ImportError as error:
-        notice(f"no plots, for matplotlib cannot be imported ({error}): pip install 'mlx-engine[bench]'")
+        notice(f"no plots: matplotlib cannot be imported ({error}); pip install --force-reinstall matplotlib")
         return []
     try:
         return plots.write(found, folder)
