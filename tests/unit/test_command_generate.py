@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from mlx_engine.backends import auto, backend_names
@@ -215,6 +216,37 @@ def test_backends_as_json_gives_a_reason_or_null():
     assert reasons[answer["auto"]] is None
     if NO_METAL:
         assert "Apple" in reasons["metal"]
+
+
+# ---- help ----
+
+
+def test_the_help_of_every_command_begins_with_what_it_does():
+    summaries = {
+        "generate": "Generate text from a prompt.",
+        "bench": "Measure prefill and decode",
+        "report": "Profile a model's forward passes",
+        "quantize": "Quantise a model into a GGUF file.",
+        "inspect": "Show the header, metadata and tensors",
+        "tokenize": "Convert text to token ids",
+        "backends": "List the backends",
+        "kernels": "List, check and measure the GPU kernels",
+    }
+    commands = typer.main.get_command(app).commands
+    assert commands.keys() == summaries.keys()
+    assert [name for name, summary in summaries.items() if not commands[name].help.startswith(summary)] == []
+    assert cli("--help").code == 0
+
+
+def test_every_parameter_of_every_command_has_a_help_text():
+    def without_help(command, path):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from without_help(inner, f"{path} {name}")
+        if not command.help:
+            yield path
+        yield from (f"{path} {parameter.name}" for parameter in command.params if not parameter.help)
+
+    assert list(without_help(typer.main.get_command(app), "")) == []
 
 
 # ---- wrong use ----

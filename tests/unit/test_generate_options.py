@@ -270,7 +270,7 @@ def test_gemma_s_windows_are_said():
     config = json.loads((folder / "config.json").read_text())
     result = generate("a", "-n", 60, "--ignore-eos", "--context-len", 4096, model=str(folder))
     assert result.code == 0, result.err
-    assert f"the window of {config['sliding_window']} of " in result.err
+    assert f"sliding windows of {config['sliding_window']} tokens in " in result.err
 
 
 def test_a_hub_model_says_whether_it_was_here(monkeypatch, tmp_path):
