@@ -39,7 +39,7 @@ def prompt(tokenizer: Tokenizer) -> str:
 
 def commands(model: str, text: str, backend: str, interpreters: Mapping[str, str]) -> dict[str, list[str]]:
     """What a user would start, and its like for llama.cpp."""
-    options = ["--model", model, "--backend", backend, "--max-tokens", "1", "--ignore-eos"]
+    options = ["--model", model, "--backend", backend, "--max-tokens", "1", "--ignore-eos", "--no-echo"]
     return {
         OURS: [interpreters[OURS], "cli.py", "generate", text, *options],
         LLAMA: [interpreters[LLAMA], "-m", "benchmarks.peers.llama_first_token", model, text],

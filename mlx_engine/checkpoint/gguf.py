@@ -38,6 +38,7 @@ from mlx_engine.checkpoint.gguf_values import (
     read_value_type,
     shown,
 )
+from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight
 
@@ -199,6 +200,7 @@ def _read_version(cursor: Cursor) -> int:
     cursor.need(len(MAGIC), "magic")
     magic = cursor.buffer[: len(MAGIC)]
     if magic != MAGIC:
+        refuse_pointer(Path(cursor.path), cursor.buffer[:POINTER_BYTES], "a GGUF file")
         hint = "this is not a GGUF file; convert the model to GGUF, or check what was downloaded"
         raise cursor.error("magic", expected=repr(MAGIC), found=repr(magic), hint=hint)
     cursor.at = len(MAGIC)

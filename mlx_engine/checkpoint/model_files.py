@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
+from mlx_engine.checkpoint.lfs import refuse_pointer
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight
@@ -135,12 +136,15 @@ def read_json(path: Path) -> dict[str, object]:
 
     Raises:
         SourceError: it is not there, or cannot be read.
-        FormatError: it is not JSON, or not an object.
+        FormatError: it is a Git-LFS pointer, not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    refuse_pointer(path, content, "JSON")
+    try:
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(where=str(path), expected="JSON", found=str(error), hint="download the file again") from error
     if not isinstance(value, dict):

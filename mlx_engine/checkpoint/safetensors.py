@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -78,6 +79,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
 
 
 def _table(path: Path, data: mmap.mmap | bytes) -> dict[str, TensorEntry]:
+    refuse_pointer(path, data[:POINTER_BYTES], "a safetensors file")
     if len(data) < 8:
         raise _damaged(path, "8 bytes of header length", f"{len(data)} bytes in all")
     length = int.from_bytes(data[:8], "little")

@@ -17,11 +17,11 @@ ON_GPU = ("mlx", "metal", "cuda")
 def backends(
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Also what one token of this model costs a GPU: dispatches and bytes."),
+        typer.Option("--model", "-m", help="Also print the GPU dispatches and bytes of one token of this model."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the backends, slowest first: which work on this machine, and why the others do not."""
+    """List the backends, slowest first, and say why this machine cannot run some of them."""
     from mlx_engine.backends import auto, backend_names, summary, unavailable
 
     rows: list[dict[str, Any]] = [
@@ -39,10 +39,10 @@ def backends(
     for row in rows:
         state = "yes" if row["unavailable"] is None else f"no: {row['unavailable']}"
         print(f"{row['name']:<10}{row['summary']:<66}{state}")
-    print(f"{'auto':<10}stands for {auto()} on this machine")
+    print(f"{'auto':<10}selects {auto()} on this machine")
     for row in rows:
         if "decode" in row:
-            print(f"\nOne token of {model} on {row['name']}, counted as on Metal:")
+            print(f"\nOne token of {model} on {row['name']}, as dispatched on Metal:")
             print("\n".join(cost_lines(row["decode"])))
 
 
@@ -50,12 +50,12 @@ def cost_lines(cost: dict[str, Any]) -> list[str]:
     """The same for people."""
     return [
         f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
-        f"  {cost['per_layer_from_1024_keys']} from 1,024 keys on, "
-        f"{cost['more_per_layer_when_the_cache_grows']} more in a step that grows the cache",
-        f"  {sum(cost['around'].values())} around the {cost['layers']} layers: {_listed(cost['around'])}; "
+        f"  {cost['per_layer_from_1024_keys']} per layer from 1,024 cached tokens on, "
+        f"{cost['more_per_layer_when_the_cache_grows']} more in a step that grows the KV cache",
+        f"  {sum(cost['around'].values())} outside the {cost['layers']} layers: {_listed(cost['around'])}; "
         f"{cost['per_step']} in all",
-        f"  {cost['weight_bytes'] / 1e6:,.2f} MB of weights, and {cost['cache_bytes_per_token'] / 1e3:,.1f} kB of "
-        "keys and values for every token before it",
+        f"  {cost['weight_bytes'] / 1e6:,.2f} MB of weights are read, and {cost['cache_bytes_per_token'] / 1e3:,.1f} "
+        "kB of keys and values for every cached token",
     ]
 
 

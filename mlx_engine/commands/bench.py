@@ -40,7 +40,7 @@ def bench(
         typer.Option(
             "--backend",
             "-b",
-            help="May be given several times; all lists every one.",
+            help="Backend to measure, or all; may be given several times.",
             show_default="auto; with --sweep all",
         ),
     ] = None,
@@ -49,22 +49,29 @@ def bench(
         typer.Option(
             "--n-prompt",
             "-p",
-            help="Tokens to read: 512, 128,512 or 64-256+64.",
+            help="Prompt tokens to read in a prefill test: 512, 128,512 or 64-256+64.",
             show_default="512; with --sweep what suits the model",
         ),
     ] = None,
     n_gen: Annotated[
-        list[str] | None, typer.Option("--n-gen", "-n", help="Tokens to write.", show_default="64")
+        list[str] | None, typer.Option("--n-gen", "-n", help="Tokens to generate in a decode test.", show_default="64")
     ] = None,
     both: Annotated[
-        list[str] | None, typer.Option("-pg", help="Tokens to read and then write: 512,64.", metavar="P,N")
+        list[str] | None,
+        typer.Option("-pg", help="Prompt tokens to read and tokens to generate in one test: 512,64.", metavar="P,N"),
     ] = None,
     depth: Annotated[
-        list[str] | None, typer.Option("--n-depth", "-d", help="Tokens of context before each test.", show_default="0")
+        list[str] | None,
+        typer.Option("--n-depth", "-d", help="Tokens already in the context when a test begins.", show_default="0"),
     ] = None,
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Of every test.")] = REPETITIONS,
+    repetitions: Annotated[
+        int, typer.Option("--repetitions", "-r", min=1, help="Repetitions of every test.")
+    ] = REPETITIONS,
     kv: Annotated[
-        bool | None, typer.Option("--kv/--no-kv", help="With a cache, or without.", show_default="kv")
+        bool | None,
+        typer.Option(
+            "--kv/--no-kv", help="Use a KV cache, or read the whole sequence again for every token.", show_default="kv"
+        ),
     ] = None,
     quant: Quant = "keep",
     quant_min_dim: QuantMinDim = "auto",
@@ -72,34 +79,39 @@ def bench(
     threads: Threads = None,
     no_jit: NoJit = False,
     no_overlap: Annotated[
-        bool, typer.Option("--no-overlap", help="Wait for each token where a GPU could begin the next pass before.")
+        bool, typer.Option("--no-overlap", help="Wait for each token before the next forward pass is queued on a GPU.")
     ] = False,
     budget: Annotated[
         float | None,
         typer.Option(
             "--budget",
-            help="Seconds per cell; what does not fit is estimated, and marked with ~.",
+            help="Seconds for each test on each backend; longer tests are estimated and marked with ~.",
             show_default="none; with --sweep 10",
         ),
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="md, csv, json or jsonl.")] = "md",
+    output: Annotated[str, typer.Option("--output", "-o", help="Format of the output: md, csv, json or jsonl.")] = "md",
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="Also write every sample to this folder, as JSON and as Markdown.",
+            help="Also write every sample to this folder as JSON, and the tables as Markdown.",
             show_default="none; with --sweep bench-results/MODEL-TIME",
         ),
     ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Climb the ladder of backends: tables, plots, and what moved what.")
+        bool,
+        typer.Option(
+            "--sweep", help="Measure every backend, slowest first: tables, plots, and the factor that each step gains."
+        ),
     ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--compare", help="Two JSON files that bench wrote, old and new: the factors between them."),
+        typer.Option(
+            "--compare", metavar="OLD NEW", help="Compare two JSON files that bench wrote; nothing is measured."
+        ),
     ] = None,
 ) -> None:
-    """Measure prefill and decode. Tokenisation is left out; a first run of every cell is not timed."""
+    """Measure prefill and decode in tokens per second. Tokenisation and a first run of every test are not timed."""
     from mlx_engine.bench.lists import tests_of
     from mlx_engine.bench.tables import FORMATS
     from mlx_engine.engine import check_load_options
@@ -146,7 +158,7 @@ def refuse(mode: str, given: dict[str, Any]) -> None:
         OptionError: one of them was given.
     """
     wrong = [name for name, value in given.items() if value]
-    require(not wrong, option=mode, expected="to choose that itself", found=", ".join(wrong))
+    require(not wrong, option=mode, expected="no option that it would ignore", found=", ".join(wrong))
 
 
 def names_of(backends: list[str]) -> list[str]:
@@ -260,16 +272,16 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 def keep(found: list[Row], row: Row) -> None:
     """One more row; if it was measured on a backend that the log watches, that is said once."""
     if row.get("watched") and not any(other.get("watched") for other in found):
-        notice("the log times every operation while it is measured: rates are lower than without MLX_ENGINE_LOG")
+        notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     found.append(row)
 
 
 def draw(found: list[Row], folder: Path) -> list[str]:
-    """The names of the plots, or none where nothing can draw them."""
+    """Draw the plots; return their file names, or none where matplotlib is missing or broken."""
     try:
         from mlx_engine.bench import plots
     except ImportError as error:
-        notice(f"no plots, for matplotlib cannot be imported ({error}): pip install 'mlx-engine[bench]'")
+        notice(f"no plots: matplotlib cannot be imported ({error}); pip install --force-reinstall matplotlib")
         return []
     try:
         return plots.write(found, folder)

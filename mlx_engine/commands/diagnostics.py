@@ -55,8 +55,8 @@ def kv_cache(size: CacheSize) -> str:
     if size.held == size.whole:
         return line
     return (
-        f"{line}; the window of {size.window:,} of {size.n_local} local layers saves "
-        f"{_mb(size.whole - size.held)}, {_mb(size.held)} are held"
+        f"{line}; sliding windows of {size.window:,} tokens in {size.n_local} layers save "
+        f"{_mb(size.whole - size.held)}: {_mb(size.held)} are allocated"
     )
 
 
@@ -65,7 +65,7 @@ def summary(generation: Generation, engine: Engine, seconds: float, *, per_pass:
     return [
         "",
         *finished([generation], seconds),
-        f"{len(generation.prompt_ids)} prompt tokens and {len(generation.token_ids)} new ones on backend "
+        f"{len(generation.prompt_ids)} prompt tokens and {len(generation.token_ids)} generated tokens on backend "
         f"{engine.backend.name} ({engine.backend.device}), ended by {generation.finish_reason}",
         generation.metrics.text(per_pass=per_pass),
     ]

@@ -34,49 +34,77 @@ if TYPE_CHECKING:
 @reports_errors
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to go on from; - reads stdin.", show_default=DEFAULT_PROMPT)
+        str | None, typer.Argument(help="The prompt; - reads stdin.", show_default=DEFAULT_PROMPT)
     ] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file instead.")
+        Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file.")
     ] = None,
     batch_file: Annotated[
-        Path | None, typer.Option("--batch-file", help="Run every line of this file that is not blank; - reads stdin.")
+        Path | None,
+        typer.Option("--batch-file", help="Run every non-blank line of this file as a prompt; - reads stdin."),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Ask the prompt, as one turn through the model's own chat template.")
+        bool, typer.Option("--chat", help="Send the prompt as one user message through the model's chat template.")
     ] = False,
-    system: Annotated[str | None, typer.Option("--system", help="With --chat: what the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="The system message of --chat.")] = None,
     model: Model = "builtin",
     backend: Backend = "auto",
     kv: Annotated[
         bool,
-        typer.Option("--kv/--no-kv", help="Keep keys and values, or run the whole sequence for every token."),
+        typer.Option("--kv/--no-kv", help="Use a KV cache, or read the whole sequence again for every token."),
     ] = True,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "-n", help="Stop after N tokens.", show_default="256, or the context's end"),
+        typer.Option(
+            "--max-tokens", "-n", help="Generate at most N tokens.", show_default="256, or what the context leaves"
+        ),
     ] = None,
     context_len: Annotated[
         int | None,
-        typer.Option("--context-len", help="Prompt and text take N tokens at most.", show_default="the model's"),
+        typer.Option(
+            "--context-len",
+            help="Limit the prompt and the generated text together to N tokens.",
+            show_default="the model's",
+        ),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="End after S seconds, with the text so far; in a batch, of each.")
+        float | None,
+        typer.Option(
+            "--timeout", help="Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt."
+        ),
     ] = None,
-    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0 takes the most likely token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Choose among the K most likely tokens.")] = None,
-    top_p: Annotated[float, typer.Option("--top-p", help="Choose among the likeliest tokens of probability P.")] = 1.0,
+    temp: Annotated[
+        float, typer.Option("--temp", help="Sampling temperature; 0 always takes the most likely token.")
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Sample from the K most likely tokens.", show_default="off")
+    ] = None,
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", help="Sample from the most likely tokens whose probabilities sum to P; 1 is off."),
+    ] = 1.0,
     min_p: Annotated[
-        float, typer.Option("--min-p", help="Drop tokens less than P times as likely as the likeliest.")
+        float,
+        typer.Option(
+            "--min-p", help="Drop tokens that are less than P times as likely as the most likely one; 0 is off."
+        ),
     ] = 0.0,
     repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Above 1, tokens seen before become less likely.")
+        float,
+        typer.Option(
+            "--repetition-penalty", help="Values above 1 make tokens less likely that occurred before; 1 is off."
+        ),
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the draws; the same seed gives the same text.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End before this string; may be given several times.")
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", help="Random seed for sampling; the same seed gives the same text.", show_default="random"
+        ),
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end-of-text tokens.")] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="Stop before this string; may be given several times.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past end-of-text tokens.")] = False,
     quant: Quant = "keep",
     quant_min_dim: QuantMinDim = "auto",
     quant_layer: QuantLayers = None,
@@ -84,19 +112,30 @@ def generate(
     no_jit: NoJit = False,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Fail where the machine lacks the backend, instead of running on auto."),
+        typer.Option("--strict", help="Fail if this machine lacks the backend, instead of running on auto."),
     ] = False,
     log_level: Annotated[
         str | None,
-        typer.Option("--log-level", help="Events on stderr: info (tokens), debug (passes), trace (operations)."),
+        typer.Option(
+            "--log-level",
+            help="Log to stderr: info (every token), debug (every forward pass) or trace (every operation).",
+        ),
     ] = None,
-    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every pass.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="On stderr, only warnings and errors.")] = False,
+    no_echo: Annotated[
+        bool,
+        typer.Option(
+            "--no-echo",
+            help="Print the generated text alone, without the prompt before it. --chat and --json never print the "
+            "prompt.",
+        ),
+    ] = False,
+    per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text; for a batch, one a line.")
+        bool, typer.Option("--json", help="Print one JSON object instead of text; for a batch, one per line.")
     ] = False,
 ) -> None:
-    """Write on from a prompt. Text goes to stdout, everything else to stderr."""
+    """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.backends.sampling import Sampling
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
@@ -134,7 +173,7 @@ def generate(
                 pass
             print(json_module.dumps(as_json(stream.generation, engine, backend)), flush=True)
         else:
-            print_text(f"{text}\n" if chat else text, label + first, stream)
+            print_text(label, "" if chat or no_echo else text, first, stream)
     generations, seconds = [stream.generation for stream in runs], time.perf_counter() - start
     if batch_file is not None:
         say(diagnostics.finished_batch(generations, seconds))
@@ -161,12 +200,11 @@ def choose_backend(requested: str, *, strict: bool) -> str:
     return "auto"
 
 
-def print_text(prompt: str, first: str, stream: Stream) -> None:
-    """The text as it comes; who watches a terminal sees it behind its prompt."""
-    if sys.stderr is not None and sys.stderr.isatty() and sys.stdout.isatty():
-        dim, normal = ("", "") if is_plain(sys.stderr) else ("\x1b[2m", "\x1b[0m")
-        print(f"{dim}{prompt}{normal}", end="", file=sys.stderr, flush=True)
-    print(first, end="", flush=True)
+def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
+    """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
+    if prompt and not is_plain(sys.stdout):
+        prompt = f"\x1b[2m{prompt}\x1b[0m"
+    print(f"{label}{prompt}{first}", end="", flush=True)
     for piece in stream:
         print(piece, end="", flush=True)
     print()

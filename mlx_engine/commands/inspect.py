@@ -43,19 +43,27 @@ TITLES = {
 @reports_errors
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="A GGUF file, a Hugging Face folder, org/repo[:file], or builtin.")
+        str,
+        typer.Argument(help="GGUF file, safetensors file, Hugging Face folder, hub id org/repo[:file], or builtin."),
     ] = "builtin",
-    tensors: Annotated[bool, typer.Option("--tensors", help="Only the list of tensors.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Print only the list of tensors.")] = False,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="Only tensors with this in their name, or that match this glob.")
+        str | None,
+        typer.Option("--filter", help="Print only tensors whose name contains this text or matches this glob."),
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Also their values' min, max, mean and std.")] = False,
-    head: Annotated[int | None, typer.Option("--head", min=0, help="Also the first N values of each.")] = None,
-    meta: Annotated[str | None, typer.Option("--meta", help="Only this metadata value, whole.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check that the model is whole and can be run.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Also print each tensor's min, max, mean and standard deviation.")
+    ] = False,
+    head: Annotated[
+        int | None, typer.Option("--head", min=0, help="Also print the first N values of each tensor.")
+    ] = None,
+    meta: Annotated[
+        str | None, typer.Option("--meta", help="Print only the value of this metadata key, in full.")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check that the model is complete and can be run.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the header, metadata and tensors of a model's file, without loading the model."""
+    """Show the header, metadata and tensors of a model without loading it."""
     from mlx_engine.checkpoint.listing import open_listing
     from mlx_engine.checkpoint.sources import resolve
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from kernels.lab.verdict import Verdict
     from kernels.launch import ExecutorName
 
-kernels = typer.Typer(no_args_is_help=True, help="List the GPU kernels, check them, measure them, show their text.")
+kernels = typer.Typer(no_args_is_help=True, help="List, check and measure the GPU kernels, or print their source.")
 
 Executor = Annotated[
     str | None,
-    typer.Option("--executor", "-e", help="metal, cuda or emulator.", show_default="the first that this machine has"),
+    typer.Option(
+        "--executor", "-e", help="Run on metal, cuda or emulator.", show_default="the first that this machine has"
+    ),
 ]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -31,7 +33,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @kernels.command("list")
 @reports_errors
 def list_(json: AsJSON = False) -> None:
-    """List the kernels: what each does, its rung on the ladder of products, what it is given and gives."""
+    """List the kernels: what each computes, its inputs and outputs, its rung if it is one of the matrix products."""
     from kernels.lab.catalogue import entries
     from kernels.launch import executors
 
@@ -65,13 +67,14 @@ def described(entry: Entry) -> dict[str, Any]:
 @reports_errors
 def check(
     kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", "-k", help="May be given several times.", show_default="all")
+        list[str] | None,
+        typer.Option("--kernel", "-k", help="Kernel to check; may be given several times.", show_default="all"),
     ] = None,
     executor: Executor = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Orders of the threads; on a GPU, runs.")] = 2,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Thread orders to try; on a GPU, runs.")] = 2,
     json: AsJSON = False,
 ) -> None:
-    """Run every kernel over ragged shapes, in several orders of its threads, and compare it with float64."""
+    """Run every kernel over ragged shapes, in several thread orders, and compare the results with float64."""
     from kernels.lab.check import Orders
 
     every, name = chosen(kernel), executor_of(executor)
@@ -122,22 +125,27 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
 @reports_errors
 def bench(
     report: Annotated[
-        bool, typer.Option("--report", help="Write a file to send: this table, the chip, and tokens per second.")
+        bool, typer.Option("--report", help="Also write a file to share: this table, the chip, and tokens per second.")
     ] = False,
     file: Annotated[
-        Path | None, typer.Argument(help="Where --report writes: Markdown, or .json.", show_default="kernels-CHIP.md")
+        Path | None,
+        typer.Argument(help="The file that --report writes: Markdown, or .json.", show_default="kernels-CHIP.md"),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Whose matrices; with --report, what writes tokens.")
+        str,
+        typer.Option(
+            "--model", "-m", help="Model whose matrices are multiplied; --report also generates tokens with it."
+        ),
     ] = "shape:qwen3-0.6b",
     executor: Executor = None,
-    vectors: Annotated[int, typer.Option("--vectors", min=1, max=8, help="To multiply at once.")] = 1,
+    vectors: Annotated[int, typer.Option("--vectors", min=1, max=8, help="Vectors to multiply at once.")] = 1,
     budget: Annotated[
-        float | None, typer.Option("--budget", min=0, help="With --report, seconds for each rate of tokens.")
+        float | None,
+        typer.Option("--budget", min=0, help="With --report: seconds for each measurement of tokens per second."),
     ] = None,
     json: AsJSON = False,
 ) -> None:
-    """Measure every rung of the ladder on a model's matrices, cold, with MLX's own product beside them."""
+    """Measure every matrix product kernel on a model's matrices, with cold caches, beside MLX's own product."""
     from mlx_engine.bench import kernel_report
 
     if file is not None and not report:
@@ -158,17 +166,19 @@ def bench(
         print(kernel_report.summary(found))
     if path is not None:
         kernel_report.write_report(path, found)
-        notice(f"the report is in {path}: it names the model, and nothing else of yours")
+        notice(f"the report is in {path}; of your files it names only the model")
 
 
 @kernels.command()
 @reports_errors
 def source(
-    name: Annotated[str, typer.Argument(help="A kernel of `kernels list`.")],
-    body: Annotated[bool, typer.Option("--body", help="Only the body, as it stands in its file.")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="As it is translated for CUDA.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of a kernel, as in `kernels list`.")],
+    body: Annotated[
+        bool, typer.Option("--body", help="Print only the body, as it stands in the kernel's file.")
+    ] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="Print the translation to CUDA.")] = False,
 ) -> None:
-    """Print a kernel as MLX generates it for a typical launch, without MLX's own preamble."""
+    """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
         raise OptionError(option="source", expected="--body or --cuda", found="both")
@@ -213,7 +223,7 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
     if given is None and only_gpu and have[0] == "emulator":
         raise OptionError(
             option="bench",
-            expected="a GPU, as an emulator's times say nothing about one; --executor emulator counts instead",
+            expected="a GPU, since times in the emulator say nothing about one (--executor emulator counts operations)",
             found="none here",
         )
     return given or have[0]

@@ -12,27 +12,32 @@ from mlx_engine.errors import OptionError
 Model: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="A GGUF file, a Hugging Face folder, org/repo[:file], builtin, or shape:NAME to measure."
+        "--model",
+        "-m",
+        help="GGUF file, Hugging Face folder, hub id org/repo[:file], builtin, or shape:NAME (random weights).",
     ),
 ]
 Backend: TypeAlias = Annotated[
-    str, typer.Option("--backend", "-b", help="What computes; the `backends` command lists them.")
+    str, typer.Option("--backend", "-b", help="Backend to run on; the `backends` command lists all.")
 ]
 Threads: TypeAlias = Annotated[
-    int | None, typer.Option("--threads", "-t", help="For backends with threads.", show_default="all cores")
+    int | None,
+    typer.Option("--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"),
 ]
-NoJit: TypeAlias = Annotated[bool, typer.Option("--no-jit", help="Plain NumPy where compiled kernels exist.")]
-Quant: TypeAlias = Annotated[str, typer.Option("--quant", help="Linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")]
+NoJit: TypeAlias = Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")]
+Quant: TypeAlias = Annotated[
+    str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
+]
 QuantMinDim: TypeAlias = Annotated[
     str,
-    typer.Option("--quant-min-dim", metavar="auto|N", help="Leave layers whose longer side is below N as they are."),
+    typer.Option("--quant-min-dim", metavar="auto|N", help="Do not quantise layers whose longer side is below N."),
 ]
 QuantLayers: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--quant-layer",
         metavar="LAYER=TYPE",
-        help="Another type for some: attn_v=f32, ffn=q4_0, output=keep; may be given several times.",
+        help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
     ),
 ]
 

@@ -41,7 +41,7 @@ def read_prompts(prompt: str | None, file: Path | None, batch: Path | None) -> l
     text = read_text("-", None, "batch_file") if str(batch) == "-" else read_text(None, batch, "batch_file")
     # Not splitlines, for which a form feed or U+2028 inside a prompt would end it.
     lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
-    require(bool(lines), option="batch_file", expected="a prompt a line", found=f"none in {batch}")
+    require(bool(lines), option="batch_file", expected="one prompt per line", found=f"none in {batch}")
     return lines
 
 
@@ -50,7 +50,7 @@ def asked(engine: Engine, texts: Sequence[str], *, chat: bool, system: str | Non
     if not chat:
         return list(texts)
     if engine.tokenizer.chat_template is None:
-        notice("warning: this model has no chat template: it goes on from the plain text, and may not answer")
+        notice("warning: this model has no chat template: it continues the prompt as plain text, and may not answer")
         return [text if system is None else f"{system}\n\n{text}" for text in texts]
     first = [] if system is None else [{"role": "system", "content": system}]
     return [[*first, {"role": "user", "content": text}] for text in texts]

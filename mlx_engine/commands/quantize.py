@@ -20,22 +20,31 @@ TARGETS = ("q8_0", "q4_0", "q4_1")
 
 @reports_errors
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, a folder, org/repo[:file], or builtin.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write.")],
-    to: Annotated[str, typer.Option("--to", help="q8_0, q4_0 or q4_1.")] = "q8_0",
+    model: Annotated[
+        str, typer.Argument(metavar="IN", help="GGUF file, Hugging Face folder, hub id org/repo[:file], or builtin.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.")],
+    to: Annotated[str, typer.Option("--to", help="Type of the quantised matrices: q8_0, q4_0 or q4_1.")] = "q8_0",
     min_dim: Annotated[
-        str, typer.Option("--min-dim", metavar="auto|N", help="Leave matrices whose longer side is below N.")
+        str, typer.Option("--min-dim", metavar="auto|N", help="Do not quantise matrices whose longer side is below N.")
     ] = "auto",
     layer: Annotated[
         list[str] | None,
-        typer.Option("--layer", metavar="LAYER=TYPE", help="Another type for some: attention=q8_0, output=keep."),
+        typer.Option(
+            "--layer",
+            metavar="LAYER=TYPE",
+            help="Type of some layers, such as attention=q8_0 or output=keep; may be given several times.",
+        ),
     ] = None,
     preserve_output: Annotated[
-        bool, typer.Option("--preserve-output", help="Leave the head as it is: the same as --layer output=keep.")
+        bool,
+        typer.Option(
+            "--preserve-output", help="Keep the output head as it is stored; the same as --layer output=keep."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over OUT if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.")] = False,
 ) -> None:
-    """Write a model as GGUF, its matrices quantised, and say what that costs: bytes, and the error by type of layer."""
+    """Quantise a model into a GGUF file. Print bytes and quantisation error by type of layer."""
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.models.conversion import HEAD, Conversion
     from mlx_engine.models.requantise import requantise
@@ -47,7 +56,7 @@ def quantize(
         layers[HEAD] = "keep"
     conversion = Conversion(to, min_dim_of(min_dim), layers)
     if out.exists() and not force:
-        raise OptionError(option="OUT", expected="a file that is not there yet, or --force", found=str(out))
+        raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))
     with progress_bar("quantising") as progress:
         lines = requantise(resolve(model), out, conversion, progress=progress)
     notice(table(lines))
@@ -58,7 +67,7 @@ def table(lines: list[Line]) -> str:
     """By layer type: bytes before and after, their ratio, and the error."""
     from mlx_engine.models.requantise import total
 
-    rows = [["layers", "matrices", "now", "before", "after", "ratio", "RMSE"]]
+    rows = [["layers", "matrices", "type", "before", "after", "ratio", "RMSE"]]
     for line in [*lines, total(lines)]:
         types = ", ".join(line.types)
         ratio = f"{line.bytes_out / line.bytes_in:.3f}" if line.bytes_in else "-"

@@ -31,28 +31,28 @@ def report(
     quant_min_dim: QuantMinDim = "auto",
     quant_layer: QuantLayers = None,
     threads: Threads = None,
-    n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Tokens to read.")] = 128,
-    n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Tokens to write, each a pass.")] = 16,
-    depth: Annotated[int, typer.Option("--depth", "-d", min=0, help="Tokens of context before the prompt.")] = 0,
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Rounds that count.")] = 5,
+    n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Prompt tokens to read.")] = 128,
+    n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Tokens to generate, one forward pass each.")] = 16,
+    depth: Annotated[
+        int, typer.Option("--depth", "-d", min=0, help="Tokens already in the context before the prompt.")
+    ] = 0,
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Measured rounds.")] = 5,
     budget: Annotated[
-        float, typer.Option("--budget", help="Seconds after which no further round is begun; one is always run.")
+        float, typer.Option("--budget", help="Start no further round after S seconds; at least one is run.")
     ] = 90.0,
     against: Annotated[
-        Path | None, typer.Option("--against", help="The JSON of an earlier report: what has changed since.")
+        Path | None, typer.Option("--against", help="The report.json of an earlier report to compare with.")
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare although model, machine or passes are others; it is marked.")
+        bool, typer.Option("--anyway", help="Compare even if model, machine or tests differ; the page says which.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="The folder for report.md and report.json.", show_default="bench-results/MODEL-TIME"
-        ),
+        typer.Option("--out", help="Folder for report.md and report.json.", show_default="bench-results/MODEL-TIME"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the JSON instead of the Markdown.")] = False,
 ) -> None:
-    """Measure a model's passes and rank what could be gained. Markdown on stdout; the same and JSON in a folder."""
+    """Profile a model's forward passes and rank the bottlenecks. Print Markdown; write it and JSON to a folder."""
     from mlx_engine.bench.bottlenecks.against import read, refuse, section
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
@@ -76,11 +76,11 @@ def report(
     with still_bar() as progress:
         new = measured(settings, before=before, progress=progress)
     if new["watched"]:
-        notice("the log times every operation while it is measured: rates are lower than without MLX_ENGINE_LOG")
+        notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     text = page(new, None if old is None else section(old, new))
     folder = default_folder(model) if out is None else out
     make_folder(folder)
     write(folder / "report.json", json_module.dumps(new, indent=1) + "\n")
     write(folder / "report.md", text)
     print(json_module.dumps(new, indent=1) if json else text)
-    notice(f"the report and every figure of it are in {folder}")
+    notice(f"report.md and report.json are in {folder}")

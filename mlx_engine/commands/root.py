@@ -21,4 +21,4 @@ def root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Run language models from the files that you have, and see where the time goes."""
+    """Run language models from GGUF files and Hugging Face folders, and measure where the time goes."""

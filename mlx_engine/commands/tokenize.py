@@ -15,32 +15,34 @@ from mlx_engine.errors import OptionError
 if TYPE_CHECKING:
     from mlx_engine.tokenizer import Tokenizer
 
-tokenize = typer.Typer(no_args_is_help=True, help="Turn text into token ids and back, or show the vocabulary.")
+tokenize = typer.Typer(no_args_is_help=True, help="Convert text to token ids and back, or show the vocabulary.")
 
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="A GGUF file (of a vocabulary alone, too), a tokenizer.json or its folder, or a hub id."
+        "--model", "-m", help="GGUF file (with or without weights), tokenizer.json or its folder, hub id, or builtin."
     ),
 ]
-File = Annotated[Path | None, typer.Option("--file", "-f", help="Read it from this file instead.")]
+File = Annotated[Path | None, typer.Option("--file", "-f", help="Read the input from this file.")]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @tokenize.command()
 @reports_errors
 def encode(
-    text: Annotated[str | None, typer.Argument(help="The text; - or nothing reads stdin, to its last newline.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The text; - or nothing reads all of stdin, the last newline included.")
+    ] = None,
     model: Model = "builtin",
     file: File = None,
     special: Annotated[bool, typer.Option("--special", help="Recognise control tokens in the text.")] = False,
-    pieces: Annotated[bool, typer.Option("--pieces", help="One id to a line, with its token and text.")] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="Print one id per line, with its token and text.")] = False,
     round_trip: Annotated[
         bool, typer.Option("--round-trip", help="Fail if the ids do not decode to the same text.")
     ] = False,
     json: AsJSON = False,
 ) -> None:
-    """Print the token ids of a text. Nothing is added to it, no BOS either."""
+    """Print the token ids of a text. No token is added, not even BOS."""
     given = read_text(text, file, "text")
     tokenizer = load(model)
     ids = tokenizer.encode(given, special=special)
@@ -53,7 +55,7 @@ def encode(
     else:
         print(*ids)
     if again != given:
-        notice(f"error: the ids decode to another text: {plain(again)}")
+        notice(f"error: the ids decode to a different text: {plain(again)}")
         raise typer.Exit(FAILED)
 
 
@@ -61,14 +63,14 @@ def encode(
 @reports_errors
 def decode(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Ids, or lists of them, separated by spaces or commas; - reads stdin.")
+        list[str] | None, typer.Argument(help="Token ids, separated by spaces or commas; - or nothing reads stdin.")
     ] = None,
     model: Model = "builtin",
     file: File = None,
     skip_special: Annotated[bool, typer.Option("--skip-special", help="Leave out control tokens.")] = False,
     json: AsJSON = False,
 ) -> None:
-    """Print the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+    """Print the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
     given = parse_ids(read_text(" ".join(ids) if ids else None, file, "ids"))
     tokenizer = load(model)
     check_ids(given, tokenizer.vocab_size)
@@ -84,11 +86,14 @@ def decode(
 def info(
     model: Model = "builtin",
     lookup: Annotated[
-        str | None, typer.Option("--lookup", help="Only this token: its id, its text, or as the vocabulary writes it.")
+        str | None,
+        typer.Option(
+            "--lookup", help="Show only this token, given as its id, its text, or its entry in the vocabulary."
+        ),
     ] = None,
     json: AsJSON = False,
 ) -> None:
-    """Show what kind of vocabulary it is, and its special tokens."""
+    """Show the kind and size of the vocabulary, and its special tokens."""
     tokenizer = load(model)
     if lookup is not None:
         print_lookup(tokenizer, lookup, as_json=json)
@@ -177,11 +182,11 @@ def print_info(tokenizer: Tokenizer) -> None:
     template = tokenizer.chat_template
     rows = [
         ("kind", tokenizer.kind),
-        ("pre-tokenizer", tokenizer.pre or "as tokenizer.json says"),
+        ("pre-tokenizer", tokenizer.pre or "as tokenizer.json defines it"),
         ("vocabulary", f"{tokenizer.vocab_size:,} tokens"),
-        ("BOS", named(tokenizer, tokenizer.bos_id) + (", goes before prompts" if tokenizer.add_bos else "")),
+        ("BOS", named(tokenizer, tokenizer.bos_id) + (", added before prompts" if tokenizer.add_bos else "")),
         ("EOS", named(tokenizer, tokenizer.eos_id)),
-        ("ends a text", ends),
+        ("end of text", ends),
         ("chat template", "none" if template is None else f"{len(template):,} characters"),
         ("special tokens", f"{len(tokenizer.special_tokens):,}"),
     ]

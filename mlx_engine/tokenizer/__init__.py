@@ -33,7 +33,7 @@ def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
 
     Raises:
         SourceError: there is no such file.
-        FormatError: a GGUF file is damaged.
+        FormatError: a GGUF file is damaged, or a file is a Git-LFS pointer.
         TokenizerError: no tokenizer can be made of what is there.
     """
     if not isinstance(source, (str, os.PathLike)):

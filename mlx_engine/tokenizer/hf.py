@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.errors import SourceError, TokenizerError
 from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType, named_end_ids
@@ -33,6 +34,7 @@ def from_json(path: str | Path) -> Tokenizer:
 
     Raises:
         SourceError: the file cannot be read.
+        FormatError: it is a Git-LFS pointer.
         TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
     """
     return Tokenizer(*parse(Path(path)))
@@ -43,6 +45,7 @@ def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
 
     Raises:
         SourceError: the file cannot be read.
+        FormatError: it is a Git-LFS pointer.
         TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
     """
     where = str(path)
@@ -83,11 +86,13 @@ def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as problem:
         raise SourceError(f"{path}: cannot be read: {problem.strerror or problem}; check the path") from None
     except UnicodeDecodeError:
         raise TokenizerError(f"{path}: expected JSON in UTF-8, found other bytes; download it again") from None
+    refuse_pointer(path, text[:POINTER_BYTES].encode(), f"a {path.name}")
+    return text
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:

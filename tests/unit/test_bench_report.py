@@ -2,6 +2,7 @@
 
 import pytest
 
+from mlx_engine.bench import plots
 from mlx_engine.bench.ladder import RUNGS, figure, steps
 from mlx_engine.bench.ladder import tests as in_common
 from mlx_engine.bench.report import growth_of, in_cache, ladder, moves, notes, page, passes, text
@@ -234,26 +235,18 @@ def test_the_page_says_what_was_measured_where_and_shows_the_plots():
 # ---- the pictures ----
 
 
-@pytest.fixture
-def plots():
-    pytest.importorskip("matplotlib")
-    from mlx_engine.bench import plots
-
-    return plots
-
-
-def test_every_plot_is_a_file(plots, tmp_path):
+def test_every_plot_is_a_file(tmp_path):
     names = plots.write(swept(), tmp_path)
     assert names == ["passes.png", "ladder.png", "roofline.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
-def test_what_has_no_rows_is_not_drawn(plots, tmp_path):
+def test_what_has_no_rows_is_not_drawn(tmp_path):
     assert plots.write([row("metal", "pp8", None)], tmp_path) == []
     assert plots.write([row("scalar", "pp8", 1.0)], tmp_path) == ["ladder.png", "roofline.png"]
 
 
-def test_passes_are_drawn_with_a_cache_and_without_and_an_estimate_goes_on(plots):
+def test_passes_are_drawn_with_a_cache_and_without_and_an_estimate_goes_on():
     (axes,) = plots.passes(swept()).axes
     lines = {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in axes.get_lines()}
     assert set(lines) == {"with a cache", "without a cache", "without a cache, estimated"}
@@ -266,7 +259,7 @@ def test_passes_are_drawn_with_a_cache_and_without_and_an_estimate_goes_on(plots
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("pass", "ms per pass")
 
 
-def test_estimates_are_hatched_and_absent_rungs_are_listed(plots):
+def test_estimates_are_hatched_and_absent_rungs_are_listed():
     prefill, decode = plots.ladder(swept()).axes
     bars = {axes: [bar for bar in axes.patches if bar.get_width() > 0] for axes in (prefill, decode)}
     assert [bar.get_hatch() for bar in bars[prefill]] == ["///", None, None, None]
@@ -276,7 +269,7 @@ def test_estimates_are_hatched_and_absent_rungs_are_listed(plots):
     assert prefill.get_xscale() == decode.get_xscale() == "log"
 
 
-def test_the_roofline_has_the_machines_limits_and_a_point_for_each_cell(plots):
+def test_the_roofline_has_the_machines_limits_and_a_point_for_each_cell():
     (axes,) = plots.roofline(swept()).axes
     lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     roof = lines["1 thread: 20 GB/s, 100 GFLOP/s"]

@@ -32,9 +32,9 @@ def test_figures_that_are_known():
     assert gemma.held == 2 * 256 * 4 * (4 * 32_768 + 22 * 1031)
     line = kv_cache(gemma)
     assert line.startswith(
-        "KV cache: 1,664.0 MB (26 layers x 1 head x 32,768 x 256 x f32 x 2); the window of 512 of 22"
+        "KV cache: 1,664.0 MB (26 layers x 1 head x 32,768 x 256 x f32 x 2); sliding windows of 512 tokens in 22 "
     )
-    assert line.endswith("saves 1,363.7 MB, 300.3 MB are held")
+    assert line.endswith("layers save 1,363.7 MB: 300.3 MB are allocated")
     assert CacheSize.of(QWEN3, 1, 1).whole == 28 * 8 * 128 * 4 * 2
 
 

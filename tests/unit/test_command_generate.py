@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from mlx_engine.backends import auto, backend_names
@@ -57,10 +58,55 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr():
     result = generate("Once upon a time", "-n", 8)
     as_json = json.loads(generate("Once upon a time", "-n", 8, "--json").out)
     assert result.code == 0
-    assert result.out == as_json["text"] + "\n"
+    assert result.out == "Once upon a time" + as_json["text"] + "\n"
     assert "backend simd" in result.err
     assert "tokens" in result.err
     assert "time_to_first_token_ms" in result.err
+    assert "Once upon a time" not in result.err
+    assert generate("Once upon a time", "-n", 8, "--quiet").out == result.out
+
+
+def test_no_echo_prints_the_generated_text_alone():
+    text = json.loads(generate("Once upon a time", "-n", 8, "--json").out)["text"]
+    assert generate("Once upon a time", "-n", 8, "--no-echo").out == text + "\n"
+
+
+def test_a_prompt_is_printed_as_it_was_read(tmp_path):
+    prompt = "Über\n  zwei Zeilen\n"
+    (tmp_path / "prompt.txt").write_bytes(prompt.encode())
+    text = json.loads(generate(prompt, "-n", 4, "--json").out)["text"]
+    for given in (("--prompt-file", tmp_path / "prompt.txt"), ("-",)):
+        assert generate(*given, "-n", 4, stdin=prompt.encode()).out == prompt + text + "\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
+@pytest.mark.parametrize(
+    ("options", "environment", "shown"),
+    [
+        ((), {}, "\x1b[2mOnce\x1b[0m"),
+        ((), {"NO_COLOR": "1"}, "Once"),
+        ((), {"TERM": "dumb"}, "Once"),
+        (("--no-echo",), {}, ""),
+    ],
+    ids=["dimmed", "NO_COLOR", "dumb", "no echo"],
+)
+def test_a_terminal_shows_the_prompt_dimmed(options, environment, shown):
+    import pty
+
+    text = json.loads(generate("Once", "-n", 4, "--json").out)["text"]
+    command = [sys.executable, "cli.py", "generate", "Once", "-m", MODEL, "-b", "simd", "-n", "4", *options]
+    inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    ours, theirs = pty.openpty()
+    try:
+        subprocess.run(
+            command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, check=True, timeout=60,
+            env={**inherited, "TERM": "xterm", **environment},
+        )  # fmt: skip
+        printed = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert printed.replace("\r\n", "\n") == f"{shown}{text}\n"
 
 
 def test_json_is_one_object_with_the_keys_of_the_contract():
@@ -170,6 +216,37 @@ def test_backends_as_json_gives_a_reason_or_null():
     assert reasons[answer["auto"]] is None
     if NO_METAL:
         assert "Apple" in reasons["metal"]
+
+
+# ---- help ----
+
+
+def test_the_help_of_every_command_begins_with_what_it_does():
+    summaries = {
+        "generate": "Generate text from a prompt.",
+        "bench": "Measure prefill and decode",
+        "report": "Profile a model's forward passes",
+        "quantize": "Quantise a model into a GGUF file.",
+        "inspect": "Show the header, metadata and tensors",
+        "tokenize": "Convert text to token ids",
+        "backends": "List the backends",
+        "kernels": "List, check and measure the GPU kernels",
+    }
+    commands = typer.main.get_command(app).commands
+    assert commands.keys() == summaries.keys()
+    assert [name for name, summary in summaries.items() if not commands[name].help.startswith(summary)] == []
+    assert cli("--help").code == 0
+
+
+def test_every_parameter_of_every_command_has_a_help_text():
+    def without_help(command, path):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from without_help(inner, f"{path} {name}")
+        if not command.help:
+            yield path
+        yield from (f"{path} {parameter.name}" for parameter in command.params if not parameter.help)
+
+    assert list(without_help(typer.main.get_command(app), "")) == []
 
 
 # ---- wrong use ----

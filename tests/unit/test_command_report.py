@@ -47,7 +47,7 @@ def test_the_page_is_printed_and_written(tmp_path, backend):
     result = run(tmp_path, backend=backend)
     assert result.code == 0
     assert result.out.strip() == (tmp_path / "report.md").read_text().strip()
-    assert result.err.splitlines() == [f"the report and every figure of it are in {tmp_path}"]
+    assert result.err.splitlines() == [f"report.md and report.json are in {tmp_path}"]
     titles = [line for line in result.out.splitlines() if line.startswith("#")]
     assert titles == [
         f"# Bottlenecks: {json.loads((tmp_path / 'report.json').read_text())['model']['name']} on {backend}",

@@ -126,7 +126,7 @@ def test_round_trip(monkeypatch):
     monkeypatch.setattr("mlx_engine.tokenizer.Tokenizer.decode", lambda self, ids: "other")
     result = run("encode", TEXT, "--round-trip")
     assert result.exit_code == 1
-    assert "another text: other" in result.stderr
+    assert "a different text: other" in result.stderr
 
 
 def test_info(tokenizer):

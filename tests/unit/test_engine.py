@@ -207,6 +207,16 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not modules_after("import mlx_engine; mlx_engine.errors") & heavy
 
 
+def test_only_a_plot_waits_for_matplotlib():
+    arguments = ["bench", "-m", str(F32), "-b", "simd", "--no-jit", "-p", "2", "-n", "1", "-r", "1"]
+    run_benchmark = f"""
+from typer.testing import CliRunner
+from mlx_engine.commands.app import app
+assert CliRunner().invoke(app, {arguments}).exit_code == 0
+"""
+    assert "matplotlib" not in modules_after(run_benchmark)
+
+
 def test_listing_a_file_does_not_import_mlx():
     loaded = modules_after(f"import mlx_engine; mlx_engine.open_gguf({str(F32)!r}).tensors")
     assert not loaded & {"mlx.core", "typer", "tokenizers", "huggingface_hub"}

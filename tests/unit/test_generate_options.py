@@ -42,6 +42,8 @@ def test_the_built_in_model_answers_a_question():
     assert result.code == 0
     assert "Paris" in result.out
     assert "<|" not in result.out
+    text = json.loads(generate("--chat", "What is the capital of France?", "--json", **BUILTIN).out)["text"]
+    assert result.out == text + "\n"
 
 
 def test_a_chat_is_one_turn_of_the_model_s_template():
@@ -78,6 +80,7 @@ def test_a_model_without_a_template_warns_and_takes_the_text(plain):
     assert ids_and_text(result) == ids_and_text(generate("a", "-n", 2, "--json", model=plain))
     joined = generate("--chat", "a", "--system", "s", "-n", 2, "--json", model=plain)
     assert ids_and_text(joined) == ids_and_text(generate("s\n\na", "-n", 2, "--json", model=plain))
+    assert generate("--chat", "a", "-n", 2, model=plain).out == ids_and_text(result)[1] + "\n"
 
 
 def test_a_template_that_refuses_is_one_line(tmp_path):
@@ -107,6 +110,10 @@ def test_a_batch_runs_every_line_that_is_not_blank(batch):
     alone = [generate(prompt, "-n", 6).out for prompt in PROMPTS]
     assert result.code == 0
     assert result.out == "".join(f"[{i}] {text}" for i, text in enumerate(alone, start=1))
+    assert [text.startswith(prompt) for text, prompt in zip(alone, PROMPTS, strict=True)] == [True] * 3
+    texts = [generate(prompt, "-n", 6, "--no-echo").out for prompt in PROMPTS]
+    silent = generate("--batch-file", batch, "-n", 6, "--no-echo")
+    assert silent.out == "".join(f"[{i}] {text}" for i, text in enumerate(texts, start=1))
     assert re.search(r"^3 prompts in [\d.]+s \([\d.]+ prompts/sec\)$", result.err, re.MULTILINE)
     n_tokens = sum(len(json.loads(generate(p, "-n", 6, "--json").out)["token_ids"]) for p in PROMPTS)
     assert re.search(rf"^{n_tokens} tokens in [\d.]+s \([\d.]+ tokens/sec\)$", result.err, re.MULTILINE)
@@ -163,7 +170,7 @@ def test_a_run_that_is_late_prints_what_it_has():
     run = json.loads(generate(*options, "--json").out)
     assert (run["finish_reason"], len(run["token_ids"])) == ("timeout", 1)
     result = generate(*options)
-    assert (result.code, result.out) == (0, run["text"] + "\n")
+    assert (result.code, result.out) == (0, f"Once{run['text']}\n")
     assert "ended by timeout" in result.err
 
 
@@ -263,7 +270,7 @@ def test_gemma_s_windows_are_said():
     config = json.loads((folder / "config.json").read_text())
     result = generate("a", "-n", 60, "--ignore-eos", "--context-len", 4096, model=str(folder))
     assert result.code == 0, result.err
-    assert f"the window of {config['sliding_window']} of " in result.err
+    assert f"sliding windows of {config['sliding_window']} tokens in " in result.err
 
 
 def test_a_hub_model_says_whether_it_was_here(monkeypatch, tmp_path):

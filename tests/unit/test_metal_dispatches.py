@@ -149,11 +149,11 @@ def test_the_command_says_what_a_token_costs(monkeypatch):
     monkeypatch.setenv(VARIABLE, "emulate")
     result = CliRunner().invoke(app, ["backends", "--model", "builtin"])
     assert result.exit_code == 0, result.output
-    told = result.stdout.partition("One token of builtin on metal, counted as on Metal:\n")[2].splitlines()
+    told = result.stdout.partition("One token of builtin on metal, as dispatched on Metal:\n")[2].splitlines()
     assert told[0].startswith("  7 dispatches per layer: attention, head_norm_rope, kv_write,")
-    assert told[1] == "  8 from 1,024 keys on, 3 more in a step that grows the cache"
-    assert told[2] == "  3 around the 6 layers: argmax, embed_rows, norm_project; 45 in all"
-    assert told[3].startswith("  2.60 MB of weights, and 6.1 kB of keys and values")
+    assert told[1] == "  8 per layer from 1,024 cached tokens on, 3 more in a step that grows the KV cache"
+    assert told[2] == "  3 outside the 6 layers: argmax, embed_rows, norm_project; 45 in all"
+    assert told[3].startswith("  2.60 MB of weights are read, and 6.1 kB of keys and values")
 
 
 @NEEDS_COMPILER
