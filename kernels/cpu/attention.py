@@ -51,6 +51,9 @@ from kernels.cpu.vectors import (
 # position of slot 0. There are BLOCKS blocks from block BEGIN on. A chunk for many tokens has SPAN of them.
 Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, FIRST, SCALE, BLOCKS, BEGIN, SPAN = range(16)
 
+# Bytes ahead of the multiplications at which memory is asked for keys.
+_AHEAD = 2048
+
 _LEAST = np.float32(-np.inf)
 
 
@@ -58,28 +61,26 @@ _LEAST = np.float32(-np.inf)
 
 
 @jit
-def _scores(keys: Any, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any) -> None:
-    """`scores[i SCORES + j] = key j . query i` for keys first to last - 1; three more places may be written behind."""
-    j = first
+def _scores(
+    keys: int, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any, values: int, far: bool
+) -> None:
+    """`scores[i SCORES + j] = key j . query i` for keys first to last - 1; three more places may be written behind.
+
+    For few queries memory is `far`: it is asked for what comes next of the keys at address `keys`, and for the values
+    at address `values`, which are wanted afterwards, so that it is read in two places at once.
+    """
+    j, data = first, floats(keys)
     while j + TILE_ROWS <= last:
-        set_dots(keys, j * width, width, q, at, width, n, width, scores, j, SCORES)
+        if far:
+            for ahead in range(4 * j * width, 4 * (j + TILE_ROWS) * width, LINE_BYTES):
+                prefetch(raw(keys), ahead + _AHEAD)
+                prefetch(raw(values), ahead)
+        set_dots(data, j * width, width, q, at, width, n, width, scores, j, SCORES)
         j += TILE_ROWS
     while j < last:
         # There may be no four rows: one is taken four times.
-        set_dots(keys, j * width, 0, q, at, width, n, width, scores, j, SCORES)
+        set_dots(data, j * width, 0, q, at, width, n, width, scores, j, SCORES)
         j += 1
-
-
-@jit
-def _scores_and_prefetch(
-    keys: Any, first: int, last: int, q: Any, at: int, n: int, width: int, scores: Any, values: Any
-) -> None:
-    """The same where memory is the limit: it is asked for the values, bytes, while the keys are read."""
-    for j in range(first, last, TILE_ROWS):
-        end = min(j + TILE_ROWS, last)
-        for ahead in range(4 * j * width, 4 * end * width, LINE_BYTES):
-            prefetch(values, ahead)
-        _scores(keys, j, end, q, at, n, width, scores)
 
 
 @jit
@@ -132,20 +133,18 @@ def _attend_block(
             first, last = min(first, begin), max(last, end)
     if first >= last:
         return False
-    at = job[STORE] + 4 * (head * job[SLOTS] + start) * width
-    after = at + 4 * job[KV] * job[SLOTS] * width
-    keys, values = floats(at), floats(after)
-    if job[T] <= FEW:
-        _scores_and_prefetch(keys, first, last, queries, first_row * width, n, width, scores, raw(after))
-    else:
-        _scores(keys, first, last, queries, first_row * width, n, width, scores)
+    keys = job[STORE] + 4 * (head * job[SLOTS] + start) * width
+    values = keys + 4 * job[KV] * job[SLOTS] * width
+    _scores(keys, first, last, queries, first_row * width, n, width, scores, values, job[T] <= FEW)
     scale = np.float32(number(job[SCALE]))
     for i in range(n):
         begin, end = _visible(job, slot + (first_row + i) % n_tokens, start)
         largest, sum_ = _weights(scores, i * SCORES, first, last, begin, end, scale)
         put(found, i * row + width, largest)
         put(found, i * row + width + 1, sum_)
-    sum_weighted(scores, first, SCORES, n, values, first * width, width, last - first, width, found, 0, row)
+    sum_weighted(
+        scores, first, SCORES, n, floats(values), first * width, width, last - first, width, found, 0, row
+    )
     return True
 
 
