@@ -28,6 +28,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -256,7 +257,8 @@ def on_arm64(target: Target, root: Path | None, keyword: str | None) -> Outcome:
         return Outcome("arm64", "left out: not prepared" if qemu else "left out: no QEMU")
     # A program that the tests start is started by this machine's kernel: Python's name must be one that it can run.
     python = root / "python"
-    python.write_text(f'#!/bin/sh\nexec {qemu} -0 {python} -L {root} {pythons[0]} "$@"\n')
+    command = shlex.join([qemu, "-0", str(python), "-L", str(root), str(pythons[0])])
+    python.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     python.chmod(0o755)
     environment = target.environment()
     environment |= {"PYTHONHOME": str(root / "usr"), "PYTHONPATH": str(ROOT)}
