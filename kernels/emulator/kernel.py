@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
-from kernels.emulator.arrays import memory_of
-from kernels.emulator.compiler import BUILDS
+from kernels.emulator.arrays import Memory, memory_of
+from kernels.emulator.compiler import BUILDS, UNOPTIMISED
 from kernels.emulator.dispatch import Run, dispatch
-from kernels.emulator.errors import LaunchError
+from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
 from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
 from kernels.emulator.signature import Input
@@ -97,8 +98,33 @@ class MetalKernel:
             at_end=guard == "end" if guard else seed % 2 == 0,
             races=build == "races",
         )
-        arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
+        try:
+            arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
+        except MemoryFaultError as fault:
+            raise self._located(fault, instance, run, memories, output_shapes) from None
         return arrays
+
+    def _located(
+        self,
+        fault: MemoryFaultError,
+        instance: Instance,
+        run: Run,
+        memories: Sequence[Memory],
+        output_shapes: Sequence[Sequence[int]],
+    ) -> MemoryFaultError:
+        """Run a kernel that has faulted again, unoptimised; return its fault: its line is the same on every machine.
+
+        Where there is none, because the order of memory accesses matters, return the one that was found.
+        """
+        plain = instance._replace(build=UNOPTIMISED.name)
+        try:
+            _compile([(self, plain)])
+            dispatch(replace(run, races=False), *self._compiled[plain], memories, output_shapes)
+        except MemoryFaultError as located:
+            return located
+        except EmulatorError:
+            pass
+        return fault
 
     def prepare(
         self,

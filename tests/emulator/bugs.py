@@ -56,7 +56,7 @@ BUGS = [
         "min(first + r, N - 1)",
         "first + r",
         MemoryFaultError,
-        r"read input 'wq' .* past its end, near body, line 1[45]: `const",
+        r"read input 'wq' \(1,440 bytes\), at byte 1,440: just past its end, near body, line 14: `const uint2 codes",
     ),
     Bug("store not guarded", "if (first + r < N) y", "y", MemoryFaultError, "output 'y'.*past its end"),
     Bug("loop goes past the row", "k < K; k += 512", "k < K + 8; k += 512", MemoryFaultError, "past its end"),

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,50 @@ def test_the_newest_clang_of_the_system_is_found(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert compiler.compiler() == ((str(newest),), "Ubuntu clang version 19.1.1 (1)")
     compiler._compiler.cache_clear()
+
+
+# ---- which processor ----
+
+
+def processor_with(extensions: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that this is an x86 processor with these extensions."""
+    (folder / "cpuinfo").write_text(f"processor : 0\nflags\t\t: fpu sse2 {extensions} ht\n")
+    monkeypatch.setattr(compiler, "_CPUINFO", folder / "cpuinfo")
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
+    compiler._lacking.cache_clear()
+
+
+@pytest.fixture
+def _own_processor_again() -> Iterator[None]:
+    yield
+    compiler._lacking.cache_clear()
+    compiler._surroundings.cache_clear()
+
+
+@pytest.mark.usefixtures("_own_processor_again")
+def test_a_processor_without_the_baseline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    processor_with("bmi1 avx f16c", tmp_path, monkeypatch)
+    with pytest.raises(CompilerMissingError, match=r"x86-64-v3.*expected .*found in .*without avx2, bmi2, fma, movbe"):
+        compiler.compiler()
+    assert "use another machine" in str(unavailable())
+    processor_with("avx2 bmi1 bmi2 f16c fma movbe abm", tmp_path, monkeypatch)
+    assert compiler._lacking() == []
+    (tmp_path / "cpuinfo").unlink()  # some systems say nothing
+    compiler._lacking.cache_clear()
+    assert compiler._lacking() == []
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_own_processor_again")
+def test_compiled_kernels_are_the_same_for_every_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = set()
+    monkeypatch.setattr(compiler, "_built", lambda name, make: names.add(name))
+    for more in ("", "avx512f avx512vl amx_tile"):
+        processor_with(f"avx2 bmi1 bmi2 f16c fma movbe abm {more}", tmp_path, monkeypatch)
+        compiler._surroundings.cache_clear()
+        compiler.kernel_library("text", compiler.SPACES)
+    assert len(names) == 1
+    assert not [flag for flags in compiler.BASELINES.values() for flag in flags if "native" in flag]
 
 
 # ---- what it says ----
@@ -264,8 +309,10 @@ def test_other_processors_are_compiled_for(target: str, tmp_path: Path):
     (tmp_path / "kernels.cc").write_text(text)
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path / "zig"), "ZIG_LOCAL_CACHE_DIR": str(tmp_path / "zig")}
     flags = [flag for flag in compiler._KERNEL_FLAGS if flag != "-fstack-clash-protection"]
+    flags += compiler.BASELINES["aarch64"]
     jobs = [[*flags, "-fno-sanitize=all", "-c", str(tmp_path / "kernels.cc")]]
-    jobs += [[*compiler._RUNTIME_FLAGS, "-c", str(source)] for source in (HERE / "runtime").glob("*.c")]
+    runtime_flags = [*compiler._RUNTIME_FLAGS, *compiler.BASELINES["aarch64"]]
+    jobs += [[*runtime_flags, "-c", str(source)] for source in (HERE / "runtime").glob("*.c")]
     for job in jobs:
         result = subprocess.run(
             [*command, "-target", target, *job, "-o", str(tmp_path / "out.o")],

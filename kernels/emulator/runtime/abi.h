@@ -106,6 +106,15 @@ void msl_watch(unsigned long start, unsigned long bytes);  // for races, from be
 void msl_atomically(int begins);                           // what happens in between is no race
 unsigned msl_threadgroup_arrays(msl_array* arrays);  // of the last dispatch; returns how many
 
+// Elementary functions, see math.c.
+#define MSL_MATH(NAME) float msl_##NAME##f(float x) __attribute__((const));
+MSL_MATH(exp) MSL_MATH(exp2) MSL_MATH(exp10) MSL_MATH(log) MSL_MATH(log2) MSL_MATH(log10) MSL_MATH(log1p)
+MSL_MATH(sin) MSL_MATH(cos) MSL_MATH(tan) MSL_MATH(asin) MSL_MATH(acos) MSL_MATH(atan)
+MSL_MATH(sinh) MSL_MATH(cosh) MSL_MATH(tanh) MSL_MATH(asinh) MSL_MATH(acosh) MSL_MATH(atanh)
+#undef MSL_MATH
+float msl_powf(float x, float y) __attribute__((const));
+float msl_atan2f(float y, float x) __attribute__((const));
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

@@ -29,6 +29,7 @@ static uintptr_t fault_code;
 #elif defined(__linux__) && defined(__aarch64__)
 #define CODE(c) (c)->uc_mcontext.pc
 #define STACK(c) (c)->uc_mcontext.sp
+#define IS_WRITE(c) is_write(c)
 #elif defined(__APPLE__) && defined(__x86_64__)
 #define CODE(c) (c)->uc_mcontext->__ss.__rip
 #define STACK(c) (c)->uc_mcontext->__ss.__rsp
@@ -37,6 +38,16 @@ static uintptr_t fault_code;
 #define CODE(c) (c)->uc_mcontext->__ss.__pc
 #define STACK(c) (c)->uc_mcontext->__ss.__sp
 #define IS_WRITE(c) ((c)->uc_mcontext->__es.__esr >> 6 & 1)
+#endif
+
+#if defined(__linux__) && defined(__aarch64__)
+// Decoded from the instruction: the syndrome beside the saved registers has the answer too, but not under every QEMU.
+// Bit 22 is set for loads; but not for those that extend a sign to 64 bits, among instructions on one general register.
+static int is_write(const ucontext_t* c) {
+  uint32_t code = *(const uint32_t*)c->uc_mcontext.pc;
+  int extends_sign = (code & 0x3E800000) == 0x38800000;
+  return !(code >> 22 & 1) && !extends_sign;
+}
 #endif
 
 // Where a function finds the stack's end when it begins: on x86 a return address lies above it.
@@ -104,8 +115,8 @@ static void handle(int number, siginfo_t* info, void* context) {
   fault_code = (uintptr_t)CODE(where);
 #endif
 #ifdef IS_WRITE
-  failure.is_write = IS_WRITE(where);
-  failure.is_known = 1;
+  failure.is_known = fault_code != failure.address;  // a jump into nowhere is neither
+  if (failure.is_known) failure.is_write = IS_WRITE(where);
 #endif
   leave(where);
 }

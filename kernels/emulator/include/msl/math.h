@@ -1,7 +1,8 @@
 // Floating-point functions: worked out in float32, rounded once to the type of the argument.
 //
 // A GPU's `fast` functions are less exact than its `precise` ones, and how much is not written down; here all are exact
-// to about the last bit.
+// to about the last bit, and the same bits on every processor (runtime/math.c; what is left as a builtin is exact by its
+// definition).
 #pragma once
 
 namespace metal {
@@ -31,29 +32,29 @@ using msl_if_floating = enable_if_t<is_floating_point_v<msl_element<T>>>;
   }
 
 #define MSL_FUNCTIONS                                                     \
-  MSL_FUNCTION_1(exp, __builtin_expf(x))                                  \
-  MSL_FUNCTION_1(exp2, __builtin_exp2f(x))                                \
-  MSL_FUNCTION_1(exp10, __builtin_powf(10.0f, x))                         \
-  MSL_FUNCTION_1(log, __builtin_logf(x))                                  \
-  MSL_FUNCTION_1(log2, __builtin_log2f(x))                                \
-  MSL_FUNCTION_1(log10, __builtin_log10f(x))                              \
+  MSL_FUNCTION_1(exp, msl_expf(x))                                        \
+  MSL_FUNCTION_1(exp2, msl_exp2f(x))                                      \
+  MSL_FUNCTION_1(exp10, msl_exp10f(x))                                    \
+  MSL_FUNCTION_1(log, msl_logf(x))                                        \
+  MSL_FUNCTION_1(log2, msl_log2f(x))                                      \
+  MSL_FUNCTION_1(log10, msl_log10f(x))                                    \
   MSL_FUNCTION_1(sqrt, __builtin_sqrtf(x))                                \
   MSL_FUNCTION_1(rsqrt, 1.0f / __builtin_sqrtf(x))                        \
-  MSL_FUNCTION_1(sin, __builtin_sinf(x))                                  \
-  MSL_FUNCTION_1(cos, __builtin_cosf(x))                                  \
-  MSL_FUNCTION_1(tan, __builtin_tanf(x))                                  \
-  MSL_FUNCTION_1(sinpi, __builtin_sinf(x * M_PI_F))                       \
-  MSL_FUNCTION_1(cospi, __builtin_cosf(x * M_PI_F))                       \
-  MSL_FUNCTION_1(tanpi, __builtin_tanf(x * M_PI_F))                       \
-  MSL_FUNCTION_1(asin, __builtin_asinf(x))                                \
-  MSL_FUNCTION_1(acos, __builtin_acosf(x))                                \
-  MSL_FUNCTION_1(atan, __builtin_atanf(x))                                \
-  MSL_FUNCTION_1(sinh, __builtin_sinhf(x))                                \
-  MSL_FUNCTION_1(cosh, __builtin_coshf(x))                                \
-  MSL_FUNCTION_1(tanh, __builtin_tanhf(x))                                \
-  MSL_FUNCTION_1(asinh, __builtin_asinhf(x))                              \
-  MSL_FUNCTION_1(acosh, __builtin_acoshf(x))                              \
-  MSL_FUNCTION_1(atanh, __builtin_atanhf(x))                              \
+  MSL_FUNCTION_1(sin, msl_sinf(x))                                        \
+  MSL_FUNCTION_1(cos, msl_cosf(x))                                        \
+  MSL_FUNCTION_1(tan, msl_tanf(x))                                        \
+  MSL_FUNCTION_1(sinpi, msl_sinf(x * M_PI_F))                             \
+  MSL_FUNCTION_1(cospi, msl_cosf(x * M_PI_F))                             \
+  MSL_FUNCTION_1(tanpi, msl_tanf(x * M_PI_F))                             \
+  MSL_FUNCTION_1(asin, msl_asinf(x))                                      \
+  MSL_FUNCTION_1(acos, msl_acosf(x))                                      \
+  MSL_FUNCTION_1(atan, msl_atanf(x))                                      \
+  MSL_FUNCTION_1(sinh, msl_sinhf(x))                                      \
+  MSL_FUNCTION_1(cosh, msl_coshf(x))                                      \
+  MSL_FUNCTION_1(tanh, msl_tanhf(x))                                      \
+  MSL_FUNCTION_1(asinh, msl_asinhf(x))                                    \
+  MSL_FUNCTION_1(acosh, msl_acoshf(x))                                    \
+  MSL_FUNCTION_1(atanh, msl_atanhf(x))                                    \
   MSL_FUNCTION_1(floor, __builtin_floorf(x))                              \
   MSL_FUNCTION_1(ceil, __builtin_ceilf(x))                                \
   MSL_FUNCTION_1(trunc, __builtin_truncf(x))                              \
@@ -61,9 +62,9 @@ using msl_if_floating = enable_if_t<is_floating_point_v<msl_element<T>>>;
   MSL_FUNCTION_1(round, __builtin_roundf(x))                              \
   MSL_FUNCTION_1(fract, x - __builtin_floorf(x))                          \
   MSL_FUNCTION_1(fabs, __builtin_fabsf(x))                                \
-  MSL_FUNCTION_2(pow, __builtin_powf(x, y))                               \
-  MSL_FUNCTION_2(powr, __builtin_powf(x, y))                              \
-  MSL_FUNCTION_2(atan2, __builtin_atan2f(x, y))                           \
+  MSL_FUNCTION_2(pow, msl_powf(x, y))                                     \
+  MSL_FUNCTION_2(powr, msl_powf(x, y))                                    \
+  MSL_FUNCTION_2(atan2, msl_atan2f(x, y))                                 \
   MSL_FUNCTION_2(fmod, __builtin_fmodf(x, y))                             \
   MSL_FUNCTION_2(fmax, x < y || x != x ? y : x)                           \
   MSL_FUNCTION_2(fmin, y < x || x != x ? y : x)                           \
@@ -99,8 +100,8 @@ MSL_FUNC float modf(float x, thread float& whole) {
   return x - whole;
 }
 MSL_FUNC float sincos(float x, thread float& cosine) {
-  cosine = __builtin_cosf(x);
-  return __builtin_sinf(x);
+  cosine = msl_cosf(x);
+  return msl_sinf(x);
 }
 
 }  // namespace metal

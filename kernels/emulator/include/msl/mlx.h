@@ -79,5 +79,5 @@ METAL_FUNC T ceildiv(T n, U per) {
   return (n + per - 1) / per;
 }
 
-METAL_FUNC float log1p(float x) { return __builtin_log1pf(x); }
-METAL_FUNC bfloat log1p(bfloat x) { return bfloat(__builtin_log1pf(float(x))); }
+METAL_FUNC float log1p(float x) { return msl_log1pf(x); }
+METAL_FUNC bfloat log1p(bfloat x) { return bfloat(msl_log1pf(float(x))); }
