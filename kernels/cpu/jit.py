@@ -18,6 +18,9 @@ from numba.core import config
 from kernels.cpu.library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())
+# Numba would add this processor's features to those of one that is named, and compile AVX-512 for one without.
+if config.CPU_NAME and config.CPU_FEATURES is None:
+    config.CPU_FEATURES = ""
 
 # A division by zero gives what the processor gives: nothing here can raise, for nobody could catch it.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}

@@ -45,8 +45,8 @@ def lacking() -> str | None:
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
     if chosen or told is not None:
-        # As Numba has it: "generic" has no features but those that are told, any other name has the processor's own.
-        own = "" if (chosen or "").lower() == "generic" else binding.get_host_cpu_features().flatten()
+        # A processor that is named has its own features (`jit.py`), one that is not has those of this one.
+        own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
         is_able = _widens(name, own if told is None else told)
         return None if is_able else f"the processor that Numba is told to compile for ({name}) lacks f16c"
