@@ -188,6 +188,16 @@ def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: i
         np.testing.assert_array_equal(attend(q[:n], kv, start, past + n, window, first=first), alone[:n])
 
 
+@pytest.mark.parametrize("n_tokens", [FEW, FEW + 1])
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_block_that_some_queries_see(n_tokens: int, window: int):
+    """Those before a block begins do not see it yet, and with a window those behind it do not see it any more."""
+    for past in range(BLOCK - n_tokens, BLOCK + 4):
+        q, kv = case(past, n_tokens, past, (4, 2), 32)
+        alone = np.concatenate([attend(q[t : t + 1], kv, 0, past + t + 1, window) for t in range(n_tokens)])
+        np.testing.assert_array_equal(attend(q, kv, 0, past + n_tokens, window), alone)
+
+
 @pytest.mark.parametrize("n_tokens", [1, FEW, FEW + 1, 40])
 @pytest.mark.parametrize("window", [0, 90])
 def test_blocks_are_counted_from_position_0(n_tokens: int, window: int):

@@ -15,6 +15,7 @@ pytest.importorskip("numba")
 
 from kernels.cpu import attention, embedding, gemm, gemv, heads, jit, jobs, layers, library, linear, machine_code
 from mlx_engine.backends import kernels
+from tests.golden.test_same_bits import digest
 
 ROOT = Path(__file__).parents[2]
 MICRO = ROOT / "tests" / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -327,6 +328,8 @@ def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
     first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stdout
     assert "22 passed" in first.stdout
+    logits = python("from tests.golden.test_same_bits import digest\nprint(digest())", **changes)
+    assert logits.stdout.split() == [digest()], logits.stderr
     second = python(GENERATE, MICRO, **changes)
     assert len(second.stdout.split()) == 5
     assert [first.stderr.count(ONCE), second.stderr] == [1, ""]
