@@ -15,7 +15,7 @@ from kernels.cpu.layout import BLOCK, LANES, STRETCH
 Floats = NDArray[np.float32]
 
 
-def fma(a: Floats, b: Floats, c: Floats) -> Floats:
+def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
     """Return `a * b + c`, rounded once.
 
     The product is exact in float64. The sum is rounded to odd there: of the two float64 around it, the one whose last
@@ -117,4 +117,4 @@ def _attend_token(q: Floats, kv: Floats, first: int, begin: int, end: int, scale
         old, new = exp2_below(largest - joined), exp2_below(found - joined)
         sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])
         divisor, largest = fma(halves(by_lane), new, divisor * old), joined
-    return (sums / divisor[..., None]).reshape(-1, q.shape[3])
+    return np.asarray(sums / divisor[..., None], dtype=np.float32).reshape(-1, q.shape[3])

@@ -219,7 +219,8 @@ def test_blocks_are_counted_from_position_0(n_tokens: int, window: int):
     seed=st.integers(0, 2**32 - 1), n_tokens=st.one_of(st.integers(1, 4), st.integers(FEW, FEW + 2)),
     past=st.sampled_from([0, 5, 100, BLOCK - 1, BLOCK, BLOCK + 30]), n_kv_heads=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3]), width=st.sampled_from([16, 32, 80]), window=st.sampled_from([0, 0, 1, 20, BLOCK]),
-    hidden=st.integers(0, 40), first=st.one_of(st.just(0), st.integers(1, 300)), spread=st.sampled_from([1.0, 1.0, 8.0]),
+    hidden=st.integers(0, 40), first=st.one_of(st.just(0), st.integers(1, 300)),
+    spread=st.sampled_from([1.0, 1.0, 8.0]),
 )  # fmt: skip
 def test_attention_has_the_bits_of_the_order_in_numpy(
     seed: int, n_tokens: int, past: int, n_kv_heads: int, group: int, width: int, window: int, hidden: int, first: int,

@@ -82,9 +82,7 @@ anywhere = {"rows": st.tuples(*[st.integers(0, 6)] * 4), "at": st.integers(0, 2)
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(name=formats, seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([32, 33, 40, 72])), **anywhere)
-def test_four_rows_from_anywhere(
-    name: str, seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int
-):
+def test_four_rows_from_anywhere(name: str, seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
     """From one block to beyond one stretch and two."""
     kernels, _, size = FORMATS[name]
     n_blocks = n if size == 32 else -(-n // 8)
@@ -95,9 +93,7 @@ def test_four_rows_from_anywhere(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 80, 129])), **anywhere)
-def test_four_rows_of_float32_from_anywhere(
-    seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int
-):
+def test_four_rows_of_float32_from_anywhere(seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
     weights = np.random.default_rng(seed).standard_normal((7, 16 * n)).astype(np.float32)
     data = at_an_odd_address(weights.reshape(-1).view(np.uint8))
     check_four_rows(float32.four_rows, data, weights, rows, seed + 1, at, apart)

@@ -88,7 +88,11 @@ def test_products(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool
 @pytest.mark.parametrize("t", [GEMM_TOKENS - 1, GEMM_TOKENS, GEMM_TOKENS + 1, 2 * GEMM_TOKENS + 17])
 def test_more_tokens_than_a_chunk_has(kind: str, t: int):
     rng = np.random.default_rng(t)
-    layer, x, residual = Layer(rng, kind, GEMM_ROWS + 3, 64, bias=True), normal(rng, t, 64), normal(rng, t, GEMM_ROWS + 3)
+    layer, x, residual = (
+        Layer(rng, kind, GEMM_ROWS + 3, 64, bias=True),
+        normal(rng, t, 64),
+        normal(rng, t, GEMM_ROWS + 3),
+    )
     want, bound = exact(x, None, [layer], residual)
     assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
     gate, up = Layer(rng, kind, GEMM_ROWS + 3, 64), Layer(rng, kind, GEMM_ROWS + 3, 64)
@@ -251,11 +255,17 @@ K, N = STRETCH + 256, GEMM_ROWS + 3
 PASSES = (1, 2, 3, 5, 8, 9, 16, 49, 129)
 
 
-def operations(kind: str, seed: int, k: int = K, n: int = N) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+def operations(
+    kind: str, seed: int, k: int = K, n: int = N
+) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
     """Everything that is done with linear layers, as a function of the input and of what is added, (T, n)."""
     rng = np.random.default_rng(seed)
     other = "Q4_1" if kind == "Q8_0" else "Q8_0"
-    a, b, c = Layer(rng, kind, n, k, bias=True), Layer(rng, kind, n, k), Layer(rng, other if k % 32 == 0 else kind, n, k)
+    a, b, c = (
+        Layer(rng, kind, n, k, bias=True),
+        Layer(rng, kind, n, k),
+        Layer(rng, other if k % 32 == 0 else kind, n, k),
+    )
     rms, shifted = RMSNorm("n", normal(rng, k), EPS), LayerNorm("n", normal(rng, k), normal(rng, k), EPS)
     post = RMSNorm("n", normal(rng, n), EPS)
     return {
