@@ -73,7 +73,7 @@ def block(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Block:
     """One matrix as a job has it, cut into chunks of half its rows at most, so that there is something to hand out."""
     layer = Linear("w", backend.prepare(Weight("w", (n_rows, N_COLUMNS), Q8_0, weights)))
     made = Block([layer], None, 0, backend.library)
-    made.words[layout.CHUNK_FEW] = min(made.words[layout.CHUNK_FEW], max(1, n_rows // 2))
+    made.words[layout.CHUNK_GEMV] = min(made.words[layout.CHUNK_GEMV], max(1, n_rows // 2))
     return made
 
 

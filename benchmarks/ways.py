@@ -1,4 +1,4 @@
-"""How much faster memory is read in several places in turns than in order: the measurement behind WAYS.
+"""How much faster memory is read in several places in turns than in order: the measurement behind MAX_WAYS.
 
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
@@ -21,7 +21,10 @@ import numpy as np
 from kernels import blocks
 from kernels.cpu import float32, q8_0, roofline
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import WAYS
+from kernels.cpu.layout import MAX_WAYS
+from kernels.cpu.memory import raw
+from kernels.cpu.vectors import add as add_vectors
+from kernels.cpu.vectors import total, zeros
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench.run import origin
 
@@ -35,21 +38,45 @@ IN_ORDER, IN_TURNS = "in_order", "in_turns"
 
 
 @jit
-def codes_in_turns(weights: Any, x: Any, y: Any, n_rows: int) -> None:
-    """A Q8_0 matrix, four rows at a time."""
-    apart, size = n_rows // WAYS, N_COLUMNS // 32 * q8_0.BLOCK_BYTES
-    for r in range(apart):
-        a, b, c, d = r * size, (r + apart) * size, (r + 2 * apart) * size, (r + 3 * apart) * size
-        q8_0.four_rows(weights[a:], weights[b:], weights[c:], weights[d:], N_COLUMNS, x, y, r, apart)
+def quants_in_order(weights: int, x: Any, y: Any, n_rows: int) -> None:
+    """A Q8_0 matrix at an address, row by row, in two sums that do not wait for each other."""
+    at = 0
+    for r in range(n_rows):
+        even, odd = zeros(), zeros()
+        for column in range(0, N_COLUMNS, 2 * q8_0.BLOCK):
+            even = q8_0.add_block(raw(weights), at, x, column, even)
+            odd = q8_0.add_block(raw(weights), at + q8_0.BLOCK_BYTES, x, column + q8_0.BLOCK, odd)
+            at += 2 * q8_0.BLOCK_BYTES
+        y[r] = total(add_vectors(even, odd))
 
 
 @jit
-def floats_in_turns(weights: Any, x: Any, y: Any, n_rows: int) -> None:
-    """A float32 matrix, four rows at a time."""
-    apart, size = n_rows // WAYS, N_COLUMNS
+def floats_in_order(weights: Any, x: Any, y: Any, n_rows: int) -> None:
+    """A float32 matrix, row by row."""
+    for r in range(n_rows):
+        y[r] = float32.dot(weights, r * N_COLUMNS, x, 0, N_COLUMNS)
+
+
+@jit
+def quants_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
+    """A Q8_0 matrix, four rows at a time."""
+    apart, size = n_rows // MAX_WAYS, N_COLUMNS // q8_0.BLOCK * q8_0.BLOCK_BYTES
     for r in range(apart):
-        a, b, c, d = r * size, (r + apart) * size, (r + 2 * apart) * size, (r + 3 * apart) * size
-        float32.four_rows(weights[a:], weights[b:], weights[c:], weights[d:], N_COLUMNS, x, y, r, apart)
+        a, b, c, d = r, r + apart, r + 2 * apart, r + 3 * apart
+        q8_0.four_rows(
+            weights + a * size, weights + b * size, weights + c * size, weights + d * size, N_COLUMNS, x, y, r, apart
+        )
+
+
+@jit
+def floats_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
+    """A float32 matrix, four rows at a time."""
+    apart, size = n_rows // MAX_WAYS, 4 * N_COLUMNS
+    for r in range(apart):
+        a, b, c, d = r, r + apart, r + 2 * apart, r + 3 * apart
+        float32.four_rows(
+            weights + a * size, weights + b * size, weights + c * size, weights + d * size, N_COLUMNS, x, y, r, apart
+        )
 
 
 def main() -> None:
@@ -68,28 +95,29 @@ def kinds(threads: int) -> dict[str, dict[str, list[Callable[[], Any]]]]:
     x = np.ones(N_COLUMNS, dtype=np.float32)
     made: dict[str, dict[str, list[Callable[[], Any]]]] = {}
     for _ in range(threads):
-        codes = np.zeros(TOTAL // blocks.Q8_0.itemsize, dtype=blocks.Q8_0)
-        codes["d"], codes["qs"] = 0.01, 1
-        stored, dense = codes.view(np.uint8), np.ones(TOTAL // 4, dtype=np.float32)
-        n_codes, n_dense = len(codes) * 32 // N_COLUMNS // WAYS * WAYS, len(dense) // N_COLUMNS
-        y = np.empty(max(n_codes, n_dense), dtype=np.float32)
+        stored = np.zeros(TOTAL // blocks.Q8_0.itemsize, dtype=blocks.Q8_0)
+        stored["d"], stored["qs"] = 0.01, 1
+        dense = np.ones(TOTAL // 4, dtype=np.float32)
+        n_stored, n_dense = len(stored) * 32 // N_COLUMNS // MAX_WAYS * MAX_WAYS, len(dense) // N_COLUMNS
+        y = np.empty(max(n_stored, n_dense), dtype=np.float32)
         words = dense.view(np.int64)
-        add(made, "plain read", (roofline.read_in_order, words), (roofline.read, words))
-        add(
-            made, "Q8_0 product", (q8_0.matvec, stored, N_COLUMNS, x, y, 0, n_codes),
-            (codes_in_turns, stored, x, y, n_codes),
-        )  # fmt: skip
-        add(
-            made, "float32 product", (float32.matvec, dense, N_COLUMNS, x, y, 0, n_dense),
-            (floats_in_turns, dense, x, y, n_dense),
-        )  # fmt: skip
+        add(made, "plain read", stored, (roofline.read_in_order, words), (roofline.read, words))
+        of_stored, of_dense = (stored.ctypes.data, x, y, n_stored), (dense.ctypes.data, x, y, n_dense)
+        add(made, "Q8_0 product", stored, (quants_in_order, *of_stored), (quants_in_turns, *of_stored))
+        add(made, "float32 product", dense, (floats_in_order, dense, x, y, n_dense), (floats_in_turns, *of_dense))
     return made
 
 
-def add(made: dict[str, dict[str, list[Callable[[], Any]]]], what: str, *ways: tuple[Any, ...]) -> None:
-    """One thread's calls."""
+def add(
+    made: dict[str, dict[str, list[Callable[[], Any]]]], what: str, held: np.ndarray, *ways: tuple[Any, ...]
+) -> None:
+    """One thread's calls; `held` is an array whose address alone is among their arguments."""
+
+    def call(function: Callable[..., Any], arguments: list[Any], held: np.ndarray = held) -> Callable[[], Any]:
+        return lambda: (function(*arguments), held)[0]
+
     for name, (function, *arguments) in zip((IN_ORDER, IN_TURNS), ways, strict=True):
-        made.setdefault(what, {}).setdefault(name, []).append(lambda f=function, a=arguments: f(*a))  # type: ignore[misc]
+        made.setdefault(what, {}).setdefault(name, []).append(call(function, arguments))
 
 
 def measure(pool: ThreadPoolExecutor, ways: dict[str, list[Callable[[], Any]]]) -> dict[str, list[float]]:

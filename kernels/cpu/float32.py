@@ -1,4 +1,4 @@
-"""float32 matrices on the CPU, as they lie in a file. The NumPy twin is in `float32_numpy.py`."""
+"""float32 matrices on the CPU, as they lie in a file. The NumPy twin is `order_numpy.dot`."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ def shapes() -> dict[str, tuple[int, int]]:
     return {"token_embd": (VOCAB, WIDTH), **of}
 
 
-def write(path: Path, weights: list[Weight], *, expanded: bool) -> None:
+def write(path: Path, weights: list[Weight], *, expanded: bool, context: int = 64) -> None:
     """The file, or the same with every matrix in float32."""
     writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_block_count(LAYERS)
-    writer.add_context_length(64)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
@@ -61,15 +61,19 @@ def write(path: Path, weights: list[Weight], *, expanded: bool) -> None:
     writer.close()
 
 
-@pytest.fixture(scope="module", params=FILES)
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    usual, others = FILES[request.param]
+def random_weights(file: str) -> list[Weight]:
+    """All matrices of one of `FILES`."""
+    usual, others = FILES[file]
     rng = np.random.default_rng(1)
-    weights = [
+    return [
         random_blocks(rng, f"{name}.weight", others.get(name.rpartition(".")[2], usual), *shape, shape[1] ** -0.5)
         for name, shape in shapes().items()
     ]
-    folder = tmp_path_factory.mktemp(request.param)
+
+
+@pytest.fixture(scope="module", params=FILES)
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    weights, folder = random_weights(request.param), tmp_path_factory.mktemp(request.param)
     write(folder / "stored.gguf", weights, expanded=False)
     write(folder / "expanded.gguf", weights, expanded=True)
     return folder / "stored.gguf", folder / "expanded.gguf"

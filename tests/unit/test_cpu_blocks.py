@@ -1,8 +1,11 @@
-"""The compiled kernels for codes of 4 and 6 bits against their NumPy twins, the `gguf` package and float64."""
+"""Rows of every format as they are stored: weights are those of the `gguf` package, products have the order of NumPy's.
+
+Both bit for bit, from anywhere in memory, and products against float64 as well.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
 
 import gguf
 import numpy as np
@@ -14,17 +17,24 @@ from kernels import blocks as layout
 
 pytest.importorskip("numba")
 
-from kernels.cpu import blocks_numpy, q4_0, q4_1, q4_k, q6_k
+from kernels.cpu import blocks_numpy, float32, order_numpy, q4_0, q4_1, q4_k, q6_k, q8_0
+from kernels.cpu.formats import FORMAT_ROOM
+from kernels.cpu.layout import STRETCH
 
-# By name: the kernels, the twin, and the weights of a block.
+U = 2.0**-24
+# By name: the kernels, the twin that expands, and the weights of a block.
 FORMATS = {
+    "Q8_0": (q8_0, blocks_numpy.q8_0, 32),
     "Q4_0": (q4_0, blocks_numpy.q4_0, 32),
     "Q4_1": (q4_1, blocks_numpy.q4_1, 32),
     "Q4_K": (q4_k, blocks_numpy.q4_k, 256),
     "Q6_K": (q6_k, blocks_numpy.q6_k, 256),
 }
-formats = st.sampled_from(list(FORMATS))
+# Those whose kernels store scales in scratch memory.
+WITH_ROOM = ("Q4_K", "Q6_K")
+ROOM = np.empty(FORMAT_ROOM, dtype=np.uint8)
 seeds = st.integers(0, 2**32 - 1)
+formats = st.sampled_from(list(FORMATS))
 
 
 def matrix(name: str, seed: int, n_blocks: int) -> np.ndarray:
@@ -34,8 +44,12 @@ def matrix(name: str, seed: int, n_blocks: int) -> np.ndarray:
     for field in ("d", "m", "dmin"):
         if field in kind.names:
             made[field] = rng.standard_normal(n_blocks) * 10.0 ** rng.integers(-3, 2, n_blocks)
-    shifted = np.empty(made.nbytes + 1, dtype=np.uint8)
-    shifted[1:] = made.view(np.uint8)
+    return at_an_odd_address(made.view(np.uint8))
+
+
+def at_an_odd_address(data: np.ndarray) -> np.ndarray:
+    shifted = np.empty(data.size + 1, dtype=np.uint8)
+    shifted[1:] = data
     return shifted[1:]
 
 
@@ -45,78 +59,49 @@ def exact(name: str, blocks: np.ndarray) -> np.ndarray:
     return gguf.quants.dequantize(blocks.reshape(1, -1), kind).reshape(-1)
 
 
-def products(kernels: ModuleType, blocks: np.ndarray, x: np.ndarray, n_rows: int) -> np.ndarray:
-    """As `formats.py` multiplies."""
-    room, y = np.full(2 * x.size + 256, np.nan, dtype=np.float32), np.full(n_rows, np.nan, dtype=np.float32)
-    kernels.prepare(x, x.size, room)
-    kernels.matvec(blocks, x.size, room, y, 0, n_rows)
-    return y
+def check_four_rows(
+    multiply: Callable[..., None], data: np.ndarray, weights: np.ndarray, rows: tuple[int, ...], seed: int, at: int,
+    apart: int, *room: int,
+) -> None:  # fmt: skip
+    """The products of four rows of a matrix with a vector that is not aligned."""
+    n, row_bytes = weights.shape[1], data.size // len(weights)
+    x = np.random.default_rng(seed).standard_normal(n + 1).astype(np.float32)[1:]
+    y = np.full(12, np.nan, dtype=np.float32)
+    multiply(*(data.ctypes.data + row * row_bytes for row in rows), n, x, y, at, apart, *room)
+    written = at + apart * np.arange(4)
+    np.testing.assert_array_equal(y[written], order_numpy.dot(weights[list(rows)], x))
+    assert np.isnan(np.delete(y, written)).all()
+    terms = weights[list(rows)].astype(np.float64) * x
+    # A lane's sums, four to join the lanes, and one for each stretch.
+    roundings = min(n, STRETCH) / 16 + 5 + -(-n // STRETCH)
+    assert (np.abs(y[written] - terms.sum(axis=1)) <= roundings * U * np.abs(terms).sum(axis=1)).all()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(formats, seeds, st.integers(1, 7), st.integers(1, 9))
-def test_products_are_those_of_float64_and_of_the_twin(name: str, seed: int, n_rows: int, n_blocks: int):
-    kernels, expand, size = FORMATS[name]
-    blocks = matrix(name, seed, n_rows * n_blocks)
-    x = np.random.default_rng(seed + 1).standard_normal(n_blocks * size).astype(np.float32)
-    weights = exact(name, blocks).astype(np.float64).reshape(n_rows, -1)
-    # A code and its offset are multiplied apart: what cancels is up to 17 times as large as the weight's own term, for
-    # a Q4_K code of 15 whose minimum is as large. In units of what a block's largest weights add up to, few roundings.
-    largest = np.abs(weights.reshape(n_rows, n_blocks, -1)).max(axis=2).repeat(size, axis=1)
-    bound = (4 * n_blocks + 40) * 2.0**-24 * np.maximum(largest, parts(name, blocks, n_rows)) @ np.abs(x)
-    assert (np.abs(products(kernels, blocks, x, n_rows) - weights @ x) <= bound).all()
-    twin = np.zeros(n_rows, dtype=np.float32)
-    blocks_numpy.matvec(expand, blocks, x, twin, 0, n_rows)
-    assert (np.abs(twin - weights @ x) <= (len(x) + 8) * 2.0**-24 * np.abs(weights) @ np.abs(x)).all()
+anywhere = {"rows": st.tuples(*[st.integers(0, 6)] * 4), "at": st.integers(0, 2), "apart": st.integers(1, 3)}
 
 
-def parts(name: str, blocks: np.ndarray, n_rows: int) -> np.ndarray:
-    """Of each weight the larger of the two numbers whose difference it is."""
-    found = blocks.view(getattr(layout, name))
-    if name in ("Q4_0", "Q6_K"):
-        size = np.abs(exact(name, blocks)).reshape(len(found), -1)
-        scale = np.abs(found["d"].astype(np.float64)) * (8 if name == "Q4_0" else 32 * 128)
-        return np.maximum(size, scale[:, None]).reshape(n_rows, -1)
-    scale = 15 * np.abs(found["d"].astype(np.float64)) + np.abs(found["m"].astype(np.float64)) if name == "Q4_1" else (
-        15 * 63 * np.abs(found["d"].astype(np.float64)) + 63 * np.abs(found["dmin"].astype(np.float64))
-    )  # fmt: skip
-    return np.repeat(scale, 32 if name == "Q4_1" else 256).reshape(n_rows, -1)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("width", [256, 1024, 3072])
-def test_products_with_weights_as_models_have_them(name: str, width: int):
-    """Scales are alike and codes lie around the middle: the error is that of any float32 sum."""
-    kernels, rng = FORMATS[name][0], np.random.default_rng(width)
-    blocks = matrix(name, width, 64 * width // FORMATS[name][2])
-    found = blocks.view(getattr(layout, name))
-    found["d"] = (1 + rng.random(len(found))) * 1e-3
-    if "dmin" in found.dtype.names:
-        found["dmin"] = found["d"] * 7
-    if "m" in found.dtype.names:
-        found["m"] = found["d"] * -7.5
-    x = rng.standard_normal(width).astype(np.float32)
-    want = exact(name, blocks).astype(np.float64).reshape(64, -1) @ x
-    error = products(kernels, blocks, x, 64) - want
-    assert np.linalg.norm(error) <= 1e-6 * np.linalg.norm(want)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("first", "last"), [(0, 7), (2, 5), (6, 7), (3, 3)])
-def test_only_the_rows_asked_for_are_written(name: str, first: int, last: int):
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(name=formats, seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([32, 33, 40, 72])), **anywhere)
+def test_four_rows_from_anywhere(name: str, seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
+    """From one block to beyond one stretch and two."""
     kernels, _, size = FORMATS[name]
-    blocks, x = matrix(name, 1, 7 * 3), np.random.default_rng(2).standard_normal(3 * size).astype(np.float32)
-    whole, room = products(kernels, blocks, x, 7), np.empty(2 * x.size + 256, dtype=np.float32)
-    some = np.full(7, np.nan, dtype=np.float32)
-    kernels.prepare(x, x.size, room)
-    kernels.matvec(blocks, x.size, room, some, first, last)
-    np.testing.assert_array_equal(some[first:last], whole[first:last])
-    assert np.isnan(np.delete(some, range(first, last))).all()
+    n_blocks = n if size == 32 else -(-n // 8)
+    blocks = matrix(name, seed, 7 * n_blocks)
+    room = (ROOM.ctypes.data,) if name in WITH_ROOM else ()
+    check_four_rows(kernels.four_rows, blocks, exact(name, blocks).reshape(7, -1), rows, seed + 1, at, apart, *room)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 80, 129])), **anywhere)
+def test_four_rows_of_float32_from_anywhere(seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
+    weights = np.random.default_rng(seed).standard_normal((7, 16 * n)).astype(np.float32)
+    data = at_an_odd_address(weights.reshape(-1).view(np.uint8))
+    check_four_rows(float32.four_rows, data, weights, rows, seed + 1, at, apart)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(formats, seeds, st.integers(1, 12), st.integers(0, 5), st.data())
-def test_expanded_blocks_are_those_of_everyone_bit_for_bit(
+def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
     name: str, seed: int, n_blocks: int, to: int, data: st.DataObject
 ):
     kernels, expand, size = FORMATS[name]
@@ -126,7 +111,17 @@ def test_expanded_blocks_are_those_of_everyone_bit_for_bit(
     # Longer than what is written, which shows writes on either side of it.
     found = np.full(size * n_blocks + to + 7, 7, dtype=np.float32)
     want = found.copy()
-    kernels.dequantize(blocks, first, last, found, to)
+    kernels.dequantize(blocks, first, last, found, to, *((ROOM.ctypes.data,) if name in WITH_ROOM else ()))
     want[to : to + size * (last - first)] = exact(name, blocks)[size * first : size * last]
     np.testing.assert_array_equal(found, want)
     np.testing.assert_array_equal(expand(blocks).reshape(-1), exact(name, blocks))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(seeds, st.integers(0, 70), st.integers(0, 3), st.integers(0, 3))
+def test_copied_rows_end_with_zeros(seed: int, n: int, at: int, to: int):
+    weights = np.random.default_rng(seed).standard_normal(at + n + 1).astype(np.float32)
+    out, whole = np.full(to + 100, 7, dtype=np.float32), -(-n // 16) * 16
+    float32.copy(weights, at, n, out, to)
+    np.testing.assert_array_equal(out[to : to + whole], np.pad(weights[at : at + n], (0, whole - n)))
+    assert (np.delete(out, range(to, to + whole)) == 7).all()

@@ -1,6 +1,8 @@
-"""float32 products and packed tiles against their NumPy twins and against float64."""
+"""Register tiles against the order of summation in NumPy, bit for bit, and against float64."""
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,98 +11,113 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import float32, float32_numpy, gemm, gemm_numpy
+from kernels.cpu import order_numpy, tile
+from kernels.cpu.jit import jit
+from kernels.cpu.layout import STRETCH, TILE_ROWS
 
 # Half a unit in the last place, relative: what one rounding of a float32 costs.
 U = 2.0**-24
+
+
+@jit
+def most_vectors() -> int:
+    return tile.tile_vectors()
+
+
+VECTORS = most_vectors()
+
+seeds = st.integers(0, 2**32 - 1)
+# Columns in whole vectors: odd and even numbers of them, and a whole stretch.
+columns = st.one_of(st.integers(1, 9), st.sampled_from([STRETCH // 16 - 1, STRETCH // 16])).map(lambda n: 16 * n)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 200))
-def test_products_of_rows_of_any_length(seed: int, n_rows: int, n: int):
-    rng = np.random.default_rng(seed)
-    weights, x = normal(rng, n_rows, n), normal(rng, n)
-    terms = weights.astype(np.float64) * x
-    for kernels in (float32, float32_numpy):
-        y = np.full(n_rows, np.nan, dtype=np.float32)
-        kernels.matvec(weights.reshape(-1), n, x, y, 0, n_rows)
-        # No sum has more than n roundings, whichever order the terms are added in; as many more for the products.
-        assert (np.abs(y - terms.sum(axis=1)) <= 2 * n * U * np.abs(terms).sum(axis=1)).all()
+def rows_at(a: np.ndarray, at: int, row: int, n_rows: int, n: int) -> np.ndarray:
+    """Rows of n elements that begin `row` elements apart, the first one at element `at`."""
+    return np.stack([a[at + r * row : at + r * row + n] for r in range(n_rows)])
+
+
+def test_a_tile_has_as_many_vectors_as_fit_into_registers():
+    assert VECTORS in (3, 6)
+    assert VECTORS <= tile.MOST_VECTORS
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**32 - 1), n=st.integers(1, 70), rows=st.tuples(*[st.integers(0, 8)] * 4),
-    at=st.integers(0, 2), apart=st.integers(1, 3),
+    seed=seeds, n_vectors=st.integers(1, VECTORS), n=columns, offsets=st.tuples(*[st.integers(0, 3)] * 3),
+    gaps=st.tuples(*[st.integers(0, 5)] * 3), one_row=st.booleans(),
 )  # fmt: skip
-def test_four_rows_from_anywhere(seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
+def test_dot_products_are_summed_in_the_order_that_numpy_defines(
+    seed: int, n_vectors: int, n: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int], one_row: bool
+):
+    """With other numbers between rows and behind the last one; nothing is written but the totals."""
     rng = np.random.default_rng(seed)
-    weights, x = normal(rng, 9, n), normal(rng, n)
-    terms = weights[list(rows)].astype(np.float64) * x
-    for kernels in (float32, float32_numpy):
-        y = np.full(12, np.nan, dtype=np.float32)
-        # From where a row begins to the end of the matrix, as a kernel gets it.
-        kernels.four_rows(*[weights.reshape(-1)[row * n :] for row in rows], n, x, y, at, apart)
-        written = at + apart * np.arange(4)
-        assert (np.abs(y[written] - terms.sum(axis=1)) <= 2 * n * U * np.abs(terms).sum(axis=1)).all()
-        assert np.isnan(np.delete(y, written)).all()
-
-
-@pytest.mark.parametrize(("first", "last"), [(0, 7), (2, 5), (6, 7), (3, 3)])
-def test_only_the_rows_asked_for_are_written(first: int, last: int):
-    weights, x = np.arange(7 * 40, dtype=np.float32), np.ones(40, dtype=np.float32)
-    y = np.full(7, np.nan, dtype=np.float32)
-    float32.matvec(weights, 40, x, y, first, last)
-    np.testing.assert_array_equal(y[first:last], weights.reshape(7, 40).sum(axis=1)[first:last])
-    assert np.isnan(np.delete(y, range(first, last))).all()
-
-
-@settings(max_examples=80, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 2**32 - 1), n_rows=st.integers(1, 20), n=st.integers(1, 70), transposed=st.booleans(),
-    gap=st.integers(0, 3), shift=st.integers(0, 3),
-)  # fmt: skip
-def test_tiles_of_any_height(seed: int, n_rows: int, n: int, transposed: bool, gap: int, shift: int):
-    """Rows that lie behind each other, or columns that do, with something between them, from anywhere on."""
-    rng = np.random.default_rng(seed)
-    row, step = (1, n_rows + gap) if transposed else (n + gap, 1)
-    a, b = normal(rng, shift + (n + gap) * (n_rows + gap)), normal(rng, shift + 16 * n)
-    before = normal(rng, shift + 16 * n_rows + 16)
-    found, want, size = before.copy(), before.astype(np.float64), np.abs(before.astype(np.float64))
-    gemm.multiply_add(a, shift, row, step, n_rows, b, shift, found, shift, n)
-    wide = a.astype(np.float64), b.astype(np.float64)
-    gemm_numpy.multiply_add(wide[0], shift, row, step, n_rows, wide[1], shift, want, shift, n)
-    gemm_numpy.multiply_add(abs(wide[0]), shift, row, step, n_rows, abs(wide[1]), shift, size, shift, n)
-    # n fused roundings, and one for adding to what was there; none where nothing is written.
-    assert (np.abs(found - want) <= (n + 1) * U * size).all()
-    np.testing.assert_array_equal(found[:shift], before[:shift])
-    np.testing.assert_array_equal(found[shift + 16 * n_rows :], before[shift + 16 * n_rows :])
-
-
-@pytest.mark.parametrize("n_rows", [1, 2, 3, 5, 6, 7, 8, 11, 12, 13, 17, 48])
-def test_a_tiles_result_does_not_depend_on_the_rows_beside_it(n_rows: int):
-    """Bit for bit: the tiles of 6 rows, of 2 and of 1 add in the same order."""
-    rng = np.random.default_rng(n_rows)
-    a, b = normal(rng, n_rows * 33), normal(rng, 33 * 16)
-    together, alone = (np.zeros(16 * n_rows, dtype=np.float32) for _ in range(2))
-    gemm.multiply_add(a, 0, 33, 1, n_rows, b, 0, together, 0, 33)
-    for r in range(n_rows):
-        gemm.multiply_add(a, r * 33, 33, 1, 1, b, 0, alone, 16 * r, 33)
-    np.testing.assert_array_equal(together, alone)
+    w_row, x_row, y_row = 0 if one_row else n + gaps[0], n + gaps[1], TILE_ROWS + gaps[2]
+    w, x = normal(rng, offsets[0] + 3 * w_row + n), normal(rng, offsets[1] + VECTORS * x_row)
+    before = normal(rng, offsets[2] + VECTORS * y_row)
+    weights = rows_at(w, offsets[0], w_row, TILE_ROWS, n)
+    vectors = rows_at(x, offsets[1], x_row, n_vectors, n)
+    dots = order_numpy.dot(weights, vectors[:, None])
+    places = offsets[2] + y_row * np.arange(n_vectors)[:, None] + np.arange(TILE_ROWS)
+    terms = vectors[:, None].astype(np.float64) * weights
+    # 64 sums at most in a lane, four to join the lanes.
+    assert (np.abs(dots - terms.sum(axis=-1)) <= (n // 16 + 5) * U * np.abs(terms).sum(axis=-1)).all()
+    for kernel, want in ((tile.set_dots, dots), (tile.add_dots, before[places] + dots)):
+        y = before.copy()
+        kernel(w, offsets[0], w_row, x, offsets[1], x_row, n_vectors, n, y, offsets[2], y_row)
+        np.testing.assert_array_equal(y[places], want)
+        np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**32 - 1), n_rows=st.integers(0, 16), n=st.integers(1, 200), gap=st.integers(0, 3),
-    to=st.integers(0, 3), factor=st.sampled_from([1.0, 0.125, -0.3]),
+    seed=seeds, n_sums=st.integers(1, VECTORS), n=st.integers(0, 130), width=st.integers(1, 18).map(lambda n: 16 * n),
+    offsets=st.tuples(*[st.integers(0, 3)] * 3), gaps=st.tuples(*[st.integers(0, 5)] * 3),
 )  # fmt: skip
-def test_packed_panels_are_those_of_the_twin(seed: int, n_rows: int, n: int, gap: int, to: int, factor: float):
-    x = normal(np.random.default_rng(seed), 2 + 16 * (n + gap))
-    found, want = (np.full(to + 16 * n + 5, np.nan, dtype=np.float32) for _ in range(2))
-    gemm.pack(x, 2, n + gap, n_rows, n, np.float32(factor), found, to)
-    gemm_numpy.pack(x, 2, n + gap, n_rows, n, np.float32(factor), want, to)
-    np.testing.assert_array_equal(found, want)
+def test_weighted_rows_are_summed_in_their_order(
+    seed: int, n_sums: int, n: int, width: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int]
+):
+    rng = np.random.default_rng(seed)
+    w_row, row, y_row = n + gaps[0], width + gaps[1], width + gaps[2]
+    w, rows = normal(rng, offsets[0] + VECTORS * w_row), normal(rng, offsets[1] + n * row)
+    before = normal(rng, offsets[2] + VECTORS * y_row)
+    weights = rows_at(w, offsets[0], w_row, n_sums, n)
+    values = rows_at(rows, offsets[1], row, n, width) if n else np.zeros((0, width), dtype=np.float32)
+    want = order_numpy.sum_weighted(weights, values)
+    terms = weights[..., None].astype(np.float64) * values
+    assert (np.abs(want - terms.sum(axis=1)) <= n * U * np.abs(terms).sum(axis=1)).all()
+    y = before.copy()
+    tile.sum_weighted(w, offsets[0], w_row, n_sums, rows, offsets[1], row, n, width, y, offsets[2], y_row)
+    places = offsets[2] + y_row * np.arange(n_sums)[:, None] + np.arange(width)
+    np.testing.assert_array_equal(y[places], want)
+    np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
+
+
+def test_the_order_can_be_seen():
+    """Numbers whose sum is another one in nearly every other order."""
+    rng = np.random.default_rng(1)
+    w, x = normal(rng, 64, 512), normal(rng, 512)
+    found = order_numpy.dot(w, x)
+    for other in (w @ x, (w * x).sum(axis=1), order_numpy.dot(w[:, ::-1], x[::-1]), order_numpy.halves(w * x)):
+        assert np.count_nonzero(found != other) > 32
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(*[st.floats(-(2.0**20), 2.0**20, width=32)] * 3)
+def test_a_multiply_add_is_rounded_once(a: float, b: float, c: float):
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    found = order_numpy.fma(*(np.float32(value) for value in (a, b, c)))
+    off = abs(Fraction(float(found)) - exact)
+    for neighbour in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
+        assert off <= abs(Fraction(float(neighbour)) - exact)
+
+
+def test_a_multiply_add_just_below_the_middle_of_two_numbers_is_rounded_down():
+    """float64 holds the middle itself, and not the sum: two roundings would go up."""
+    a, b = np.float32(2.0**-12 * (1 + 2.0**-18)), np.float32(2.0**-12 * (1 - 2.0**-18))
+    c = np.float32(1 + 2.0**-23)
+    assert np.float32(np.float64(a) * np.float64(b) + np.float64(c)) == np.float32(1 + 2.0**-22)
+    assert order_numpy.fma(a, b, c) == c

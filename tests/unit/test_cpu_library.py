@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import attention, embedding, few, heads, jit, jobs, layers, library, linear, machine_code, many
+from kernels.cpu import attention, embedding, gemm, gemv, heads, jit, jobs, layers, library, linear, machine_code
 from mlx_engine.backends import kernels
+from tests.golden.test_same_bits import digest
 
 ROOT = Path(__file__).parents[2]
 MICRO = ROOT / "tests" / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -134,7 +135,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
-    modules = {module.__name__ for module in (attention, embedding, few, heads, jobs, layers, linear, many)}
+    modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, layers, linear)}
     assert {f"kernels.cpu.{name}" for part in machine_code.PARTS for name in part} == modules
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
@@ -292,14 +293,22 @@ def test_code_for_a_processor_that_cannot_widen_halves_is_not_made(
 
 # ---- on an AVX2 processor, from the first compilation on ----
 
-# The first of them makes a backend, and so compiles everything.
+# The first of them makes a backend, and so compiles everything; the last two compare bits with the order in NumPy.
 TESTS = (
     "test_cpu_linear.py::test_products",
     "test_cpu_linear.py::test_gates",
-    "test_cpu_attention.py::test_attention_of_any_shape",
     "test_cpu_norms.py::test_exp_is_within_one_unit_in_the_last_place_wherever_float32_has_one",
-    "test_cpu_q8_0.py::test_products_are_those_of_float64_and_of_the_twin",
+    "test_cpu_linear.py::test_products_are_those_of_the_order_in_numpy",
+    "test_cpu_attention.py::test_attention_has_the_bits_of_the_order_in_numpy",
 )
+# The name alone would leave the features of this processor: registers would be those of AVX-512.
+AS_HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
+LANES = """
+from numba.core.registry import cpu_target
+from kernels.cpu.vectors import register_lanes
+
+print(register_lanes(cpu_target.target_context))
+"""
 
 
 def is_wider_than_avx2() -> bool:
@@ -310,14 +319,17 @@ def is_wider_than_avx2() -> bool:
 @pytest.mark.skipif(not is_wider_than_avx2(), reason="no x86 processor with AVX-512, or all other tests say the same")
 def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
     """Without anything compiled before: that is said once, and never again."""
-    changes = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CACHE_DIR": str(tmp_path)}
+    changes = {**AS_HASWELL, "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert python(LANES, **changes).stdout.split() == ["8"]
     tests = [str(Path(__file__).parent / test) for test in TESTS]
     options = ["-s", "-p", "no:cacheprovider", "-p", "no:logging"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     environment = {**os.environ, **changes}
     first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stdout
-    assert "5 passed" in first.stdout
+    assert "22 passed" in first.stdout
+    logits = python("from tests.golden.test_same_bits import digest\nprint(digest())", **changes)
+    assert logits.stdout.split() == [digest()], logits.stderr
     second = python(GENERATE, MICRO, **changes)
     assert len(second.stdout.split()) == 5
     assert [first.stderr.count(ONCE), second.stderr] == [1, ""]

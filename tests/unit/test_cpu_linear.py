@@ -1,8 +1,11 @@
-"""Compiled linear layers, alone and in blocks, against the NumPy twin and against float64."""
+"""Compiled linear layers, alone and in blocks, against the NumPy twin and against float64.
+
+A row has the same bits whatever rows are beside it, however its matrix is stored, on any number of threads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import activations_numpy, linear_numpy, many, norms_numpy
-from kernels.cpu.layout import FEW, MANY_TOKENS
-from kernels.cpu.layout import MANY_ROWS as ROWS
+from kernels.cpu import activations_numpy, linear_numpy, norms_numpy, order_numpy
+from kernels.cpu.layout import FEW, GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, STRETCH
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
@@ -23,17 +25,16 @@ from tests.random_blocks import random_blocks
 U = 2.0**-24
 EPS = 1e-6
 BE = create_backend("parallel", threads=3)
-SPAN, DEPTH = MANY_TOKENS, many.DEPTH
 
 seeds = st.integers(0, 2**32 - 1)
-tokens = st.one_of(st.integers(1, 70), st.sampled_from([1, FEW, FEW + 1, 15, 16, 17, 32, 33, 64, 65]))
+tokens = st.one_of(st.integers(1, 70), st.sampled_from([1, 6, 7, FEW, FEW + 1, 12, 13, GEMM_NEAR, GEMM_NEAR + 1]))
 # Rows of weights by their format: what one row holds is a multiple of a block.
 columns = st.one_of(
-    st.tuples(st.just("F32"), st.one_of(st.integers(1, 90), st.sampled_from([DEPTH - 1, DEPTH, DEPTH + 1, 600]))),
+    st.tuples(st.just("F32"), st.one_of(st.integers(1, 90), st.sampled_from([STRETCH - 1, STRETCH, STRETCH + 1]))),
     st.tuples(st.sampled_from(["Q8_0", "Q4_0", "Q4_1"]), st.integers(1, 20).map(lambda blocks: 32 * blocks)),
     st.tuples(st.sampled_from(["Q4_K", "Q6_K"]), st.integers(1, 3).map(lambda blocks: 256 * blocks)),
 )
-heights = st.one_of(st.integers(1, 20), st.sampled_from([ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 7]))
+heights = st.one_of(st.integers(1, 20), st.sampled_from([GEMM_ROWS - 1, GEMM_ROWS, GEMM_ROWS + 1, 2 * GEMM_ROWS + 7]))
 
 
 class Layer:
@@ -84,13 +85,17 @@ def test_products(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-@pytest.mark.parametrize("t", [SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 17])
-def test_more_tokens_than_sums_are_kept_for(kind: str, t: int):
+@pytest.mark.parametrize("t", [GEMM_TOKENS - 1, GEMM_TOKENS, GEMM_TOKENS + 1, 2 * GEMM_TOKENS + 17])
+def test_more_tokens_than_a_chunk_has(kind: str, t: int):
     rng = np.random.default_rng(t)
-    layer, x, residual = Layer(rng, kind, ROWS + 3, 64, bias=True), normal(rng, t, 64), normal(rng, t, ROWS + 3)
+    layer, x, residual = (
+        Layer(rng, kind, GEMM_ROWS + 3, 64, bias=True),
+        normal(rng, t, 64),
+        normal(rng, t, GEMM_ROWS + 3),
+    )
     want, bound = exact(x, None, [layer], residual)
     assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
-    gate, up = Layer(rng, kind, ROWS + 3, 64), Layer(rng, kind, ROWS + 3, 64)
+    gate, up = Layer(rng, kind, GEMM_ROWS + 3, 64), Layer(rng, kind, GEMM_ROWS + 3, 64)
     check_gated(x, np.ones(64, dtype=np.float32), gate, up, "silu")
 
 
@@ -207,7 +212,7 @@ def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
-    seed=seeds, t=tokens, n=st.one_of(st.integers(2, 40), st.sampled_from([ROWS + 1, 300])), kind_k=columns,
+    seed=seeds, t=tokens, n=st.one_of(st.integers(2, 40), st.sampled_from([GEMM_ROWS + 1, 300])), kind_k=columns,
     layer=st.tuples(st.booleans(), st.booleans()), bias=st.booleans(),
 )  # fmt: skip
 def test_norms_before_and_behind(
@@ -240,3 +245,88 @@ def test_the_head_sees_the_last_token_or_every_one(kind: str, t: int):
     last = BE.norm_head(x, RMSNorm("n", gain, EPS), head.linear, every=False)
     assert (np.abs(found - want) <= bound).all()
     assert (np.abs(last - want[-1:]) <= bound[-1:]).all()
+
+
+# ---- bits ----
+
+FORMATS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+# Beyond one stretch of columns, and beyond the rows that are expanded together.
+K, N = STRETCH + 256, GEMM_ROWS + 3
+PASSES = (1, 2, 3, 5, 8, 9, 16, 49, 129)
+
+
+def operations(
+    kind: str, seed: int, k: int = K, n: int = N
+) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    """Everything that is done with linear layers, as a function of the input and of what is added, (T, n)."""
+    rng = np.random.default_rng(seed)
+    other = "Q4_1" if kind == "Q8_0" else "Q8_0"
+    a, b, c = (
+        Layer(rng, kind, n, k, bias=True),
+        Layer(rng, kind, n, k),
+        Layer(rng, other if k % 32 == 0 else kind, n, k),
+    )
+    rms, shifted = RMSNorm("n", normal(rng, k), EPS), LayerNorm("n", normal(rng, k), normal(rng, k), EPS)
+    post = RMSNorm("n", normal(rng, n), EPS)
+    return {
+        "linear": lambda x, r: BE.linear(x, a.linear),
+        "residual": lambda x, r: BE.project_add(x, a.linear, r),
+        "post norm": lambda x, r: BE.project_norm_add(x, b.linear, post, r),
+        "norm and three": lambda x, r: np.concatenate(
+            BE.norm_project(x, rms, [layer.linear for layer in (a, b, c)]), axis=1
+        ),
+        "layer norm": lambda x, r: BE.norm_project(x, shifted, [a.linear])[0],
+        "gate": lambda x, r: BE.norm_gate_up(x, rms, b.linear, b.linear, "silu"),
+        "gate of another format": lambda x, r: BE.norm_gate_up(x, rms, b.linear, c.linear, "gelu"),
+        "activation": lambda x, r: BE.norm_up(x, shifted, a.linear, "gelu"),
+    }
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_has_the_same_bits_in_any_pass(kind: str):
+    rng = np.random.default_rng(11)
+    x, residual = normal(rng, max(PASSES), K), normal(rng, max(PASSES), N)
+    for name, run in operations(kind, 7).items():
+        alone = np.concatenate([run(x[t : t + 1], residual[t : t + 1]) for t in range(len(x))])
+        for n in PASSES:
+            # From the end, so that a row is not always at the same place of a tile.
+            found = run(x[-n:], residual[-n:])
+            assert np.array_equal(found, alone[-n:]), f"{name}, {n} tokens"
+
+
+@pytest.mark.parametrize("k", [1, 15, 17, 90, STRETCH - 1, STRETCH + 1])
+def test_rows_of_any_length_have_the_same_bits_in_any_pass(k: int):
+    rng = np.random.default_rng(k)
+    x, residual = normal(rng, 17, k), normal(rng, 17, 21)
+    for name, run in operations("F32", k, k, 21).items():
+        alone = np.concatenate([run(x[t : t + 1], residual[t : t + 1]) for t in range(len(x))])
+        for n in (2, 7, 9, 17):
+            assert np.array_equal(run(x[:n], residual[:n]), alone[:n]), f"{name}, {n} tokens"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("t", [1, 4, 20])
+def test_products_are_those_of_the_order_in_numpy(kind: str, t: int):
+    rng = np.random.default_rng(t)
+    layer, x = Layer(rng, kind, 21, K), normal(rng, t, K)
+    want = order_numpy.dot(layer.matrix.astype(np.float32), x[:, None])
+    np.testing.assert_array_equal(BE.linear(x, layer.linear), want)
+
+
+@pytest.mark.parametrize("kind", FORMATS[1:])
+def test_a_stored_matrix_has_the_bits_of_the_expanded_one(kind: str):
+    rng = np.random.default_rng(3)
+    stored = Layer(rng, kind, N, K)
+    dense = Linear("w", BE.prepare(Weight.pack("w", stored.matrix, BY_NAME["F32"])), None)
+    x = normal(rng, 70, K)
+    for n in (1, 2, 9, 70):
+        np.testing.assert_array_equal(BE.linear(x[:n], stored.linear), BE.linear(x[:n], dense))
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+def test_any_number_of_threads_gives_the_same_bits(kind: str):
+    """Of 1,001 rows, which are many chunks."""
+    rng, alone = np.random.default_rng(5), create_backend("parallel", threads=1)
+    layer, x = Layer(rng, kind, 1001, 256, bias=True), normal(rng, 200, 256)
+    for n in (1, 2, 9, 200):
+        np.testing.assert_array_equal(BE.linear(x[:n], layer.linear), alone.linear(x[:n], layer.linear))

@@ -1,0 +1,120 @@
+"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention.py`).
+
+Compiled kernels must give these bits for any number of rows, on any processor. Arrays are float32 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cpu.layout import BLOCK, LANES, STRETCH
+
+Floats = NDArray[np.float32]
+
+
+def fma(a: Floats, b: Floats, c: Floats | np.float32) -> Floats:
+    """Return `a * b + c`, rounded once.
+
+    The product is exact in float64. The sum is rounded to odd there: of the two float64 around it, the one whose last
+    bit is 1. Rounding this to float32 gives what rounding the exact sum gives, because float64 has more than two bits
+    more (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, dtype=np.float64)
+    total = np.asarray(product + addend)
+    added = total - product
+    error = (product - (total - added)) + (addend - added)
+    is_even = total.view(np.int64) & 1 == 0
+    other = np.nextafter(total, np.copysign(np.inf, error))
+    return np.where(is_even & (error != 0), other, total).astype(np.float32)
+
+
+def halves(sums: Floats) -> Floats:
+    """Return the total of the last axis, a power of 2 long: halves are added to halves."""
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return np.asarray(sums[..., 0])
+
+
+def dot(weights: Floats, x: Floats) -> Floats:
+    """Return the dot products over the last axis, in the order that `tile.py` defines; other axes are broadcast."""
+    shape = np.broadcast_shapes(weights.shape, x.shape)
+    # Zeros behind the last column add nothing.
+    missing = [(0, 0)] * (len(shape) - 1) + [(0, -shape[-1] % LANES)]
+    weights, x = (np.pad(np.broadcast_to(a, shape), missing) for a in (weights, x))
+    total = np.zeros(shape[:-1], dtype=np.float32)
+    for first in range(0, shape[-1], STRETCH):
+        sums = np.zeros((*shape[:-1], LANES), dtype=np.float32)
+        for column in range(first, min(first + STRETCH, weights.shape[-1]), LANES):
+            sums = fma(weights[..., column : column + LANES], x[..., column : column + LANES], sums)
+        total = total + halves(sums)
+    return total
+
+
+def sum_weighted(weights: Floats, rows: Floats) -> Floats:
+    """Return (..., E) sums of (..., n, E) rows with (..., n) weights, in the order of the rows."""
+    shape = np.broadcast_shapes((*weights.shape, 1), rows.shape)
+    sums = np.zeros((*shape[:-2], shape[-1]), dtype=np.float32)
+    for j in range(shape[-2]):
+        sums = fma(weights[..., j, None], rows[..., j, :], sums)
+    return sums
+
+
+def exp2_below(x: Floats) -> Floats:
+    """Return `2**x` for x <= 0 as `vectors.exp2_below` computes it: a Taylor polynomial times a power of 2."""
+    x = np.maximum(x, np.float32(-127))
+    n = np.rint(x)
+    r = x - n
+    power = np.full_like(x, math.log(2) ** 7 / math.factorial(7))
+    for k in range(6, -1, -1):
+        power = fma(power, r, np.float32(math.log(2) ** k / math.factorial(k)))
+    return (power.view(np.int32) + (n.astype(np.int32) << 23)).view(np.float32)
+
+
+def attend(q: Floats, kv: Floats, first: int, start: int, stop: int, window: int, scale: float) -> Floats:
+    """Return (T, H, E) attention of queries over slots [start, stop) of a store, the last T of which are their own.
+
+    Args:
+        q: (T, H, E).
+        kv: (2, G, slots, E): keys, then values.
+        first: position of slot 0.
+        start: the first slot that is visible.
+        stop: the slot behind the last one.
+        window: how many of the last slots a query sees; 0 is all.
+        scale: of the scores.
+    """
+    (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
+    out = np.empty_like(q)
+    for t in range(n_tokens):
+        end = stop - n_tokens + 1 + t
+        begin = max(start, end - window) if window else start
+        heads = q[t].reshape(n_kv_heads, n_heads // n_kv_heads, 1, width)
+        out[t] = _attend_token(heads, kv[:, :, None], first, begin, end, np.float32(scale / math.log(2)))
+    return out
+
+
+def _attend_token(q: Floats, kv: Floats, first: int, begin: int, end: int, scale: np.float32) -> Floats:
+    """Return (H, E) attention of one token over slots [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, slots, E)."""
+    largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
+    divisor, sums = np.zeros(q.shape[:2], dtype=np.float32), np.zeros((*q.shape[:2], q.shape[3]), dtype=np.float32)
+    for block in range((first + begin) // BLOCK, -(-(first + end) // BLOCK)):
+        slot = block * BLOCK - first
+        seen = slice(max(begin, slot), min(end, slot + BLOCK))
+        scores = dot(kv[0][..., seen, :], q) * scale
+        found = scores.max(axis=-1)
+        weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
+        # Sums by lane: that of key j of the block is lane j % 16.
+        places = np.zeros((*q.shape[:2], BLOCK), dtype=np.float32)
+        places[..., seen.start - slot : seen.stop - slot] = weights
+        by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
+        for j in range(0, BLOCK, LANES):
+            by_lane = by_lane + places[..., j : j + LANES]
+        # Joined with the blocks before.
+        joined = np.maximum(largest, found)
+        old, new = exp2_below(largest - joined), exp2_below(found - joined)
+        sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])
+        divisor, largest = fma(halves(by_lane), new, divisor * old), joined
+    return np.asarray(sums / divisor[..., None], dtype=np.float32).reshape(-1, q.shape[3])

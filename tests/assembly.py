@@ -1,0 +1,131 @@
+"""The assembly of kernels for another processor: `python -m tests.assembly TRIPLE PROCESSOR FEATURES`.
+
+A process of its own compiles for one target from the beginning: tiles choose their shape by the registers that Numba
+compiles for. Nothing that is compiled here can run, so nothing is loaded either. Writes a JSON object of name: text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+# Triple, processor, features.
+ARM64 = ("aarch64-unknown-linux-gnu", "cortex-a72", "+neon")
+AVX2 = ("x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c")
+AVX512 = ("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq")
+# Modules of `kernels.cpu` with formats.
+FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
+
+
+@cache
+def assembly(target: tuple[str, str, str]) -> dict[str, str]:
+    """The text of each kernel, made by a process of its own."""
+    command = [sys.executable, "-m", "tests.assembly", *target]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
+    root = Path(__file__).parents[1]
+    result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, str] = json.loads(result.stdout)
+    return found
+
+
+def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Functions by name, and the types of their arguments."""
+    import importlib
+
+    from numba import types
+
+    from kernels.cpu import attention, float32, norms, tile
+    from kernels.cpu.activations import gated
+    from kernels.cpu.vectors import LANES, exp, load, store
+
+    floats, raw = types.Array(types.float32, 1, "C"), types.Array(types.uint8, 1, "C")
+    n, f = types.int64, types.float32
+
+    def activate(activation: int, gate: Any, up: Any, out: Any) -> None:
+        for i in range(0, len(gate), LANES):
+            store(out, i, gated(activation, load(gate, i), load(up, i)))
+
+    def exponentials(x: Any, out: Any) -> None:
+        for i in range(0, len(x), LANES):
+            store(out, i, exp(load(x, i)))
+
+    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    for name in FORMATS:
+        module = importlib.import_module(f"kernels.cpu.{name}")
+        room = (n,) if name.endswith("_k") else ()
+        found[f"{name}.four_rows"] = module.four_rows.py_func, (n, n, n, n, n, floats, floats, n, n, *room)
+        found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, *room)
+    tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, n)
+    return found | {
+        "float32.four_rows": (float32.four_rows.py_func, (n, n, n, n, n, floats, floats, n, n)),
+        "add_dots": (tile.add_dots.py_func, tile_arguments),
+        "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n)),
+        "attention._weights": (attention._weights.py_func, (floats, n, n, n, n, n, f)),
+        "attention._join": (attention._join.py_func, (floats, n, floats, n, n)),
+        "rms_norm": (norms.rms_norm.py_func, (floats, n, n, floats, f, floats, n)),
+        "layer_norm": (norms.layer_norm.py_func, (floats, n, n, floats, floats, f, floats, n)),
+        "rotate": (norms.rotate.py_func, (floats, n, n, floats, floats, n, floats, n)),
+        "activate": (activate, (n, floats, floats, floats)),
+        "exponentials": (exponentials, (floats, floats)),
+    }
+
+
+def main(triple: str, processor: str, features: str) -> None:
+    """Compile and write."""
+    os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = processor, features
+    from llvmlite import binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    native = binding.get_process_triple()
+    binding.get_process_triple = lambda: triple
+    if triple.partition("-")[0] != native.partition("-")[0]:
+        # Of an engine that would run the code Numba wants only that it is there.
+        machine = binding.Target.from_triple(native).create_target_machine()
+        create = binding.create_mcjit_compiler
+        binding.create_mcjit_compiler = lambda module, _, **options: create(binding.parse_assembly(""), machine)
+    from numba.core.compiler_lock import global_compiler_lock
+
+    with global_compiler_lock:
+        json.dump(_compiled(triple), sys.stdout)
+
+
+def _compiled(triple: str) -> dict[str, str]:
+    from llvmlite import binding
+    from numba.core.registry import cpu_target
+
+    from kernels.cpu import exports, jit
+
+    jit.for_export()
+    context = cpu_target.target_context
+    context._internal_codegen = translator = exports._Translator("assembly")
+    texts = {}
+    for name, (function, arguments) in kernels().items():
+        dispatcher = jit.jit(function)
+        dispatcher.compile(arguments)
+        (overload,) = dispatcher.overloads.values()
+        module = binding.parse_assembly(str(overload.library._get_module_for_linking()))
+        module.triple = triple
+        for one in module.functions:
+            if not one.is_declaration:
+                one.linkage = "external" if one.name == overload.fndesc.llvm_func_name else "internal"
+        module.data_layout = translator._data_layout
+        for create_passes, unit in (
+            (translator._function_pass_manager, module.functions), (translator._module_pass_manager, [module]),
+        ):  # fmt: skip
+            passes, builder = create_passes()
+            for one in unit:
+                passes.run(one, builder)
+        texts[name] = str(translator._tm.emit_assembly(module))
+    return texts
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
