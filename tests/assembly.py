@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 @cache
 def assembly(target: tuple[str, str, str]) -> dict[str, str]:
     """Return the text of each kernel, made by a process of its own, once for these sources and this compiler."""
-    from kernels.cpu.library import binding, folder
+    from kernels.cpu.library import folder
 
-    made_from = Path(__file__).read_bytes() + repr((target, binding.llvm_version_info)).encode()
+    made_from = Path(__file__).read_bytes() + repr((target, version("numba"), version("llvmlite"))).encode()
     kept = folder() / f"assembly-{hashlib.sha256(made_from).hexdigest()[:16]}.json"
     if not kept.exists():
         text = _made(target)
