@@ -6,12 +6,14 @@ compiles for. Nothing that is compiled here can run, so nothing is loaded either
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,29 @@ FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 
 @cache
 def assembly(target: tuple[str, str, str]) -> dict[str, str]:
-    """The text of each kernel, made by a process of its own."""
+    """Return the text of each kernel, made by a process of its own, once for these sources and this compiler."""
+    from kernels.cpu.library import folder
+
+    made_from = Path(__file__).read_bytes() + repr((target, version("numba"), version("llvmlite"))).encode()
+    kept = folder() / f"assembly-{hashlib.sha256(made_from).hexdigest()[:16]}.json"
+    if not kept.exists():
+        text = _made(target)
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Other test processes may do the same.
+        part = kept.with_name(f"{kept.name}.{os.getpid()}")
+        part.write_text(text)
+        part.replace(kept)
+    found: dict[str, str] = json.loads(kept.read_text())
+    return found
+
+
+def _made(target: tuple[str, str, str]) -> str:
     command = [sys.executable, "-m", "tests.assembly", *target]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     root = Path(__file__).parents[1]
     result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    found: dict[str, str] = json.loads(result.stdout)
-    return found
+    return result.stdout
 
 
 def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
