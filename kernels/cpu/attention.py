@@ -3,11 +3,12 @@
 A store is (2, G, slots, E): keys, then values, each contiguous per head. The order of summation does not depend on how
 many queries there are, nor on which keys are new in a pass:
 
-    Keys are cut into blocks of BLOCK, counted from position 0. A score is a dot product in the order of `tile.py`, times
-    the scale. In a block the weights are powers of 2, of each score less the largest one; their sum is that of 16 sums,
-    sum l that of keys l, l + 16, ... of the block, halves added to halves; values are added in order, from zero, by
-    `sum = fma(weight, value, sum)`. Blocks are joined in order: with the larger of both largest scores, what there is
-    and what comes are scaled by powers of 2, and `sum = fma(new, its scale, sum * its scale)`.
+    Keys are cut into blocks of BLOCK, counted from position 0. A score is a dot product in the order of `tile.py`,
+    times the scale. The weights of a block are powers of 2, of each score less the largest score of the block. The sum
+    of the weights is that of 16 sums, sum l that of keys l, l + 16, ... of the block, halves added to halves. Values
+    are added in the order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order: the
+    running sums and those of the block are scaled by powers of 2 to the larger of both largest scores, and
+    `sum = fma(new, its scale, sum * its scale)`.
 
 A key that a query must not see has weight 0, which changes no bit: it is left out where that is easier. Scaling a
 running sum is due to Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
@@ -114,10 +115,13 @@ def _attend_block(
     """Attention of at most `tile_vectors()` queries over one block of keys, to the rows of `found`.
 
     Args:
+        job: the words named above.
         head: of the keys and values.
         block: counted from position 0.
         queries: (rows, E); row r is that of token `r % n_tokens`, for one of the heads that share keys.
-        first_row: the first query's row; n follow each other.
+        first_row: the first query's row.
+        n: how many queries there are; their rows follow each other.
+        n_tokens: T of the chunk.
         slot: that of the first token. A token sees the slots up to its own.
         found: (n, E + 16): E weighted sums, then the largest score and the sum of the weights.
         scores: room for (n, SCORES).
@@ -142,14 +146,12 @@ def _attend_block(
         largest, sum_ = _weights(scores, i * SCORES, first, last, begin, end, scale)
         put(found, i * row + width, largest)
         put(found, i * row + width + 1, sum_)
-    sum_weighted(
-        scores, first, SCORES, n, floats(values), first * width, width, last - first, width, found, 0, row
-    )
+    sum_weighted(scores, first, SCORES, n, floats(values), first * width, width, last - first, width, found, 0, row)
     return True
 
 
 @jit
-def _first_visible(job: Any, slot: int) -> int:
+def _first_visible(job: Any, slot: int) -> Any:
     """Return the first slot that the token of a slot sees."""
     return job[START] if job[WINDOW] == 0 else max(job[START], slot + 1 - job[WINDOW])
 

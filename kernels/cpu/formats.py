@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.cpu import float32, q4_0, q4_1, q4_k, q6_k, q8_0
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import LINE_BYTES, STRETCH, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
+from kernels.cpu.layout import LINE_BYTES, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, STRETCH
 from kernels.cpu.memory import floats, raw
 from kernels.cpu.vectors import prefetch
 

@@ -10,8 +10,8 @@ from kernels.cpu.heads import norm_rope_to, put_heads
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
     ATTEND,
-    ATTEND_MANY,
     ATTEND_FEW,
+    ATTEND_MANY,
     COS,
     DEEP,
     DOWN,

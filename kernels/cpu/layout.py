@@ -31,12 +31,12 @@ SCRATCH_BYTES = 4 << 20
 # ---- a block of linear layers with one input ----
 
 # Words of a block: the tasks for one vector, for several, and to prepare several; a norm of the input, or a GAIN of 0:
-# with a SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices together; what
-# becomes of a product, or of a gate, or 0; rows of a chunk; whether products with few vectors are worth more than one
-# thread; how many matrices there are; a norm of the output, like that of the input; whether the rows can be multiplied
-# with one vector as they are stored. From TABLE on come the matrices: KIND and WEIGHTS say how and where one is stored,
-# ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of the output, and
-# CHUNK which chunk of a job is its first.
+# with a SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices together;
+# what becomes of a product, or of a gate, or 0; rows of a chunk; whether products with few vectors are worth more than
+# one thread; how many matrices there are; a norm of the output, like that of the input; whether the rows can be
+# multiplied with one vector as they are stored. From TABLE on come the matrices: KIND and WEIGHTS say how and where one
+# is stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of the
+# output, and CHUNK which chunk of a job is its first.
 (
     TASK_GEMV, TASK_GEMM, TASK_PREPARE, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM, HAND_OUT, MATRICES,
     POST_GAIN, POST_EPS, POST_SHIFT, ALONE,
@@ -60,8 +60,8 @@ MAX_WAYS = 4
 # Bytes of stored rows in a chunk for one vector, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 64 * 1024
-# Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache; more
-# rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
+# Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache;
+# more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
 # chunks of fewer rows: at its end threads wait for whoever has the last one.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 40
 # Up to so many vectors rows are expanded four by four, and stay in the nearest cache while the vectors come from the

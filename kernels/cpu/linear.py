@@ -40,7 +40,7 @@ from kernels.cpu.layout import (
     K,
     N,
 )
-from kernels.cpu.linear_job import HEIGHT, PIECES, RESIDUAL, SPAN, STRIDE, T, WAYS, X, Y, ceil_div, gates, number_chunks
+from kernels.cpu.linear_job import HEIGHT, PIECES, RESIDUAL, SPAN, STRIDE, WAYS, T, X, Y, ceil_div, gates, number_chunks
 from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import norm
 from kernels.cpu.vectors import get, put

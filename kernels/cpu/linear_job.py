@@ -7,9 +7,9 @@ from typing import Any
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import ACTIVATION, CHUNK, MATRICES, OWN, ROWS, TABLE, WIDTH
 
-# Words of a job: the block's, and X, the address of the input, whose rows begin STRIDE elements apart, T, how many rows
-# there are, Y and RESIDUAL, where the output and what is added to it lie, HEIGHT, rows of a matrix in a chunk, and WAYS,
-# from how many stretches of a matrix they are. There are PIECES chunks for each SPAN of rows of the input.
+# Words of a job: the block's, and X, the address of the input, whose rows begin STRIDE elements apart, T, how many of
+# them there are, Y and RESIDUAL, where the output and what is added to it lie, HEIGHT, rows of a matrix in a chunk, and
+# WAYS, from how many stretches of a matrix they are. There are PIECES chunks for each SPAN of rows of the input.
 X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 

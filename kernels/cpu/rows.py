@@ -114,8 +114,7 @@ def dequantize_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: C
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, room: int) -> None:
-        """Write the weights of blocks first to last - 1 to `out[to ...]`, which is float32; `room` is the
-        address of room for 16 scales."""
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`; at `room` is room for 16 scales."""
         stored, scales = floats(room), floats(hidden(room))
         for block in range(first, last):
             at = block * block_bytes

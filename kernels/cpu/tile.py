@@ -224,14 +224,10 @@ _set_1, _set_2, _set_3, _set_4, _set_5, _set_6 = (_dots(n, add=False) for n in r
 def add_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any, y_at: int, y_row: int
 ) -> None:
-    """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and at most `tile_vectors()` vectors.
+    """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and T vectors, at most `tile_vectors()`.
 
-    Args:
-        w: row r begins at element `at + r w_row`.
-        x: vector t begins at element `x_at + t x_row`.
-        n_vectors: T.
-        n: columns, a multiple of 16, one stretch at most.
-        y: the totals.
+    Row r begins at element `at + r w_row` of w, vector t at element `x_at + t x_row` of x. They have n columns, a
+    multiple of 16 and one stretch at most.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
@@ -337,15 +333,8 @@ def sum_weighted(
 ) -> None:  # fmt: skip
     """`y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * rows[at + j row + e]`, in order of j.
 
-    Each sum begins with zero and continues by `sum = fma(weight, element, sum)`.
-
-    Args:
-        weights: those of sum q begin at element `w_at + q w_row`.
-        n_sums: at most `tile_vectors()`.
-        rows: row j begins at element `at + j row`.
-        n: how many rows there are.
-        width: of a row, E, a multiple of 16.
-        y: the sums.
+    Each sum begins with zero and continues by `sum = fma(weight, element, sum)`. There are `n_sums` of them, at most
+    `tile_vectors()`; elements e are below the width of a row, a multiple of 16.
     """
     if n_sums == 1:
         _sum_1(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
