@@ -17,6 +17,7 @@ pytest.importorskip("numba")
 from kernels.cpu import activations_numpy, linear_numpy, norms_numpy, order_numpy
 from kernels.cpu.layout import FEW, GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, STRETCH
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.matrices import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -167,6 +168,17 @@ def test_rows_that_cannot_be_dealt_to_four_stretches_alike(kind: str, n: int):
     want, bound = exact(x, None, [layer], residual)
     assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
     check_gated(x, normal(rng, 64), Layer(rng, kind, n, 64), Layer(rng, kind, n, 64), "gelu")
+
+
+@pytest.mark.parametrize("t", [1, 3])
+@pytest.mark.parametrize("n", [*range(1, 10), 201])
+def test_nothing_is_written_behind_the_last_row(n: int, t: int):
+    rng = np.random.default_rng(n)
+    layer, x, y = Layer(rng, "Q8_0", n, 64), normal(rng, t, 64), np.full(t * n + 300, np.nan, dtype=np.float32)
+    block, room = BE._block((layer.linear,)), BE._room_for(t * 64)
+    BE._run(BE.library.project, block.address, t, address(x), 0, room, address(y))
+    np.testing.assert_array_equal(y[: t * n].reshape(t, n), BE.linear(x, layer.linear))
+    assert np.isnan(y[t * n :]).all()
 
 
 def check_gated(x: np.ndarray, gain: np.ndarray, gate: Layer, up: Layer, activation: str) -> None:
