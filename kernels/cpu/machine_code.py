@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from kernels.cpu.library import joined, opened
 # Modules whose kernels are compiled by the same process, in which they share what they call; both take as long.
 PARTS = (("attention", "heads", "jobs", "layers"), ("embedding", "gemm", "gemv", "linear"))
 
+# Set in a process that compiles, for one that would start others in turn: a file beside the user's program that has the
+# name of a module of the standard library is run in every process.
+_COMPILING = "MLX_ENGINE_COMPILING"
+
 _CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import main; main({modules!r})"
 
 
@@ -21,8 +26,10 @@ def build() -> bytes:
 
     Raises:
         ImportError: Numba is not installed.
-        RuntimeError: a compiling process failed, or there is no interpreter to start one with.
+        RuntimeError: a compiling process failed, there is no interpreter to start one with, or this is such a process.
     """
+    if os.environ.get(_COMPILING):
+        raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     for needed in ("numba", "llvmlite"):
         if importlib.util.find_spec(needed) is None:
             raise ImportError(f"the kernels are compiled with {needed}, which is not installed")
@@ -42,8 +49,8 @@ def build() -> bytes:
 def _started(modules: Sequence[str]) -> subprocess.Popen[bytes]:
     # What else lies in the path is ignored when modules are looked for, and cannot be written as code.
     code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], modules=modules)
-    no_input, pipe = subprocess.DEVNULL, subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe)
+    no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, _COMPILING: "1"}
+    return subprocess.Popen([sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment)
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:

@@ -314,7 +314,11 @@ def _gates(gate: Linear, up: Linear) -> bool:
 
 def _attends(group: int, width: int) -> bool:
     """Whether the kernels have heads of this width, and scratch memory for those that share keys."""
-    return width % layout.LANES == 0 and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
+    return (
+        width % layout.LANES == 0
+        and width <= layout.STRETCH
+        and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
+    )
 
 
 def _aligned(*shape: int) -> np.ndarray:

@@ -205,6 +205,22 @@ def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyP
         machine_code.build()
 
 
+def test_a_process_that_compiles_starts_no_others(monkeypatch: pytest.MonkeyPatch):
+    """A user's file named like a module of the standard library is imported by every process that is started."""
+    monkeypatch.setenv("MLX_ENGINE_COMPILING", "1")
+    monkeypatch.setattr(machine_code, "_started", lambda modules: pytest.fail("started"))
+    with pytest.raises(RuntimeError, match="once more"):
+        machine_code.build()
+
+
+def test_processes_that_compile_know_that_they_do():
+    with pytest.MonkeyPatch.context() as patch:
+        seen: dict[str, str] = {}
+        patch.setattr(machine_code.subprocess, "Popen", lambda command, *, env, **_: seen.update(env))
+        machine_code._started(("heads",))
+    assert seen["MLX_ENGINE_COMPILING"] == "1"
+
+
 # ---- the announcement ----
 
 
