@@ -45,12 +45,14 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def later(rows: Sequence[Row]) -> str:
-    """Which contests are of another commit than the first."""
-    commits: dict[str, dict[str, None]] = {}
+    """Which contests are of another commit than the first, and on which processor, if that is another one, too."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         if row["commit"] != rows[0]["commit"]:
-            commits.setdefault(row["commit"], {})[row["contest"]] = None
-    return "".join(f" Measured since, at commit {commit}: {', '.join(of)}." for commit, of in commits.items())
+            same = row["machine"]["processor"] == rows[0]["machine"]["processor"]
+            place = "" if same else f"on {row['machine']['processor']}, "
+            found.setdefault((place, row["commit"]), {})[row["contest"]] = None
+    return "".join(f" Measured since, {on}at commit {commit}: {', '.join(of)}." for (on, commit), of in found.items())
 
 
 def tests(rows: Sequence[Row]) -> dict[str, list[Row]]:

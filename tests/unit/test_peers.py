@@ -341,7 +341,8 @@ def test_their_contest_has_every_one_in_every_round():
     ]  # fmt: skip
 
 
-def test_contests_of_another_commit_are_named():
-    rows = [{"commit": commit, "contest": of} for commit, of in (("a", "x"), ("b", "y"), ("b", "y"), ("b", "z"))]
-    assert later(rows) == " Measured since, at commit b: y, z."
+def test_contests_of_another_commit_and_processor_are_named():
+    made = (("a", "x", "one"), ("b", "y", "one"), ("b", "y", "one"), ("b", "z", "one"), ("c", "z", "two"))
+    rows = [{"commit": commit, "contest": of, "machine": {"processor": on}} for commit, of, on in made]
+    assert later(rows) == " Measured since, at commit b: y, z. Measured since, on two, at commit c: z."
     assert later(rows[:1]) == ""
