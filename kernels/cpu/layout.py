@@ -39,7 +39,7 @@ SCRATCH_BYTES = 4 << 20
 # output, and CHUNK which chunk of a job is its first.
 (
     TASK_GEMV, TASK_GEMM, TASK_PREPARE, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM, HAND_OUT, MATRICES,
-    POST_GAIN, POST_EPS, POST_SHIFT, ALONE,
+    POST_GAIN, POST_EPS, POST_SHIFT, HAS_GEMV,
 ) = range(17)  # fmt: skip
 # Words that each job sets itself.
 OWN, TABLE = 17, 32

@@ -14,7 +14,6 @@ from kernels.cpu.gemm import PREPARED
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.jobs import run, run_alone, scratch_of
 from kernels.cpu.layout import (
-    ALONE,
     CHUNK_GEMM,
     CHUNK_GEMV,
     EPS,
@@ -23,6 +22,7 @@ from kernels.cpu.layout import (
     GEMM_CHUNKS,
     GEMM_TOKENS,
     HAND_OUT,
+    HAS_GEMV,
     JOB,
     LANES,
     MATRICES,
@@ -124,7 +124,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
     job[T] = n_tokens
     # What is normed is whole only when the job is done.
     added = residual if b[POST_GAIN] == 0 else 0
-    if n_tokens == 1 and b[ALONE] != 0:
+    if n_tokens == 1 and b[HAS_GEMV] != 0:
         _multiply_vector(control, b, x, added, y)
     else:
         _multiply_rows(control, b, n_tokens, x, added, room if room != 0 else scratch_of(control, control[THREADS]), y)

@@ -10,8 +10,9 @@ from typing import Any
 
 from kernels.cpu.jit import jit
 from kernels.cpu.quants import load_uint8, right, scale_4_bits
+from kernels.cpu.rows import add_32, dequantize_32
 from kernels.cpu.rows import four_rows as make_four_rows
-from kernels.cpu.vectors import fma, load, load_half_splat, mul, splat, store
+from kernels.cpu.vectors import load_half_splat, mul, splat
 
 BLOCK, BLOCK_BYTES = 32, 18
 
@@ -24,21 +25,6 @@ def weights(blocks: Any, at: int) -> Any:
     return scale_4_bits(quants, scale, offset), scale_4_bits(right(quants, 4), scale, offset)
 
 
-@jit
-def add_block(blocks: Any, at: int, x: Any, column: int, sums: Any) -> Any:
-    """Add the products of the block at byte `at` with x from `column` on to 16 sums."""
-    low, high = weights(blocks, at)
-    return fma(high, load(x, column + 16), fma(low, load(x, column), sums))
-
-
+add_block = add_32(weights)
 four_rows = make_four_rows(BLOCK, BLOCK_BYTES, add_block)
-
-
-@jit
-def dequantize(blocks: Any, first: int, last: int, out: Any, to: int) -> None:
-    """`out[to + 32 * (b - first) ...] = d * (q - 8)` for blocks first to last - 1; out is float32."""
-    for b in range(first, last):
-        low, high = weights(blocks, b * BLOCK_BYTES)
-        store(out, to, low)
-        store(out, to + 16, high)
-        to += BLOCK
+dequantize = dequantize_32(BLOCK_BYTES, weights)

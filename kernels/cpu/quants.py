@@ -117,17 +117,6 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
 
 
 @intrinsic
-def cut(typing: Any, words: Any, mask: Any) -> Any:
-    """The bits of `mask` of each word, as a float."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        words, mask = args
-        return builder.sitofp(builder.and_(words, everywhere(builder, builder.trunc(mask, _I32))), _VECTOR)
-
-    return vector(lanes, types.int64), generate
-
-
-@intrinsic
 def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
     """`scale * q - minimum`, rounded once, for the quant q in the lowest 4 bits of each word.
 
@@ -138,7 +127,7 @@ def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, scale, minimum = args
         name, less = f"llvm.fma.v{LANES}f32", builder.fneg(minimum)
-        if True and register_lanes(context) == LANES:
+        if register_lanes(context) == LANES:
             every = ir.Constant(_VECTOR, [float(q) for q in range(LANES)])
             table = call_llvm(builder, name, _VECTOR, [scale, every, less])
             return call_llvm(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, [table, words])

@@ -1,4 +1,7 @@
-"""The products of one vector with four rows, which stay as they are stored: weights are expanded in registers."""
+"""What every format is made into: products of one vector with four rows as they are stored, and expanded rows.
+
+A format says what its weights are, in vectors; here they are multiplied in registers, or written to memory.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,33 @@ def four_rows(block: int, block_bytes: int, add_block: Callable[..., Any]) -> An
         y[at], y[at + apart], y[at + 2 * apart], y[at + 3 * apart] = total_a, total_b, total_c, total_d
 
     return multiply
+
+
+def add_32(weights: Callable[..., Any]) -> Any:
+    """Make the `add_block` of a format whose blocks have 32 weights, which `weights` returns in two vectors."""
+
+    @jit
+    def add_block(blocks: Any, at: int, x: Any, column: int, sums: Any) -> Any:
+        """Add the products of the block at byte `at` with x from `column` on to 16 sums."""
+        low, high = weights(blocks, at)
+        return fma(high, load(x, column + 16), fma(low, load(x, column), sums))
+
+    return add_block
+
+
+def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
+    """Make the kernel that expands blocks of 32 weights."""
+
+    @jit
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`."""
+        for block in range(first, last):
+            low, high = weights(blocks, block * block_bytes)
+            store(out, to, low)
+            store(out, to + 16, high)
+            to += 32
+
+    return dequantize
 
 
 def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:

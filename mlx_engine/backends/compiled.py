@@ -132,7 +132,7 @@ class CompiledBackend(SimdBackend):
         n, x = len(x), _rows(x)
         y = _aligned(n, block.n_outputs)
         added = None if residual is None else _rows(residual)
-        room = 0 if n == 1 and block.alone else self._room_for(n * -(-block.n_inputs // layout.LANES) * layout.LANES)
+        room = 0 if n == 1 and block.has_gemv else self._room_for(n * -(-block.n_inputs // layout.LANES) * layout.LANES)
         self._run(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), room,
             address(y),

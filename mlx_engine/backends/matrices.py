@@ -67,8 +67,8 @@ class Block:
         words[layout.HAND_OUT] = sum(matrix.nbytes for matrix in matrices) > layout.CHUNK_BYTES
         words[layout.MATRICES] = len(matrices)
         # One vector is multiplied with rows of whole vectors; a gate takes turns with what it gates.
-        self.alone = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)
-        words[layout.ALONE] = self.alone
+        self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)
+        words[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
             row[layout.KIND], row[layout.WEIGHTS], row[layout.ROWS] = matrix.kind, address(matrix.data), matrix.shape[0]
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
