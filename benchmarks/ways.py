@@ -21,10 +21,10 @@ import numpy as np
 from kernels import blocks
 from kernels.cpu import float32, q8_0, roofline
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import MAX_WAYS
+from kernels.cpu.layout import LANES, LINE_BYTES, MAX_WAYS
 from kernels.cpu.memory import raw
 from kernels.cpu.vectors import add as add_vectors
-from kernels.cpu.vectors import total, zeros
+from kernels.cpu.vectors import fma, load, total, zeros
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench.run import origin
 
@@ -44,9 +44,12 @@ def quants_in_order(weights: int, x: Any, y: Any, n_rows: int) -> None:
     for r in range(n_rows):
         even, odd = zeros(), zeros()
         for column in range(0, N_COLUMNS, 2 * q8_0.BLOCK):
-            even = q8_0.add_block(raw(weights), at, x, column, even)
-            odd = q8_0.add_block(raw(weights), at + q8_0.BLOCK_BYTES, x, column + q8_0.BLOCK, odd)
-            at += 2 * q8_0.BLOCK_BYTES
+            a, b = q8_0.weights(raw(weights), at)
+            even = fma(b, load(x, column + LANES), fma(a, load(x, column), even))
+            at += q8_0.BLOCK_BYTES
+            a, b = q8_0.weights(raw(weights), at)
+            odd = fma(b, load(x, column + 3 * LANES), fma(a, load(x, column + 2 * LANES), odd))
+            at += q8_0.BLOCK_BYTES
         y[r] = total(add_vectors(even, odd))
 
 
@@ -61,22 +64,24 @@ def floats_in_order(weights: Any, x: Any, y: Any, n_rows: int) -> None:
 def quants_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
     """A Q8_0 matrix, four rows at a time."""
     apart, size = n_rows // MAX_WAYS, N_COLUMNS // q8_0.BLOCK * q8_0.BLOCK_BYTES
-    for r in range(apart):
-        a, b, c, d = r, r + apart, r + 2 * apart, r + 3 * apart
-        q8_0.four_rows(
-            weights + a * size, weights + b * size, weights + c * size, weights + d * size, N_COLUMNS, x, y, r, apart
-        )
+    y[:n_rows] = 0
+    rows = (weights, weights + apart * size, weights + 2 * apart * size, weights + 3 * apart * size)
+    last = weights + (n_rows - 1) * size
+    q8_0.four_rows(
+        1, rows, (last, last, last, last), size, apart, N_COLUMNS, x, 0, y, 0, apart, n_rows, 16 * LINE_BYTES, 0
+    )
 
 
 @jit
 def floats_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
     """A float32 matrix, four rows at a time."""
     apart, size = n_rows // MAX_WAYS, 4 * N_COLUMNS
-    for r in range(apart):
-        a, b, c, d = r, r + apart, r + 2 * apart, r + 3 * apart
-        float32.four_rows(
-            weights + a * size, weights + b * size, weights + c * size, weights + d * size, N_COLUMNS, x, y, r, apart
-        )
+    y[:n_rows] = 0
+    rows = (weights, weights + apart * size, weights + 2 * apart * size, weights + 3 * apart * size)
+    last = weights + (n_rows - 1) * size
+    float32.four_rows(
+        1, rows, (last, last, last, last), size, apart, N_COLUMNS, x, 0, y, 0, apart, n_rows, 16 * LINE_BYTES, 0
+    )
 
 
 def main() -> None:

@@ -73,15 +73,17 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         for i in range(0, len(x), LANES):
             store(out, i, exp(load(x, i)))
 
+    four = types.UniTuple(n, 4)
+    four_rows = (n, four, four, n, n, n, floats, n, floats, n, n, n, n, n)
     found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
     for name in FORMATS:
         module = importlib.import_module(f"kernels.cpu.{name}")
         room = (n,) if name.endswith("_k") else ()
-        found[f"{name}.four_rows"] = module.four_rows.py_func, (n, n, n, n, n, floats, floats, n, n, *room)
+        found[f"{name}.four_rows"] = module.four_rows.py_func, four_rows
         found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, *room)
     tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, n)
     return found | {
-        "float32.four_rows": (float32.four_rows.py_func, (n, n, n, n, n, floats, floats, n, n)),
+        "float32.four_rows": (float32.four_rows.py_func, four_rows),
         "add_dots": (tile.add_dots.py_func, tile_arguments),
         "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n)),
         "attention._weights": (attention._weights.py_func, (floats, n, n, n, n, n, f)),

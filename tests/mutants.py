@@ -40,7 +40,7 @@ CPU = "../kernels/cpu/"
 JOBS = CPU + "jobs.py"
 TILE, STORED_ROWS, FORMATS, Q4_K = CPU + "tile.py", CPU + "rows.py", CPU + "formats.py", CPU + "q4_k.py"
 LINEAR, LINEAR_JOB, EPILOGUE = CPU + "linear.py", CPU + "linear_job.py", CPU + "epilogue.py"
-GEMV, GEMM = CPU + "gemv.py", CPU + "gemm.py"
+GEMV, GEMM, SUMS = CPU + "gemv.py", CPU + "gemm.py", CPU + "sums.py"
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
 VECTORS = CPU + "vectors.py"
 LAYERS, FULL_CACHE = CPU + "layers.py", "cache/full.py"
@@ -123,14 +123,21 @@ MUTANTS = [
            "builder.mul(w_row, ir.Constant(_I64, 0))"),
     Mutant("the last elements of weighted rows lost", TILE, "together, first = together // 2, stop",
            "together, first = 0, stop"),
-    Mutant("longer stretches for one vector", STORED_ROWS, "from kernels.cpu.memory import floats, hidden, raw",
+    Mutant("longer stretches for stored rows", STORED_ROWS, "from kernels.cpu.memory import floats, hidden, raw",
            "from kernels.cpu.memory import floats, hidden, raw\n\nSTRETCH = 2 * STRETCH"),
-    Mutant("one of four totals lost", STORED_ROWS, "total_d + total(sum_d)", "total_d + total(sum_c)"),
-    Mutant("scales of the first block for all", STORED_ROWS, "i + p // 4 * block_bytes, p // 4 * 64, p % 4",
-           "i + p // 4 * block_bytes, 0, p % 4"),
-    Mutant("products of a row in another order than a tile's", STORED_ROWS,
-           "sums = fma(b, load(x, column + 16), fma(a, load(x, column), sums))",
-           "sums = fma(a, load(x, column), fma(b, load(x, column + 16), sums))"),
+    Mutant("scales of the first block for all", STORED_ROWS, "own = scales + 4 * LANES * n_rows * (p // 4)",
+           "own = scales"),
+    Mutant("a row behind the last one read", STORED_ROWS, "min(rows[3] + i, last[3])", "rows[3] + i"),
+    Mutant("scales of the first row for all", SUMS, "4 * LANES * r", "0"),
+    Mutant("products of a row in another order than a tile's", SUMS,
+           "for w in range(n_weights):\n                for t",
+           "for w in reversed(range(n_weights)):\n                for t"),
+    Mutant("totals of another vector", CPU + "fold.py", "(folded, ir.Constant(_I32, i))",
+           "(folded, ir.Constant(_I32, n - 1 - i))"),
+    Mutant("the second panel's vectors are the first one's", GEMV, "t * n_columns + column * n_vectors",
+           "column * n_vectors"),
+    Mutant("a piece of the columns forgotten", GEMV, "columns, from_m = min(depth, n_columns - column)",
+           "columns, from_m = min(depth, n_columns - column) // 512 * 256"),
     Mutant("scale of the neighbour", CPU + "q8_0.py", "scale = load_half_splat(blocks, at)",
            "scale = load_half_splat(blocks, max(at - BLOCK_BYTES, 0))"),
     Mutant("quants counted from 0", CPU + "q4_0.py", "splat(8.0)", "splat(0.0)"),

@@ -8,10 +8,30 @@ from kernels.cpu import float32, q4_0, q4_1, q4_k, q6_k, q8_0
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LINE_BYTES, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, STRETCH
 from kernels.cpu.memory import floats, raw
+from kernels.cpu.sums import PANEL_SIZES, WIDE
 from kernels.cpu.vectors import prefetch
 
-# Bytes that products with four rows need for their own.
+# Bytes of scratch memory that products with four rows and expansion need for scales.
 FORMAT_ROOM = 4 * STRETCH
+
+
+# Up to so many vectors rows are multiplied as they are stored; with more, expanded rows are faster, because a format's
+# weights are made once for each panel. float32 and Q8_0 take little to make.
+_MOST_SIMPLE = 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1]
+_MOST_4_BITS = PANEL_SIZES[-1]
+_MOST_Q4_K = PANEL_SIZES[-1] if WIDE else 4
+_MOST_Q6_K = 4
+MOST_STORED = _MOST_SIMPLE
+
+
+@jit
+def most_stored(kind: int) -> int:
+    """Return up to how many vectors rows of a format are multiplied as they are stored: by measurement."""
+    if kind == Q4_K:
+        return _MOST_Q4_K
+    if kind == Q6_K:
+        return _MOST_Q6_K
+    return _MOST_4_BITS if kind in (Q4_0, Q4_1) else _MOST_SIMPLE
 
 
 @jit
@@ -32,21 +52,22 @@ def row_bytes(kind: int, n_columns: int) -> int:
 
 @jit
 def four_rows(
-    kind: int, n_columns: int, a: int, b: int, c: int, d: int, x: int, y: Any, at: int, apart: int, room: int
-) -> None:
-    """`y[at + i * apart] = row . x` for the rows at four addresses; at address `room` is room for `FORMAT_ROOM`."""
+    kind: int, n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int,
+    y: Any, at: int, apart: int, y_row: int, ahead: int, room: int,
+) -> None:  # fmt: skip
+    """`y[at + i apart + r + t y_row] += row r of i . vector t` for rows of four places; `rows.py` has the arguments."""
     if kind == Q8_0:
-        q8_0.four_rows(a, b, c, d, n_columns, floats(x), y, at, apart)
+        q8_0.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
     elif kind == Q4_0:
-        q4_0.four_rows(a, b, c, d, n_columns, floats(x), y, at, apart)
+        q4_0.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
     elif kind == Q4_1:
-        q4_1.four_rows(a, b, c, d, n_columns, floats(x), y, at, apart)
+        q4_1.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
     elif kind == Q4_K:
-        q4_k.four_rows(a, b, c, d, n_columns, floats(x), y, at, apart, room)
+        q4_k.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
     elif kind == Q6_K:
-        q6_k.four_rows(a, b, c, d, n_columns, floats(x), y, at, apart, room)
+        q6_k.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
     else:
-        float32.four_rows(a, b, c, d, n_columns, floats(x), y, at, apart)
+        float32.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
 
 
 @jit

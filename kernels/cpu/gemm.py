@@ -82,7 +82,7 @@ def _add_products(
 
 @task
 def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
-    """The rows of one chunk with a span of vectors: what `multiply_vector` does, for each of them."""
+    """The rows of one chunk with a span of vectors: what `multiply_stored` does, for each of them."""
     piece, t = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
     first = (piece - job[m + CHUNK]) * job[HEIGHT]

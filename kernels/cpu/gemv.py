@@ -1,32 +1,66 @@
-"""Products with one vector (gemv): rows are multiplied as they are stored, for memory is the limit.
+"""Products with one or a few vectors (gemv, small batches): rows are multiplied as they are stored.
 
-A processor looks ahead along several rows at once, each in its own place, and then reads faster than along one: so a
-chunk has rows of several stretches of its matrix, which are multiplied in turns.
+Memory is the limit, so each row is read once for all vectors. A processor looks ahead along several rows at once, each
+in its own place, and then reads faster than along one: so a chunk has rows of several stretches of its matrix, which
+are multiplied in turns. The vectors lie in panels, (K / 16, vectors, 16), of which a stretch of columns at a time stays
+in the nearest cache.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kernels.cpu.activations import gated
 from kernels.cpu.epilogue import put_row
-from kernels.cpu.formats import FORMAT_ROOM, four_rows, row_bytes
+from kernels.cpu.formats import FORMAT_ROOM, MOST_STORED, four_rows, row_bytes
 from kernels.cpu.jit import jit, task
-from kernels.cpu.layout import ACTIVATION, CHUNK, KIND, LANES, ROWS, WEIGHTS, WIDTH, K
-from kernels.cpu.linear_job import HEIGHT, WAYS, X, ceil_div, gates, matrix_of
-from kernels.cpu.memory import floats
+from kernels.cpu.layout import ACTIVATION, CHUNK, EPS, GAIN, KIND, LANES, ROWS, SHIFT, STRETCH, WEIGHTS, WIDTH, K
+from kernels.cpu.linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
+from kernels.cpu.memory import floats, number
+from kernels.cpu.norms import norm
+from kernels.cpu.sums import PANEL_SIZES
 from kernels.cpu.vectors import load, store
+
+# By the number of vectors: how many the first panel has. What is left fits into a second one.
+_FIRST_PANEL = (
+    0,
+    *(
+        next(n for n in PANEL_SIZES if n == t or (2 * n >= t and t - n in PANEL_SIZES and t not in PANEL_SIZES))
+        for t in range(1, MOST_STORED + 1)
+    ),
+)
+# Bytes ahead of a row's multiplications at which memory is asked for; a processor follows four rows well by itself.
+_AHEAD = 1024
+# The same where rows are read a piece at a time: then it is the same piece of a row further on.
+_AHEAD_OF_PIECES = 2048
 
 
 @jit
-def _row(job: Any, m: int, row: int) -> Any:
-    """The address of a row, or of the last one behind the end: the last stretch may be shorter than the others."""
-    return job[m + WEIGHTS] + min(row, job[m + ROWS] - 1) * row_bytes(job[m + KIND], job[K])
+def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
+    """Write (T, K) at address x to the panels at an address.
+
+    The vectors are normed if there is a gain; at address `normed` is room for (T, K).
+    """
+    n, n_tokens, source, out = job[K], job[T], floats(x), floats(panels)
+    if job[GAIN] != 0:
+        source = floats(normed)
+        for t in range(n_tokens):
+            norm(floats(x), t * n, n, job[GAIN], job[SHIFT], np.float32(number(job[EPS])), source, t * n)
+    first, at = 0, 0
+    while first < n_tokens:
+        last = first + _FIRST_PANEL[n_tokens - first]
+        for i in range(0, n, LANES):
+            for t in range(first, last):
+                store(out, at, load(source, t * n + i))
+                at += LANES
+        first = last
 
 
 @task
-def multiply_vector(job: Any, chunk: int, scratch: int) -> None:
-    """The rows of one chunk: `y[column + r] = row r . x`, plus bias, activated, plus residual.
+def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
+    """The rows of one chunk with each vector: `y[column + r] = row r . x`, plus bias, activated, plus residual.
 
     Of a gate, `y[r] = activation(gate row r . x) * (up row r . x)`: then two stretches of the gate are followed by the
     same two of what it gates.
@@ -36,15 +70,37 @@ def multiply_vector(job: Any, chunk: int, scratch: int) -> None:
     first = (chunk - job[m + CHUNK]) * height
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
-    # Scratch memory: room that formats need, then products in whole vectors, (4, size).
+    kind, n_columns, n_tokens = job[m + KIND], job[K], job[T]
+    # Scratch memory: room that formats need, then products in whole vectors, (T, 4, size).
     size, products = ceil_div(height, LANES) * LANES, floats(scratch + FORMAT_ROOM)
-    for r in range(first, first + n):
-        a, b = _row(job, m, r), _row(job, m, r + apart)
-        c, d = _row(job, other, r + after), _row(job, other, r + after + apart)
-        four_rows(job[m + KIND], job[K], a, b, c, d, job[X], products, r - first, size, scratch)
-    for way in range(job[WAYS]):
-        at, row = way * size, way * apart + first
-        if gates(job):
-            for r in range(at, at + n, LANES):
-                store(products, r, gated(job[ACTIVATION], load(products, r), load(products, r + 2 * size)))
-        put_row(job, m, 0, row, min(n, job[m + ROWS] - row), products, at)
+    products[: n_tokens * 4 * size] = 0
+    # Of one vector all columns are near, and rows are read in order.
+    depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
+    ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(kind, depth)) * row_bytes(kind, n_columns)
+    step = row_bytes(kind, n_columns)
+    for column in range(0, n_columns, depth):
+        columns, from_m = min(depth, n_columns - column), job[m + WEIGHTS] + row_bytes(kind, column)
+        from_other = job[other + WEIGHTS] + row_bytes(kind, column)
+        last_of_m, last_of_other = from_m + (job[m + ROWS] - 1) * step, from_other + (job[other + ROWS] - 1) * step
+        rows = (
+            from_m + first * step,
+            from_m + (first + apart) * step,
+            from_other + (first + after) * step,
+            from_other + (first + after + apart) * step,
+        )
+        last = (last_of_m, last_of_m, last_of_other, last_of_other)
+        t = 0
+        while t < n_tokens:
+            n_vectors = _FIRST_PANEL[n_tokens - t]
+            four_rows(
+                kind, n_vectors, rows, last, step, n, columns, floats(job[X]), t * n_columns + column * n_vectors,
+                products, t * 4 * size, size, 4 * size, ahead, scratch,
+            )  # fmt: skip
+            t += n_vectors
+    for t in range(n_tokens):
+        for way in range(job[WAYS]):
+            at, row = (4 * t + way) * size, way * apart + first
+            if gates(job):
+                for r in range(at, at + n, LANES):
+                    store(products, r, gated(job[ACTIVATION], load(products, r), load(products, r + 2 * size)))
+            put_row(job, m, t, row, min(n, job[m + ROWS] - row), products, at)

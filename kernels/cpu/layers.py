@@ -75,7 +75,7 @@ def _self_attention(
 def layers(
     address: int, stack: int, n_layers: int, n_tokens: int, offset: int, x: int, between: int, room: int, y: int
 ) -> None:
-    """What is left of (T, D) after `n_layers` layers; T is at most `FEW`.
+    """What is left of (T, D) after `n_layers` layers; T is at most `STACK_TOKENS`.
 
     Args:
         address: of the pool's control block.

@@ -52,14 +52,16 @@ STRETCH = 1024
 # Rows of a register tile.
 TILE_ROWS = 4
 
-# Up to so many tokens go through all layers in one call, and are prepared by one thread.
+# Up to so many tokens go through all layers in one call.
+STACK_TOKENS = 32
+# Up to so many tokens are prepared by one thread, and attend to blocks of keys side by side.
 FEW = 8
 # A core reads faster from four places of memory in turns than from one in order: benchmarks/ways.py. So with one vector
 # a chunk has rows of so many stretches of its matrix.
 MAX_WAYS = 4
 # Bytes of stored rows in a chunk for one vector, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
-CHUNK_BYTES = 64 * 1024
+CHUNK_BYTES = 128 * 1024
 # Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache;
 # more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
 # chunks of fewer rows: at its end threads wait for whoever has the last one.

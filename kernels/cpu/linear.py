@@ -1,7 +1,7 @@
 """Linear layers: several matrices with the same input in one job, and what is done with their products.
 
-One vector is multiplied with the rows as they are stored (`gemv.py`), several are with expanded rows (`gemm.py`). Both
-give the same bits.
+One vector or a few are multiplied with the rows as they are stored (`gemv.py`), several are with expanded rows
+(`gemm.py`). Both give the same bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from kernels.cpu.formats import most_stored
 from kernels.cpu.gemm import PREPARED
+from kernels.cpu.gemv import pack_panels
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.jobs import run, run_alone, scratch_of
 from kernels.cpu.layout import (
@@ -24,6 +26,7 @@ from kernels.cpu.layout import (
     HAND_OUT,
     HAS_GEMV,
     JOB,
+    KIND,
     LANES,
     MATRICES,
     MAX_WAYS,
@@ -31,6 +34,7 @@ from kernels.cpu.layout import (
     POST_GAIN,
     POST_SHIFT,
     SHIFT,
+    STRETCH,
     TABLE,
     TASK_GEMM,
     TASK_GEMV,
@@ -50,13 +54,18 @@ _LINE = 4 * LANES
 
 
 @jit
-def _multiply_vector(control: Any, b: Any, x: int, residual: int, y: int) -> None:
-    """The input normed here, once, then chunks of stored rows."""
+def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """The input normed here, once, then chunks of stored rows; several vectors are packed into panels before."""
     job, source = control[JOB:], x
-    if b[GAIN] != 0:
+    if n_tokens > 1:
+        source = room
+        pack_panels(job, x, room, scratch_of(control, 0))
+    elif b[GAIN] != 0:
         source = scratch_of(control, control[THREADS])
         norm(floats(x), 0, b[K], b[GAIN], b[SHIFT], np.float32(number(b[EPS])), floats(source), 0)
-    job[X], job[Y], job[RESIDUAL], job[HEIGHT] = source, y, residual, b[CHUNK_GEMV]
+    job[X], job[Y], job[RESIDUAL] = source, y, residual
+    # Several vectors are read from the next cache once for each stretch of columns and chunk.
+    job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
     chunks = number_chunks(job)
     if b[HAND_OUT] == 0:
@@ -114,7 +123,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         x: address of the input, (T, K).
         residual: address of what is added to the products, (T, N), or 0.
         room: address of room for (T, K rounded up to 16) floats, a multiple of 64; none is needed for one token whose
-            products `gemv.py` has, and up to `FEW` tokens it may be 0 where the pool's scratch memory has room.
+            products `gemv.py` has, and up to `STACK_TOKENS` it may be 0 where the pool's scratch memory has room.
         y: address of the output, (T, N); where the products are normed it must not be the residual's.
     """
     control, b = words(address), words(block)
@@ -124,9 +133,13 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
     job[T] = n_tokens
     # What is normed is whole only when the job is done.
     added = residual if b[POST_GAIN] == 0 else 0
-    if n_tokens == 1 and b[HAS_GEMV] != 0:
-        _multiply_vector(control, b, x, added, y)
+    room = room if room != 0 else scratch_of(control, control[THREADS])
+    stored = b[HAS_GEMV] != 0
+    for m in range(b[MATRICES]):
+        stored = stored and n_tokens <= most_stored(b[TABLE + m * WIDTH + KIND])
+    if stored:
+        _multiply_stored(control, b, n_tokens, x, added, room, y)
     else:
-        _multiply_rows(control, b, n_tokens, x, added, room if room != 0 else scratch_of(control, control[THREADS]), y)
+        _multiply_rows(control, b, n_tokens, x, added, room, y)
     if b[POST_GAIN] != 0:
         _norm_add(b, n_tokens, y, residual)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kernels.cpu.library import joined, opened
 
 # Modules whose kernels are compiled by the same process, in which they share what they call; both take as long.
-PARTS = (("attention", "heads", "jobs", "layers"), ("embedding", "gemm", "gemv", "linear"))
+PARTS = (("attention", "embedding", "gemm", "heads", "jobs", "layers", "linear"), ("gemv",))
 
 # Set in a process that compiles, for one that would start others in turn: a file beside the user's program that has the
 # name of a module of the standard library is run in every process.

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernels.cpu.jit import jit
 from kernels.cpu.quants import load_uint8, right, scale_4_bits
-from kernels.cpu.rows import add_32, dequantize_32
+from kernels.cpu.rows import dequantize_32
 from kernels.cpu.rows import four_rows as make_four_rows
 from kernels.cpu.vectors import load_half_splat, mul, splat
 
@@ -25,6 +25,5 @@ def weights(blocks: Any, at: int) -> Any:
     return scale_4_bits(quants, scale, offset), scale_4_bits(right(quants, 4), scale, offset)
 
 
-add_block = add_32(weights)
-four_rows = make_four_rows(BLOCK, BLOCK_BYTES, add_block)
+four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 dequantize = dequantize_32(BLOCK_BYTES, weights)

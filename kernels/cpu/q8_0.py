@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.cpu.jit import jit
-from kernels.cpu.rows import add_32, dequantize_32
+from kernels.cpu.rows import dequantize_32
 from kernels.cpu.rows import four_rows as make_four_rows
 from kernels.cpu.vectors import load_half_splat, load_int8, mul
 
@@ -23,6 +23,5 @@ def weights(blocks: Any, at: int) -> Any:
     return mul(scale, load_int8(blocks, at + 2)), mul(scale, load_int8(blocks, at + 18))
 
 
-add_block = add_32(weights)
-four_rows = make_four_rows(BLOCK, BLOCK_BYTES, add_block)
+four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 dequantize = dequantize_32(BLOCK_BYTES, weights)

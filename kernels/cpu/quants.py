@@ -127,7 +127,7 @@ def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, scale, minimum = args
         name, less = f"llvm.fma.v{LANES}f32", builder.fneg(minimum)
-        if register_lanes(context) == LANES:
+        if register_lanes() == LANES:
             every = ir.Constant(_VECTOR, [float(q) for q in range(LANES)])
             table = call_llvm(builder, name, _VECTOR, [scale, every, less])
             return call_llvm(builder, "llvm.x86.avx512.permvar.sf.512", _VECTOR, [table, words])

@@ -1,4 +1,4 @@
-"""What every format is made into: products of one vector with four rows as they are stored, and expanded rows.
+"""What every format is made into: products of stored rows with one or a few vectors, and expanded rows.
 
 A format says what its weights are, in vectors; here they are multiplied in registers, or written to memory.
 """
@@ -8,63 +8,158 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import LINE_BYTES, STRETCH
+from kernels.cpu.layout import LANES, LINE_BYTES, STRETCH
 from kernels.cpu.memory import floats, hidden, raw
-from kernels.cpu.vectors import fma, load, prefetch, store, total, zeros
-
-# Bytes ahead of a row's multiplications at which memory is asked for; a processor follows four rows well by itself.
-_AHEAD = 1024
-
-_ZERO = np.float32(0)
+from kernels.cpu.sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
+from kernels.cpu.vectors import prefetch, store
 
 
-def four_rows(block: int, block_bytes: int, add_block: Callable[..., Any]) -> Any:
+def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel of a format.
 
     Args:
         block: weights of a block.
         block_bytes: bytes of a block.
-        add_block: adds the products of a block with 16 columns after the other to 16 sums.
+        weights: returns the weights of the block at a byte, in a tuple of vectors.
     """
 
-    @jit
-    def multiply(a: int, b: int, c: int, d: int, n_columns: int, x: Any, y: Any, at: int, apart: int) -> None:
-        """`y[at + i * apart] = row i . x` in the order of `tile.py`, for the rows at four addresses.
+    def make(n_vectors: int) -> Any:
+        n_rows = rows_together(n_vectors)
 
-        The rows lie in different places of memory and take turns block by block: a processor reads several places at
-        once faster than one.
-        """
-        i, total_a, total_b, total_c, total_d = 0, _ZERO, _ZERO, _ZERO, _ZERO
-        for first in range(0, n_columns, STRETCH):
-            sum_a, sum_b, sum_c, sum_d = zeros(), zeros(), zeros(), zeros()
-            for column in range(first, min(first + STRETCH, n_columns), block):
-                prefetch(raw(a), i + _AHEAD)
-                prefetch(raw(b), i + _AHEAD)
-                prefetch(raw(c), i + _AHEAD)
-                prefetch(raw(d), i + _AHEAD)
-                sum_a, sum_b = add_block(raw(a), i, x, column, sum_a), add_block(raw(b), i, x, column, sum_b)
-                sum_c, sum_d = add_block(raw(c), i, x, column, sum_c), add_block(raw(d), i, x, column, sum_d)
-                i += block_bytes
-            total_a, total_b = total_a + total(sum_a), total_b + total(sum_b)
-            total_c, total_d = total_c + total(sum_c), total_d + total(sum_d)
-        y[at], y[at + apart], y[at + 2 * apart], y[at + 3 * apart] = total_a, total_b, total_c, total_d
+        def weights_of(address: int, at: int, ahead: int, scales: int) -> Any:
+            prefetch(raw(address), at + ahead)
+            return weights(raw(address), at)
 
-    return multiply
+        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, block // LANES, weights_of)
+        add_to = add_totals(n_rows, n_vectors)
+
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            room: int,
+        ) -> None:  # fmt: skip
+            """The rows at a tuple of addresses, as many as are multiplied at the same time."""
+            i = 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                for column in range(stretch, min(stretch + STRETCH, n_columns), block):
+                    sums = add(rows, i, ahead, 0, panel, first + column * n_vectors, sums)
+                    i += block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
 
 
-def add_32(weights: Callable[..., Any]) -> Any:
-    """Make the `add_block` of a format whose blocks have 32 weights, which `weights` returns in two vectors."""
+def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:
+    """Make the kernel of a format whose blocks have 256 weights.
 
-    @jit
-    def add_block(blocks: Any, at: int, x: Any, column: int, sums: Any) -> Any:
-        """Add the products of the block at byte `at` with x from `column` on to 16 sums."""
-        low, high = weights(blocks, at)
-        return fma(high, load(x, column + 16), fma(low, load(x, column), sums))
+    Sums of one row wait for each other: so rows take turns four times in a block.
 
-    return add_block
+    Args:
+        block_bytes: bytes of a block.
+        scales_of: returns 16 scales of the block at a byte.
+        part: returns 64 weights of a block in four vectors, given which ones, and where the block's scales lie.
+    """
+
+    def make(n_vectors: int) -> Any:
+        n_rows = rows_together(n_vectors)
+
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
+            return part(raw(address), at, p, floats(scales), 0)
+
+        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, 64 // LANES, weights_of)
+        add_to = add_totals(n_rows, n_vectors)
+
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            room: int,
+        ) -> None:  # fmt: skip
+            """The rows at a tuple of addresses, as many as are multiplied at the same time.
+
+            A scale that is loaded from memory is in all lanes at once, which takes two instructions where it comes from
+            a register: scales of a stretch are stored first.
+            """
+            stored, scales, i = floats(room), hidden(room), 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                blocks = min(STRETCH, n_columns - stretch) // 256
+                for block in range(blocks):
+                    for r in range(n_rows):
+                        store(stored, LANES * (block * n_rows + r), scales_of(raw(rows[r]), i + block * block_bytes))
+                # LLVM does not know how many parts there are: it would take all at once, and run out of registers.
+                for p in range(4 * blocks):
+                    at_block, q = i + p // 4 * block_bytes, p % 4
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), at_block + q * LINE_BYTES + ahead)
+                    own = scales + 4 * LANES * n_rows * (p // 4)
+                    sums = add(rows, at_block, q, own, panel, first + (stretch + 64 * p) * n_vectors, sums)
+                i += blocks * block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
+
+
+def _for_panels(make: Callable[[int], Any]) -> Any:
+    """Make the kernel for panels of any size of kernels that multiply some rows with panels of one size."""
+
+    def choose(sizes: tuple[int, ...]) -> Any:
+        size, n_rows = sizes[0], rows_together(sizes[0])
+        kernel = make(size)
+        others = choose(sizes[1:]) if len(sizes) > 1 else None
+
+        @jit
+        def multiply(
+            n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int, y: Any,
+            at: int, apart: int, y_row: int, ahead: int, room: int,
+        ) -> None:  # fmt: skip
+            """`y[at + i apart + r + t y_row] += row r of i . vector t`, in the order of `tile.py`.
+
+            Rows come from four places i of memory and take turns block by block: a processor reads several places at
+            once faster than one.
+
+            Args:
+                n_vectors: of the panel, one of `PANEL_SIZES`.
+                rows: addresses of the first row of each place.
+                last: the address of each place's last row, which is taken again where there are no more.
+                step: bytes from one row to the next.
+                count: rows of each place.
+                n_columns: of the rows; where there are more than a stretch, stretches are added in their order.
+                panel: array with (columns / 16, n_vectors, 16).
+                first: the element of the first vector at the rows' first column.
+                y: products.
+                at: place of the first one.
+                apart: from the products of one place to those of the next one.
+                y_row: from one vector's product to the next one's.
+                ahead: bytes of a row ahead of its multiplications at which memory is asked for.
+                room: address of room for `FORMAT_ROOM`.
+            """
+            if others is not None and n_vectors != size:
+                others(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
+                return
+            for r in range(count):
+                i, to = r * step, at + r
+                a, b = min(rows[0] + i, last[0]), min(rows[1] + i, last[1])
+                c, d = min(rows[2] + i, last[2]), min(rows[3] + i, last[3])
+                if n_rows == 4:
+                    kernel((a, b, c, d), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                elif n_rows == 2:
+                    kernel((a, b), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                    kernel((c, d), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, room)
+                else:
+                    kernel((a,), n_columns, panel, first, y, to, apart, y_row, ahead, room)
+                    kernel((b,), n_columns, panel, first, y, to + apart, apart, y_row, ahead, room)
+                    kernel((c,), n_columns, panel, first, y, to + 2 * apart, apart, y_row, ahead, room)
+                    kernel((d,), n_columns, panel, first, y, to + 3 * apart, apart, y_row, ahead, room)
+
+        return multiply
+
+    return choose(PANEL_SIZES)
 
 
 def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
@@ -80,63 +175,6 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
             to += 32
 
     return dequantize
-
-
-def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:
-    """Make the kernel of a format whose blocks have 256 weights.
-
-    Sums of one row wait for each other: so rows take turns four times in a block.
-
-    Args:
-        block_bytes: bytes of a block.
-        scales_of: returns 16 scales of the block at a byte.
-        part: returns 64 weights of a block in four vectors, given which ones, and where the block's scales lie.
-    """
-
-    @jit
-    def multiply(
-        a: int, b: int, c: int, d: int, n_columns: int, x: Any, y: Any, at: int, apart: int, room: int
-    ) -> None:
-        """What the kernels made by `four_rows` do.
-
-        At address `room` is room for the scales of four rows of a stretch: a scale that is loaded is in all lanes at
-        once, which takes two instructions where it comes from a register.
-        """
-        stored, scales = floats(room), floats(hidden(room))
-        i, total_a, total_b, total_c, total_d = 0, _ZERO, _ZERO, _ZERO, _ZERO
-        for first in range(0, n_columns, STRETCH):
-            sum_a, sum_b, sum_c, sum_d = zeros(), zeros(), zeros(), zeros()
-            blocks = min(STRETCH, n_columns - first) // 256
-            for block in range(blocks):
-                store(stored, 64 * block, scales_of(raw(a), i + block * block_bytes))
-                store(stored, 64 * block + 16, scales_of(raw(b), i + block * block_bytes))
-                store(stored, 64 * block + 32, scales_of(raw(c), i + block * block_bytes))
-                store(stored, 64 * block + 48, scales_of(raw(d), i + block * block_bytes))
-            # LLVM does not know how many parts there are: it would take all of them at once, and run out of registers.
-            for p in range(4 * blocks):
-                column, at_block, s, q = first + 64 * p, i + p // 4 * block_bytes, p // 4 * 64, p % 4
-                prefetch(raw(a), at_block + q * LINE_BYTES + _AHEAD)
-                prefetch(raw(b), at_block + q * LINE_BYTES + _AHEAD)
-                prefetch(raw(c), at_block + q * LINE_BYTES + _AHEAD)
-                prefetch(raw(d), at_block + q * LINE_BYTES + _AHEAD)
-                sum_a = _add_four(part(raw(a), at_block, q, scales, s), x, column, sum_a)
-                sum_b = _add_four(part(raw(b), at_block, q, scales, s + 16), x, column, sum_b)
-                sum_c = _add_four(part(raw(c), at_block, q, scales, s + 32), x, column, sum_c)
-                sum_d = _add_four(part(raw(d), at_block, q, scales, s + 48), x, column, sum_d)
-            i += blocks * block_bytes
-            total_a, total_b = total_a + total(sum_a), total_b + total(sum_b)
-            total_c, total_d = total_c + total(sum_c), total_d + total(sum_d)
-        y[at], y[at + apart], y[at + 2 * apart], y[at + 3 * apart] = total_a, total_b, total_c, total_d
-
-    return multiply
-
-
-@jit
-def _add_four(weights: Any, x: Any, column: int, sums: Any) -> Any:
-    """Add the products of 64 weights with x from `column` on to 16 sums."""
-    a, b, c, d = weights
-    sums = fma(b, load(x, column + 16), fma(a, load(x, column), sums))
-    return fma(d, load(x, column + 48), fma(c, load(x, column + 32), sums))
 
 
 def dequantize_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:

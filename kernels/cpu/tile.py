@@ -23,6 +23,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.cpu.fold import fold, lanes
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES, TILE_ROWS
 from kernels.cpu.vectors import call_llvm, element_address, everywhere, register_lanes
@@ -44,7 +45,7 @@ def tile_vectors(typing: Any) -> Any:
     """Return how many vectors a tile has at most, on the processor that is compiled for."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return ir.Constant(_I64, _VECTORS[register_lanes(context)])
+        return ir.Constant(_I64, _VECTORS[register_lanes()])
 
     return types.int64(), generate
 
@@ -91,41 +92,6 @@ def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[A
             body(i)
 
 
-# ---- halves added to halves ----
-
-
-def _lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), places))
-
-
-def _fold_two(builder: Any, a: Any, b: Any, distance: int) -> Any:
-    """Add lanes that are `distance` apart: those of a to lanes without this bit, those of b to lanes with it."""
-    n = a.type.count
-    stay = [lane if not lane & distance else n + lane for lane in range(n)]
-    move = [lane + distance if not lane & distance else n + lane - distance for lane in range(n)]
-    return builder.fadd(_lanes(builder, a, b, stay), _lanes(builder, a, b, move))
-
-
-def _fold_one(builder: Any, a: Any, distance: int) -> Any:
-    """Add lanes that are `distance` apart, into a vector of half the lanes."""
-    low = [lane for lane in range(a.type.count) if not lane & distance]
-    return builder.fadd(_lanes(builder, a, a, low), _lanes(builder, a, a, [lane + distance for lane in low]))
-
-
-def _fold(builder: Any, vectors: list[Any]) -> Any:
-    """Return the totals of a power of two of vectors, side by side, each vector's halves added to halves."""
-    distance = vectors[0].type.count
-    while distance > 1:
-        distance //= 2
-        half = len(vectors) // 2
-        if half:
-            pairs = zip(vectors[:half], vectors[half:], strict=True)
-            vectors = [_fold_two(builder, a, b, distance) for a, b in pairs]
-        else:
-            vectors = [_fold_one(builder, vectors[0], distance)]
-    return vectors[0]
-
-
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
     """Add halves of the sums to halves where each half is in sweeps of its own."""
     while len(sweeps) > 1:
@@ -147,7 +113,7 @@ def _dots(n_vectors: int, *, add: bool) -> Any:
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             w, w_at, w_row, x, x_at, x_row, n, y, y_at, y_row = args
-            width = register_lanes(context)
+            width = register_lanes()
             if n_vectors > _VECTORS[width]:
                 return context.get_dummy_value()
             w, x, y = (
@@ -210,8 +176,8 @@ def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
         n = TILE_ROWS
         while 2 * n <= min(len(sums) - i, width):
             n *= 2
-        totals = _fold(builder, sums[i : i + n])
-        fours += [_lanes(builder, totals, totals, list(range(j, j + TILE_ROWS))) for j in range(0, n, TILE_ROWS)]
+        totals = fold(builder, sums[i : i + n])
+        fours += [lanes(builder, totals, totals, list(range(j, j + TILE_ROWS))) for j in range(0, n, TILE_ROWS)]
         i += n
     return fours
 
@@ -275,7 +241,7 @@ def _weighted(n_sums: int) -> Any:
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, w_at, w_row, rows, at, row, n, size, y, y_at, y_row = args
-            width = register_lanes(context)
+            width = register_lanes()
             if n_sums > _VECTORS[width]:
                 return context.get_dummy_value()
             weights, rows, y = (

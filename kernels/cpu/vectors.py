@@ -8,11 +8,13 @@ nothing is checked.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
 from kernels.cpu.jit import jit
@@ -25,9 +27,10 @@ _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _PROBE = "define <16 x float> @twice(<16 x float> %a) {\n  %b = fadd <16 x float> %a, %a\n  ret <16 x float> %b\n}"
 
 
-def register_lanes(context: Any) -> int:
+@cache
+def register_lanes() -> int:
     """Return how many floats a register has, on the processor that Numba compiles for."""
-    text = context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
+    text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
     return 16 if "zmm" in text else 8 if "ymm" in text else 4
 
 

@@ -252,7 +252,7 @@ class CompiledBackend(SimdBackend):
     ) -> Array | None:
         """All of them in one call, for few tokens: more are worth the calls, and Ctrl-C waits for a call to end."""
         n, width = x.shape
-        stack = self._stack(layers, head_dim, scale) if n <= layout.FEW and rooms else None
+        stack = self._stack(layers, head_dim, scale) if n <= layout.STACK_TOKENS and rooms else None
         if stack is None or rooms is None:
             return None
         stack.look_at(rooms)
@@ -283,7 +283,7 @@ class CompiledBackend(SimdBackend):
         if (w.ffn_gate is not None and not _gates(w.ffn_gate, w.ffn_up)) or (w.head_norms and w.rope is None):
             return None
         gate = () if w.ffn_gate is None else (w.ffn_gate,)
-        if 4 * layout.FEW * (w.ffn_down.weight.shape[1] + layout.LANES) > layout.SCRATCH_BYTES:
+        if 4 * layout.STACK_TOKENS * (w.ffn_down.weight.shape[1] + layout.LANES) > layout.SCRATCH_BYTES:
             return None
         return Blocks(
             self._block((w.attn_q, w.attn_k, w.attn_v), w.attn_norm),

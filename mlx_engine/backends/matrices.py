@@ -53,7 +53,7 @@ class Block:
         self.words = words = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
         self.address = address(words)
 
-        words[layout.TASK_GEMV] = library.address("multiply_vector")
+        words[layout.TASK_GEMV] = library.address("multiply_stored")
         words[layout.TASK_GEMM] = library.address("multiply_rows")
         words[layout.TASK_PREPARE] = library.address("prepare_rows")
         for of, first in ((norm, layout.GAIN), (post, layout.POST_GAIN)):

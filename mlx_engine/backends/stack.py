@@ -65,5 +65,5 @@ class Stack:
     def room(self, n_tokens: int, n_keys: int) -> int:
         """Floats that a layer needs for its intermediate values where each token sees at most `n_keys` keys."""
         # What attention finds in each block of keys: a row of every head, which is wider by a vector.
-        parts = n_tokens * self._found * (-(-n_keys // layout.BLOCK) + 1)
+        parts = n_tokens * self._found * (-(-n_keys // layout.BLOCK) + 1) if n_tokens <= layout.FEW else 0
         return max(n_tokens * (self._products + 2 * self._width) + parts, n_tokens * self._hidden)

@@ -124,7 +124,7 @@ def test_attention_of_numpy_in_large_passes_is_seen(monkeypatch: pytest.MonkeyPa
     of = engine("builtin", *BACKENDS[0])
     want = in_passes(of, [LENGTH])
     monkeypatch.setattr(CompiledBackend, "attention", SimdBackend.attention)
-    assert set(differing(of, want)) == {9, 16, 77, 100, 1000}
+    assert set(differing(of, want)) == {77, 100, 1000}
 
 
 def test_blocks_of_keys_that_begin_at_a_slot_are_seen(monkeypatch: pytest.MonkeyPatch):
@@ -136,7 +136,7 @@ def test_blocks_of_keys_that_begin_at_a_slot_are_seen(monkeypatch: pytest.Monkey
         return attention(self, q, replace(seen, first=seen.first + next(calls) % 2), scale)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)
-    assert set(differing(of, want)) >= {16, 77, 100, 1000}
+    assert set(differing(of, want)) >= {77, 100, 1000}
 
 
 # ---- on another processor ----

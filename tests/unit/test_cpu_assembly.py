@@ -69,6 +69,7 @@ def loops(text: str) -> list[list[str]]:
         # With AVX-512 LLVM stores one of 24 sums for some processors, and none for others.
         ("sum_weighted", AVX2, r"%ymm\d+, -?\d*\(%r[sb]p\)"),
         ("sum_weighted", ARM64, r"st[rp]\s+q\d+.*\[sp"),
+        ("q8_0.four_rows", AVX512, r"%zmm\d+, -?\d*\(%r[sb]p\)"),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else None,
 )

@@ -20,6 +20,7 @@ pytest.importorskip("numba")
 from kernels.cpu import blocks_numpy, float32, order_numpy, q4_0, q4_1, q4_k, q6_k, q8_0
 from kernels.cpu.formats import FORMAT_ROOM
 from kernels.cpu.layout import STRETCH
+from kernels.cpu.sums import PANEL_SIZES
 
 U = 2.0**-24
 # By name: the kernels, the twin that expands, and the weights of a block.
@@ -60,43 +61,68 @@ def exact(name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def check_four_rows(
-    multiply: Callable[..., None], data: np.ndarray, weights: np.ndarray, rows: tuple[int, ...], seed: int, at: int,
-    apart: int, *room: int,
+    multiply: Callable[..., None], data: np.ndarray, weights: np.ndarray, rows: tuple[int, ...], n_vectors: int,
+    count: int, seed: int, gaps: tuple[int, int, int],
 ) -> None:  # fmt: skip
-    """The products of four rows of a matrix with a vector that is not aligned."""
-    n, row_bytes = weights.shape[1], data.size // len(weights)
-    x = np.random.default_rng(seed).standard_normal(n + 1).astype(np.float32)[1:]
-    y = np.full(12, np.nan, dtype=np.float32)
-    multiply(*(data.ctypes.data + row * row_bytes for row in rows), n, x, y, at, apart, *room)
-    written = at + apart * np.arange(4)
-    np.testing.assert_array_equal(y[written], order_numpy.dot(weights[list(rows)], x))
-    assert np.isnan(np.delete(y, written)).all()
-    terms = weights[list(rows)].astype(np.float64) * x
+    """Products of rows of four places with a panel of vectors that is not aligned, added to what there was."""
+    rng = np.random.default_rng(seed)
+    (n_rows, n), row_bytes = weights.shape, data.size // len(weights)
+    x = rng.standard_normal((n_vectors, n)).astype(np.float32)
+    panel = np.concatenate([[np.nan] * gaps[0], x.reshape(n_vectors, -1, 16).swapaxes(0, 1).reshape(-1)])
+    apart, y_row = count + gaps[1], 4 * (count + gaps[1]) + gaps[2]
+    y = rng.standard_normal(gaps[2] + n_vectors * y_row).astype(np.float32)
+    places = gaps[2] + apart * np.arange(4)[:, None, None] + np.arange(count)[:, None] + y_row * np.arange(n_vectors)
+    before = y.copy()
+    start = data.ctypes.data
+    multiply(
+        n_vectors, tuple(start + row * row_bytes for row in rows), (start + (n_rows - 1) * row_bytes,) * 4, row_bytes,
+        count, n, panel.astype(np.float32), gaps[0], y, gaps[2], apart, y_row, 1024, ROOM.ctypes.data,
+    )  # fmt: skip
+    # Behind the last row of a place the last one is taken again.
+    taken = weights[np.minimum(np.array(rows)[:, None] + np.arange(count), n_rows - 1)]
+    dots = order_numpy.dot(taken[:, :, None], x)
+    if n <= STRETCH:
+        np.testing.assert_array_equal(y[places], before[places] + dots)
+    np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
+    y = np.zeros_like(y)
+    multiply(
+        n_vectors, tuple(start + row * row_bytes for row in rows), (start + (n_rows - 1) * row_bytes,) * 4, row_bytes,
+        count, n, panel.astype(np.float32), gaps[0], y, gaps[2], apart, y_row, 1024, ROOM.ctypes.data,
+    )  # fmt: skip
+    np.testing.assert_array_equal(y[places], dots)
+    terms = taken[:, :, None].astype(np.float64) * x
     # A lane's sums, four to join the lanes, and one for each stretch.
     roundings = min(n, STRETCH) / 16 + 5 + -(-n // STRETCH)
-    assert (np.abs(y[written] - terms.sum(axis=1)) <= roundings * U * np.abs(terms).sum(axis=1)).all()
+    assert (np.abs(y[places] - terms.sum(axis=-1)) <= roundings * U * np.abs(terms).sum(axis=-1)).all()
 
 
-anywhere = {"rows": st.tuples(*[st.integers(0, 6)] * 4), "at": st.integers(0, 2), "apart": st.integers(1, 3)}
+anywhere = {
+    "rows": st.tuples(*[st.integers(0, 6)] * 4), "n_vectors": st.sampled_from(PANEL_SIZES), "count": st.integers(1, 3),
+    "gaps": st.tuples(*[st.integers(0, 3)] * 3),
+}  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(name=formats, seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([32, 33, 40, 72])), **anywhere)
-def test_four_rows_from_anywhere(name: str, seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
+def test_rows_of_four_places(
+    name: str, seed: int, n: int, rows: tuple[int, ...], n_vectors: int, count: int, gaps: tuple[int, int, int]
+):
     """From one block to beyond one stretch and two."""
     kernels, _, size = FORMATS[name]
     n_blocks = n if size == 32 else -(-n // 8)
     blocks = matrix(name, seed, 7 * n_blocks)
-    room = (ROOM.ctypes.data,) if name in WITH_ROOM else ()
-    check_four_rows(kernels.four_rows, blocks, exact(name, blocks).reshape(7, -1), rows, seed + 1, at, apart, *room)
+    weights = exact(name, blocks).reshape(7, -1)
+    check_four_rows(kernels.four_rows, blocks, weights, rows, n_vectors, count, seed + 1, gaps)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 80, 129])), **anywhere)
-def test_four_rows_of_float32_from_anywhere(seed: int, n: int, rows: tuple[int, int, int, int], at: int, apart: int):
+def test_rows_of_float32_of_four_places(
+    seed: int, n: int, rows: tuple[int, ...], n_vectors: int, count: int, gaps: tuple[int, int, int]
+):
     weights = np.random.default_rng(seed).standard_normal((7, 16 * n)).astype(np.float32)
     data = at_an_odd_address(weights.reshape(-1).view(np.uint8))
-    check_four_rows(float32.four_rows, data, weights, rows, seed + 1, at, apart)
+    check_four_rows(float32.four_rows, data, weights, rows, n_vectors, count, seed + 1, gaps)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

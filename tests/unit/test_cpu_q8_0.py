@@ -38,8 +38,9 @@ def test_a_product_with_a_unit_vector_is_the_weight_itself():
     made["d"], made["qs"] = [6e-8, -6.1e-5, 65504, 0.37], rng.integers(-128, 128, (4, 32), dtype=np.int8)
     want = made["d"].astype(np.float64)[:, None] * made["qs"]
     at = made.ctypes.data
+    rows = (at, at + 34, at + 68, at + 102)
     for column in range(32):
-        x, y = np.zeros(32, dtype=np.float32), np.empty(4, dtype=np.float32)
+        x, y = np.zeros(32, dtype=np.float32), np.zeros(4, dtype=np.float32)
         x[column] = 1
-        q8_0.four_rows(at, at + 34, at + 68, at + 102, 32, x, y, 0, 1)
+        q8_0.four_rows(1, rows, rows, 34, 1, 32, x, 0, y, 0, 1, 4, 0, 0)
         np.testing.assert_array_equal(y, want[:, column])

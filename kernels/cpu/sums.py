@@ -1,0 +1,115 @@
+"""Sums of a few rows with a few vectors, held in registers: what the kernels for stored rows (`rows.py`) are made of.
+
+Each (row, vector) pair has the 16 sums that `tile.py` defines, in one vector of 16 lanes. The pairs of a kernel are a
+tuple: those of the first row with all vectors come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.cpu.fold import fold_all
+from kernels.cpu.layout import LANES
+from kernels.cpu.vectors import call_llvm, element_address, register_lanes, vector
+
+_I64 = ir.IntType(64)
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
+
+# Whether a register holds a whole vector.
+WIDE = register_lanes() == LANES
+# With how many vectors rows are multiplied at once. Those left out are no faster than two panels.
+PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
+# How many pairs may have their sums in registers where several rows take turns. AVX-512 has 32 registers of 16 lanes,
+# NEON 32 of 4, AVX2 16 of 8; weights, scales and elements of the vectors need the rest.
+_PAIRS = {16: 18, 8: 4, 4: 4}
+
+
+def rows_together(n_vectors: int) -> int:
+    """Return how many rows are multiplied with a number of vectors at the same time: 4, 2 or 1."""
+    return next(rows for rows in (4, 2, 1) if rows == 1 or rows * n_vectors <= _PAIRS[register_lanes()])
+
+
+def no_sums(n_pairs: int) -> Any:
+    """Make the function that returns sums of zero."""
+
+    @intrinsic
+    def zeros(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.make_tuple(builder, signature.return_type, [ir.Constant(_VECTOR, None)] * n_pairs)
+
+        return types.UniTuple(vector, n_pairs)(), generate
+
+    return zeros
+
+
+def add_products(n_rows: int, n_vectors: int, n_weights: int, weights: Callable[..., Any]) -> Any:
+    """Make the function that adds products of a piece of each row, `n_weights` vectors long, to the sums of its pairs.
+
+    Args:
+        n_rows: rows at a time.
+        n_vectors: vectors of the panel.
+        n_weights: how many vectors of 16 weights a piece has.
+        weights: returns them, given the address of a row, the byte of a block there, which piece of the block is meant,
+            and the address of scales that are stored for this row, or anything where a format stores none.
+    """
+    found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
+
+    @intrinsic
+    def add(typing: Any, rows: Any, at: Any, piece: Any, scales: Any, panel: Any, at_panel: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            rows, at, piece, scales, panel, at_panel, sums = args
+            places = [builder.extract_value(sums, p) for p in range(n_rows * n_vectors)]
+            pieces = []
+            for r in range(n_rows):
+                own = builder.add(scales, ir.Constant(_I64, 4 * LANES * r))
+                words = [builder.extract_value(rows, r), at, piece, own]
+                result = context.compile_internal(builder, weights, found, words)
+                pieces.append([builder.extract_value(result, w) for w in range(n_weights)])
+            x = builder.bitcast(element_address(context, builder, signature.args[4], panel, at_panel), _POINTER)
+            for w in range(n_weights):
+                for t in range(n_vectors):
+                    loaded = builder.load(builder.gep(x, [ir.Constant(_I64, w * n_vectors + t)]))
+                    loaded.align = 4
+                    for r in range(n_rows):
+                        p = r * n_vectors + t
+                        places[p] = call_llvm(builder, _FMA, _VECTOR, [pieces[r][w], loaded, places[p]])
+            return context.make_tuple(builder, signature.return_type, places)
+
+        n = types.int64
+        return sums(types.UniTuple(n, n_rows), n, n, n, panel, n, sums), generate
+
+    return add
+
+
+def add_totals(n_rows: int, n_vectors: int) -> Any:
+    """Make the function `y[at + r apart + t y_row] += total` of the sums of each pair, halves added to halves."""
+
+    @intrinsic
+    def add(typing: Any, y: Any, at: Any, apart: Any, y_row: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, at, apart, y_row, sums = args
+            first = element_address(context, builder, signature.args[0], y, at)
+            places = [
+                builder.gep(first, [builder.add(builder.mul(apart, _whole(r)), builder.mul(y_row, _whole(t)))])
+                for r in range(n_rows)
+                for t in range(n_vectors)
+            ]
+            totals = [builder.extract_value(sums, p) for p in range(len(places))]
+            for place, total in zip(places, fold_all(builder, totals), strict=True):
+                builder.store(builder.fadd(builder.load(place), total), place)
+            return context.get_dummy_value()
+
+        n = types.int64
+        return types.void(y, n, n, n, sums), generate
+
+    return add
+
+
+def _whole(n: int) -> Any:
+    return ir.Constant(_I64, n)
