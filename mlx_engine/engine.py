@@ -293,7 +293,7 @@ def load(
     if made.profiler is None:  # which would count it
         made.warm_up(lambda: model.forward([0], model.no_cache()))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.fused.notes()))
+    return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.program.fused.notes()))
 
 
 def configure_log(level: str | None = None) -> None:

@@ -52,8 +52,8 @@ STRETCH = 1024
 # Rows of a register tile.
 TILE_ROWS = 4
 
-# Up to so many tokens go through all layers in one call.
-STACK_TOKENS = 32
+# Up to so many tokens go through all layers in one call; more are worth a call per step, behind which Ctrl-C is heard.
+PROGRAM_TOKENS = 32
 # Up to so many tokens are prepared by one thread, and attend to blocks of keys side by side.
 FEW = 8
 # A core reads faster from four places of memory in turns than from one in order: benchmarks/ways.py. So with one vector
@@ -75,14 +75,22 @@ GEMM_NEAR = 48
 # Words: the task, how many heads there are, how wide one is, and the norms of both; a gain of 0 is none.
 HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
 
-# ---- a stack of layers ----
+# ---- a program: the steps of a model's layers ----
 
-# Words of a stack: the entries that it goes through, the tasks of attention, and the scale of its scores as a float64.
-# From LAYERS on come the layers, DEEP words each: the addresses of the blocks, UP with or without a gate; those of the
-# cosines and sines, or 0 where heads are not rotated; and what attention may look at, the last slots of which are
-# written.
-PROJECT, ATTEND, ATTEND_FEW, ATTEND_MANY, SCORE_SCALE, LAYERS = range(6)
-QKV, HEADS, OUTPUT, UP, DOWN, COS, SIN, KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, KV_FIRST, DEEP = range(14)
+# Words of a program: entries and tasks that its steps call. From STEPS on come the steps, STEP_WIDTH words each.
+ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_FEW, TASK_ATTEND_MANY, TASK_PUT_SPAN, STEPS = range(6)
+# What a step does.
+PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
+# Words of a step. Values lie in one piece of memory: T times `at` floats behind its beginning, or for a part of
+# something wider, `column` floats further on; rows of inputs begin `row` floats apart. An input at -1 is none. A step
+# with ONE_ROW is for the last token alone. A COPY has its width at WIDTH_OF_HEAD, and 1 at B_ROW if its input has all
+# rows.
+(
+    OP, ONE_ROW, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
+    N_KV_HEADS, WIDTH_OF_HEAD, STEP_SCALE, STEP_WIDTH,
+) = range(19)  # fmt: skip
+# Words of a layer's KV view.
+KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, KV_FIRST, KV_WIDTH = range(7)
 
 # ---- attention ----
 

@@ -27,7 +27,7 @@ ENTRIES = {
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiii",
     "attend": "iiiiiiiiiiiiiifii",
-    "layers": "iiiiiiiii",
+    "run_steps": "iiiiiiiiii",
     "embed": "iiiiiii",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
@@ -134,7 +134,7 @@ class Library:
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
     attend: Callable[..., None]
-    layers: Callable[..., None]
+    run_steps: Callable[..., None]
     embed: Callable[..., None]
 
     def __init__(self, code: bytes) -> None:

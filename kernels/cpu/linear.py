@@ -123,7 +123,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         x: address of the input, (T, K).
         residual: address of what is added to the products, (T, N), or 0.
         room: address of room for (T, K rounded up to 16) floats, a multiple of 64; none is needed for one token whose
-            products `gemv.py` has, and up to `STACK_TOKENS` it may be 0 where the pool's scratch memory has room.
+            products `gemv.py` has, and up to `PROGRAM_TOKENS` it may be 0 where the pool's scratch memory has room.
         y: address of the output, (T, N); where the products are normed it must not be the residual's.
     """
     control, b = words(address), words(block)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kernels.cpu.library import joined, opened
 
 # Modules whose kernels are compiled by the same process, in which they share what they call; both take as long.
-PARTS = (("attention", "embedding", "gemm", "heads", "jobs", "layers", "linear"), ("gemv",))
+PARTS = (("attention", "embedding", "gemm", "heads", "jobs", "linear", "program"), ("gemv",))
 
 # Set in a process that compiles, for one that would start others in turn: a file beside the user's program that has the
 # name of a module of the standard library is run in every process.
@@ -22,7 +22,7 @@ _CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import ma
 
 
 def build() -> bytes:
-    """Compile what `kernels.cpu` exports; some 15 seconds on two cores.
+    """Compile what `kernels.cpu` exports; some 10 seconds on two cores.
 
     Raises:
         ImportError: Numba is not installed.

@@ -19,8 +19,6 @@ import numpy as np
 from mlx_engine.backends.parameters import (
     Activation,
     Array,
-    Fused,
-    Layer,
     Linear,
     Norm,
     RMSNorm,
@@ -28,6 +26,7 @@ from mlx_engine.backends.parameters import (
     Token,
     Visible,
 )
+from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
@@ -228,28 +227,13 @@ class Backend(ABC):
         """Logits of the last token (1, V), or of `every` token (T, V). The head is the largest matrix by far."""
         return self.linear(self.norm(x if every else self.last(x), norm), head)
 
-    def layers(
-        self,
-        x: Array,
-        layers: Sequence[Layer],
-        head_dim: int,
-        scale: float,
-        offset: int,
-        rooms: Sequence[Visible] | None,
-    ) -> Array | None:
-        """All layers at once, for a backend that can; None, and nothing has been done, for one that cannot.
+    def compile(self, layers: Layers) -> Program:
+        """Return the program that runs a model's layers, which `layers` defines.
 
-        The model then says them word by word, which is what they mean. `rooms` are what each layer's attention may
-        look at; its last T slots are the new tokens', to be written here. None: the cache does not keep slots.
+        Called when a model has been built. A backend that records the definition may run something faster that gives
+        the same; this one runs it operation by operation.
         """
-        return None
-
-    def fuse(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Fused:
-        """Called once, when a model's layers have been built: whatever `layers` needs may be made now.
-
-        Returns what is multiplied in one job, by the blocks or by `layers`.
-        """
-        return Fused()
+        return OpByOp(self, layers)
 
     def activate(self, x: Array, activation: Activation) -> Array:
         """The named activation."""

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import is_
+from typing import Any
 
 import numpy as np
 
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
+from mlx_engine.backends.compiled_program import Builders, CannotLowerError, Lowered, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
-from mlx_engine.backends.parameters import Activation, Array, Fused, Layer, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.program import Layers, OpByOp, Program, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
-from mlx_engine.backends.stack import Blocks, Stack
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
@@ -40,11 +42,11 @@ class CompiledBackend(SimdBackend):
         self._tasks = {name: library.address(name) for name in ("attend_few", "attend_many", "norm_rope", "put_span")}
         self._turn = threading.RLock()
         self._mapped: list[np.ndarray] = []
-        self._blocks: dict[tuple[int, ...], Block] = {}
-        self._heads: dict[tuple[int, ...], tuple[np.ndarray, object]] = {}
-        self._stacks: dict[int, tuple[Sequence[Layer], tuple[Layer, ...], Stack | None]] = {}
-        self._tables: dict[int, tuple[Rope, np.ndarray, np.ndarray]] = {}
-        self._room = np.empty(0, dtype=np.float32)
+        # By the parameters that they are made of, which are compared by identity.
+        self._blocks: dict[tuple[object, ...], Block] = {}
+        self._heads: dict[tuple[object, ...], np.ndarray] = {}
+        self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
+        self.room = np.empty(0, dtype=np.float32)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -132,8 +134,8 @@ class CompiledBackend(SimdBackend):
         n, x = len(x), _rows(x)
         y = _aligned(n, block.n_outputs)
         added = None if residual is None else _rows(residual)
-        room = 0 if n == 1 and block.has_gemv else self._room_for(n * -(-block.n_inputs // layout.LANES) * layout.LANES)
-        self._run(
+        room = 0 if n == 1 and block.has_gemv else self.room_for(n * -(-block.n_inputs // layout.LANES) * layout.LANES)
+        self.run_entry(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), room,
             address(y),
         )  # fmt: skip
@@ -142,19 +144,19 @@ class CompiledBackend(SimdBackend):
     def _block(
         self, linears: tuple[Linear, ...], norm: Norm | None = None, activation: int = 0, post: Norm | None = None
     ) -> Block:
-        key = (activation, id(norm), id(post), *map(id, linears))
+        key = (activation, norm, post, *linears)
         block = self._blocks.get(key)
         if block is None:
             block = self._blocks[key] = Block(linears, norm, activation, self.library, post)
         return block
 
-    def _room_for(self, n: int) -> int:
+    def room_for(self, n: int) -> int:
         """The address of memory for n floats, the same for every call: fresh pages would cost more than the work."""
-        if self._room.size < n:
-            self._room = _aligned(n)
-        return address(self._room)
+        if self.room.size < n:
+            self.room = _aligned(n)
+        return address(self.room)
 
-    def _run(self, entry: Callable[..., None], *arguments: float) -> None:
+    def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
         """Call an entry of the library while nobody falls asleep: a helper that did so now would miss all of it.
 
         One that has looked in vain for long waits for the interpreter's lock to say that it sleeps, and gets it when
@@ -179,12 +181,12 @@ class CompiledBackend(SimdBackend):
         offset: int,
     ) -> tuple[Array, Array, Array]:
         """Norm and rotation in one pass over the heads."""
-        cos, sin = self._table(rope, offset + len(q))
+        cos, sin = self.rope_table(rope, offset + len(q))
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
         q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
         block, q, k = self._head_block(n_q, n_k, head_dim, norms), _in_rows(q), _in_rows(k)
-        self._run(
+        self.run_entry(
             self.library.norm_rope_pair, block, n, offset, address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
             address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
@@ -192,24 +194,22 @@ class CompiledBackend(SimdBackend):
 
     def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None) -> int:
         """The address of its words, which are kept, and the norms that they point to."""
-        key = (n_q, n_k, head_dim, *map(id, norms or ()))
-        found = self._heads.get(key)
-        if found is None:
-            words = np.zeros(layout.K_EPS + 1, dtype=np.int64)
+        key = (n_q, n_k, head_dim, *(norms or ()))
+        words = self._heads.get(key)
+        if words is None:
+            words = self._heads[key] = np.zeros(layout.K_EPS + 1, dtype=np.int64)
             words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
             if norms:
                 write_norm(words[layout.Q_GAIN : layout.K_GAIN], norms[0])
                 write_norm(words[layout.K_GAIN :], norms[1])
-            found = self._heads[key] = words, norms
-        return address(found[0])
+        return address(words)
 
-    def _table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least `length` positions; twice as many each time that they do not suffice."""
-        # By identity: to hash all frequencies would take longer than the rotation.
-        found = self._tables.get(id(rope))
-        if found is None or len(found[1]) < length:
-            found = self._tables[id(rope)] = (rope, *rope_table(rope, 0, max(512, 1 << (length - 1).bit_length())))
-        return found[1:]
+        found = self._tables.get(rope)
+        if found is None or len(found[0]) < length:
+            found = self._tables[rope] = rope_table(rope, 0, max(512, 1 << (length - 1).bit_length()))
+        return found
 
     def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
         """In place, by all threads; rows may be apart, as the columns of a larger array are."""
@@ -219,7 +219,7 @@ class CompiledBackend(SimdBackend):
             return super().kv_write(store, at, k, v)
         by_head = store.strides[1] // 4
         keys, values = (address(store) + kind * store.strides[0] + 4 * at * width for kind in (0, 1))
-        self._run(
+        self.run_entry(
             self.library.put_pair, self._tasks["put_span"], n, n_heads, width, address(k), k.strides[0] // 4,
             address(v), v.strides[0] // 4, keys, values, by_head,
         )  # fmt: skip
@@ -233,78 +233,105 @@ class CompiledBackend(SimdBackend):
             return super().attention(q, seen, scale)
         q, store, out = _rows(q), _rows(seen.store), _aligned(*q.shape)
         n_blocks = -(-(seen.stop - seen.start) // layout.BLOCK) + 1
-        parts = 0 if n > layout.FEW else self._room_for(n * n_heads * n_blocks * (width + layout.LANES))
-        self._run(
+        parts = 0 if n > layout.FEW else self.room_for(n * n_heads * n_blocks * (width + layout.LANES))
+        self.run_entry(
             self.library.attend, self._tasks["attend_few"], self._tasks["attend_many"], address(q), n, n_heads,
             n_kv_heads, width, address(store), slots, seen.start, seen.stop, seen.window or 0, seen.first, scale, parts,
             address(out),
         )  # fmt: skip
         return out
 
-    def layers(
-        self,
-        x: Array,
-        layers: Sequence[Layer],
-        head_dim: int,
-        scale: float,
-        offset: int,
-        rooms: Sequence[Visible] | None,
-    ) -> Array | None:
-        """All of them in one call, for few tokens: more are worth the calls, and Ctrl-C waits for a call to end."""
-        n, width = x.shape
-        stack = self._stack(layers, head_dim, scale) if n <= layout.STACK_TOKENS and rooms else None
-        if stack is None or rooms is None:
-            return None
-        stack.look_at(rooms)
-        if stack.positions < offset + n:
-            stack.turn_by([None if w.rope is None else self._table(w.rope, offset + n) for w in layers])
-        x, y = _rows(x), np.empty(x.shape, dtype=np.float32)
-        room = self._room_for(n * width + stack.room(n, max(seen.stop - seen.start for seen in rooms)))
-        self._run(
-            self.library.layers, stack.address, len(layers), n, offset, address(x), room, room + 4 * n * width,
-            address(y),
-        )  # fmt: skip
-        return y
+    def compile(self, layers: Layers) -> Program:
+        """Return a program of compiled steps, or the definition itself where the kernels lack something."""
+        builders = Builders(self._block_of, self._head_block, _attends)
+        try:
+            every, last = (lower(record(layers, every=every), builders) for every in (True, False))
+        except CannotLowerError:
+            return OpByOp(self, layers)
+        return CompiledProgram(self, layers, every, last)
 
-    def _stack(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Stack | None:
-        """None if a layer has something that the kernels lack. Where a layer was replaced it is made anew."""
-        found = self._stacks.get(id(layers))
-        if found is None or len(found[1]) != len(layers) or not all(map(is_, found[1], layers)):
-            blocks = [self._blocks_of(w, head_dim) for w in layers]
-            whole = [b for b in blocks if b is not None]
-            stack = Stack(layers, whole, head_dim, scale, self.library) if whole and len(whole) == len(layers) else None
-            found = self._stacks[id(layers)] = layers, tuple(layers), stack
-        return found[2]
+    def _block_of(
+        self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None
+    ) -> Block:
+        """Return the block of a step.
 
-    def _blocks_of(self, w: Layer, head_dim: int) -> Blocks | None:
-        n_q, n_k = (p.weight.shape[0] // head_dim for p in (w.attn_q, w.attn_k))
-        if not (_fits(w.attn_norm) and _fits(w.ffn_norm) and _attends(n_q // n_k, head_dim)):
-            return None
-        if (w.ffn_gate is not None and not _gates(w.ffn_gate, w.ffn_up)) or (w.head_norms and w.rope is None):
-            return None
-        gate = () if w.ffn_gate is None else (w.ffn_gate,)
-        if 4 * layout.STACK_TOKENS * (w.ffn_down.weight.shape[1] + layout.LANES) > layout.SCRATCH_BYTES:
-            return None
-        return Blocks(
-            self._block((w.attn_q, w.attn_k, w.attn_v), w.attn_norm),
-            self._head_block(n_q, n_k, head_dim, w.head_norms),
-            self._block((w.attn_output,), post=w.post_attention_norm),
-            self._block((*gate, w.ffn_up), w.ffn_norm, _KINDS[w.activation]),
-            self._block((w.ffn_down,), post=w.post_ffw_norm),
+        Raises:
+            CannotLowerError: the kernels have no such block.
+        """
+        gated = activation is not None and len(linears) == 2
+        if (norm is not None and not _fits(norm)) or (gated and not _gates(*linears)):
+            raise CannotLowerError("a norm that is too wide, or a gate with biases")
+        if len(linears) > layout.MOST_MATRICES:
+            raise CannotLowerError("too many matrices")
+        return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
+
+
+class CompiledProgram(Program):
+    """Layers as steps of the compiled kernels: all in one call for few tokens, else one by one."""
+
+    def __init__(self, backend: CompiledBackend, layers: Layers, every: Lowered, last: Lowered) -> None:
+        self._backend, self._op_by_op, self.fused = backend, OpByOp(backend, layers), every.fused
+        self._variants = {True: _Steps(backend, every), False: _Steps(backend, last)}
+
+    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
+        """Run the steps; a cache without slots is written to operation by operation."""
+        views = cache.kv_views(len(x))
+        if views is None:
+            return self._op_by_op.run(x, cache, offset, every=every)
+        return self._variants[every].run(x, views, offset)
+
+
+class _Steps:
+    """The words of a program, and the memory that its values take."""
+
+    def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
+        self._backend, self._of, self._positions = backend, lowered, 0
+        library = backend.library
+        called = ("project", "attend", "attend_few", "attend_many", "put_span")
+        self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
+        self._words[: layout.STEPS] = [library.address(name) for name in called]
+        self._words[layout.STEPS :] = lowered.words.reshape(-1)
+        self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
+
+    def _bind_rope(self, length: int) -> None:
+        """Write where the cosines and sines of at least `length` positions lie."""
+        tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
+        for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
+            self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
+        self._tables = tables  # which the words know by address alone
+        self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
+
+    def run(self, x: np.ndarray, views: Sequence[Visible], offset: int) -> np.ndarray:
+        """Return the hidden states behind the last step; one KV view per layer includes the new tokens' slots."""
+        n, of, be = len(x), self._of, self._backend
+        if self._positions < offset + n:
+            self._bind_rope(offset + n)
+        kv = np.array(
+            [(address(v.store), v.store.shape[2], v.start, v.stop, v.window or 0, v.first) for v in views],
+            dtype=np.int64,
         )
-
-    def fuse(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Fused:
-        """The blocks of all layers are made, so that the first token does not wait for them."""
-        self._stack(layers, head_dim, scale)
-        return Fused(
-            pairs=sum(w.ffn_gate is not None and _fits(w.ffn_norm) and _gates(w.ffn_gate, w.ffn_up) for w in layers),
-            triples=sum(_fits(w.attn_norm) for w in layers),
-        )
+        n_blocks = max(v.stop - v.start for v in views) // layout.BLOCK + 2
+        # Of more tokens than a few, the last one alone may attend to blocks side by side.
+        parts = (n if n <= layout.FEW else 1) * of.parts * n_blocks
+        work = n * -(-of.work // layout.LANES) * layout.LANES
+        room = be.room_for(n * of.floats + work + parts)
+        values = be.room[: n * of.floats]
+        values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
+        at_work = room + 4 * n * of.floats
+        arguments = n, offset, address(kv), room, at_work, at_work + 4 * work
+        # More tokens are worth a call for each step; Ctrl-C waits for a call to end.
+        together = len(self._steps) if n <= layout.PROGRAM_TOKENS else 1
+        for first in range(0, len(self._steps), together):
+            last = min(first + together, len(self._steps))
+            be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
+        rows = 1 if of.y.one_row else n
+        y = values[n * of.y.buffer.at :][: rows * of.y.width]
+        return np.array(y.reshape(rows, of.y.width))
 
 
 def _fits(norm: Norm) -> bool:
     """Whether there is scratch memory for as many normed vectors as are packed together."""
-    return 4 * layout.LANES * int(norm.gain.size) <= layout.SCRATCH_BYTES
+    return 4 * layout.PROGRAM_TOKENS * int(norm.gain.size) <= layout.SCRATCH_BYTES
 
 
 def _gates(gate: Linear, up: Linear) -> bool:

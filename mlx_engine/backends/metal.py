@@ -20,7 +20,8 @@ from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend
-from mlx_engine.backends.parameters import Activation, Array, Fused, Layer, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.program import Fused, Layers, OpByOp, Program, record
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -38,7 +39,7 @@ class MetalBackend(MlxBackend):
             self.device = "emulated on cpu"
             self._stream, self._real = mx.new_thread_unsafe_stream(mx.Device(mx.cpu)), mx.float64
         self.kernels = Kernels(executor, tuner(executor))
-        self._turns: dict[int, tuple[Rope, mx.array]] = {}
+        self._turns: dict[Rope, mx.array] = {}
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -100,11 +101,11 @@ class MetalBackend(MlxBackend):
 
     def _table(self, rope: Rope, length: int) -> mx.array:
         """Cosines and sines (L, E/2, 2) of the first L >= `length` positions."""
-        found = self._turns.get(id(rope))
-        if found is None or len(found[1]) < length:
+        found = self._turns.get(rope)
+        if found is None or len(found) < length:
             table = rotation_table(rope.frequencies, max(512, 1 << (length - 1).bit_length()))
-            found = self._turns[id(rope)] = (rope, mx.array(table))
-        return found[1]
+            found = self._turns[rope] = mx.array(table)
+        return found
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """The sum is taken where the products are."""
@@ -119,17 +120,15 @@ class MetalBackend(MlxBackend):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
-    def fuse(self, layers: Sequence[Layer], head_dim: int, scale: float) -> Fused:
-        """What a single vector has in one launch, as long as the GPU does not refuse the kernel."""
-
-        def together(norm: Norm, *linears: Linear | None) -> bool:
-            there = [linear for linear in linears if linear is not None]
-            return isinstance(norm, RMSNorm) and len(there) == len(linears) and _are_split(there)
-
-        return Fused(
-            pairs=sum(together(w.ffn_norm, w.ffn_gate, w.ffn_up) for w in layers),
-            triples=sum(together(w.attn_norm, w.attn_q, w.attn_k, w.attn_v) for w in layers),
-        )
+    def compile(self, layers: Layers) -> Program:
+        """Return the definition itself; what a single vector has in one launch is counted from its steps."""
+        steps = record(layers, every=False).steps
+        gate_up = [s.args[1:4] for s in steps if s.op == "norm_gate_up"]
+        qkv = [(s.args[1], *s.args[2]) for s in steps if s.op == "norm_project"]
+        count = [
+            sum(isinstance(norm, RMSNorm) and _are_split(linears) for norm, *linears in of) for of in (gate_up, qkv)
+        ]
+        return OpByOp(self, layers, Fused(*count))
 
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """The norm and the products in one launch."""

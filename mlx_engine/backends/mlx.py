@@ -40,7 +40,7 @@ class MlxBackend(Backend):
         self.device = mlx_device.description()
         self._stream, self._turn = mx.new_thread_unsafe_stream(mx.default_device()), threading.RLock()
         self._real = mx.float64 if mlx_device.kind() == "cpu" else mx.float32
-        self._rotations: dict[int, tuple[Rope, mx.array, mx.array]] = {}
+        self._rotations: dict[Rope, tuple[mx.array, mx.array]] = {}
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -115,13 +115,12 @@ class MlxBackend(Backend):
 
         There are twice as many each time that they do not suffice.
         """
-        # By identity: to hash all frequencies would take longer than the rotation.
-        found = self._rotations.get(id(rope))
-        if found is None or len(found[1]) < length:
+        found = self._rotations.get(rope)
+        if found is None or len(found[0]) < length:
             cos, sin = rope_table(rope, 0, max(512, 1 << (length - 1).bit_length()))
             signed = np.concatenate((-sin, sin), axis=1)
-            found = self._rotations[id(rope)] = (rope, mx.array(cos[:, 0]), mx.array(signed))
-        return found[1:]
+            found = self._rotations[rope] = (mx.array(cos[:, 0]), mx.array(signed))
+        return found
 
     def attention(self, q: Array, seen: Visible, scale: float) -> Array:
         """`mx.fast.scaled_dot_product_attention`, which repeats no key or value head."""

@@ -1,6 +1,7 @@
 """What the words of a model carry: a norm, a linear layer, a rotation, each with its backend's own arrays.
 
-`name` is the stem of the GGUF tensor ("blk.0.attn_q"), so that an error or a debugging tap can point at the file.
+`name` is the stem of the GGUF tensor ("blk.0.attn_q"), so that an error or a debugging tap can point at the file. They
+are compared by identity, so that a backend can keep what it makes of them in a dictionary.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Token: TypeAlias = Any
 Activation: TypeAlias = Literal["silu", "gelu"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RMSNorm:
     """`gain * x / sqrt(mean(x**2) + eps)` over the last axis; gain has that axis's length."""
 
@@ -28,7 +29,7 @@ class RMSNorm:
     eps: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerNorm:
     """`gain * (x - mean) / sqrt(var + eps) + bias` over the last axis."""
 
@@ -41,7 +42,7 @@ class LayerNorm:
 Norm: TypeAlias = RMSNorm | LayerNorm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Linear:
     """`x @ weight.T + bias`: weight is what `Backend.prepare` made of an (N, K) matrix, bias is (N,) or None."""
 
@@ -50,7 +51,7 @@ class Linear:
     bias: Array | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """The parameters of a transformer layer, under their GGUF names; None is what an architecture does not have."""
 
@@ -77,7 +78,7 @@ class Layer:
         return None if q is None or k is None else (q, k)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LlamaLayer(Layer):
     """A layer as Llama has it: heads are rotated, and the feed-forward network has a gate."""
 
@@ -86,21 +87,7 @@ class LlamaLayer(Layer):
     activation: Activation = "silu"
 
 
-@dataclass(frozen=True)
-class Fused:
-    """What a backend multiplies in one job: pairs of a gate and what it gates, triples of queries, keys and values."""
-
-    pairs: int = 0
-    triples: int = 0
-
-    def notes(self) -> tuple[str, ...]:
-        """A line for people, if there is anything to tell."""
-        if not self.pairs and not self.triples:
-            return ()
-        return (f"fused {self.pairs} gate+up pairs, {self.triples} q,k,v triples",)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rope:
     """Rotary position embedding: pair j of a head turns by `position * frequencies[j]` radians.
 

@@ -33,8 +33,8 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
     """A twin of `backend` whose operations report to `profiler`; it shares the original's arrays."""
     twin = copy.copy(backend)
     timed = {name: _timed(name, _method(twin, name), profiler) for name in PRIMITIVES + BLOCKS}
-    # All layers at once would be one number; the model says them word by word instead.
-    timed["layers"] = Backend.layers
+    # A compiled program would be one number; the layers run operation by operation instead.
+    timed["compile"] = Backend.compile
     twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
     twin.profiler = profiler
     return twin

@@ -15,8 +15,9 @@ BLOCKS = (
     "project_add",
     "project_norm_add",
     "norm_gate_up",
+    "norm_up",
     "norm_head",
-    "layers",
+    "compile",
     "activate",
     "note",
 )

@@ -1,6 +1,6 @@
 """What a key/value cache promises. One per request, owned by the caller; a model only appends and looks.
 
-One pass of T tokens is: `offset = reserve(T)`, then `append` once per layer, or `rooms` once, then `advance(T)`.
+One pass of T tokens is: `offset = reserve(T)`, then `append` once per layer, or `kv_views` once, then `advance(T)`.
 Nothing counts before `advance`: a pass that fails or is interrupted half-way leaves the cache as it was.
 """
 
@@ -42,7 +42,7 @@ class Cache(ABC):
     def append(self, layer: int, k: Array, v: Array) -> Visible:
         """Store a layer's (T, K, E) keys and values at the reserved place; what its queries may see."""
 
-    def rooms(self, n: int) -> Sequence[Visible] | None:
+    def kv_views(self, n: int) -> Sequence[Visible] | None:
         """What each layer may see once n tokens are written at the reserved place, for who writes them himself.
 
         None where a layer's keys and values are no slots that one could write to.

@@ -67,10 +67,10 @@ class FullCache(Cache):
         self._stores[layer] = self._backend.kv_write(self._stores[layer], self._length, k, v)
         return Visible(self._stores[layer], 0, self._length + len(k))
 
-    def rooms(self, n: int) -> list[Visible]:
+    def kv_views(self, n: int) -> list[Visible]:
         """The slots behind what is remembered; all before them are visible."""
         if self._length + n > self._slots:
-            raise ValueError(f"rooms: expected at most the {self._slots - self._length} slots left, found {n}")
+            raise ValueError(f"kv_views: expected at most the {self._slots - self._length} slots left, found {n}")
         return [Visible(store, 0, self._length + n) for store in self._stores]
 
     def advance(self, n: int) -> None:

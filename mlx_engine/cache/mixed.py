@@ -43,11 +43,11 @@ class MixedCache(Cache):
         part, place = self._places[layer]
         return self._parts[part].append(place, k, v)
 
-    def rooms(self, n: int) -> list[Visible] | None:
+    def kv_views(self, n: int) -> list[Visible] | None:
         """Those of each layer's part, if all parts have some."""
-        rooms = [part.rooms(n) for part in self._parts]
-        known = [of for of in rooms if of is not None]
-        return [known[part][place] for part, place in self._places] if len(known) == len(rooms) else None
+        views = [part.kv_views(n) for part in self._parts]
+        known = [of for of in views if of is not None]
+        return [known[part][place] for part, place in self._places] if len(known) == len(views) else None
 
     def advance(self, n: int) -> None:
         """In every part."""

@@ -88,9 +88,9 @@ class SlidingCache(Cache):
         self._stores[layer] = self._backend.kv_write(self._stores[layer], self._held, k, v)
         return self._visible(self._stores[layer], len(k))
 
-    def rooms(self, n: int) -> list[Visible]:
+    def kv_views(self, n: int) -> list[Visible]:
         """The slots behind what is held."""
-        self._check("rooms", n)
+        self._check("kv_views", n)
         return [self._visible(store, n) for store in self._stores]
 
     def advance(self, n: int) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Fused
+from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.program import Program
 from mlx_engine.cache import Cache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
@@ -29,7 +30,7 @@ class Model(Protocol):
 
     config: Any
     backend: Backend
-    fused: Fused
+    program: Program
 
     def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
         """Logits (1, V) of the last token, or (T, V) of `every` token."""

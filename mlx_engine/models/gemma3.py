@@ -15,6 +15,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Rope
 from mlx_engine.cache import Cache, FullCache, MixedCache, NoCache, SlidingCache
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.gemma3_config import Config, config_from_gguf, config_from_hf, text_settings
 from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
 from mlx_engine.models.settings import Settings
@@ -32,57 +33,27 @@ class Layer(LlamaLayer):
     activation: Activation = "gelu"
 
 
-class Model:
-    """Token ids in, logits out; the cache is the caller's."""
+class Model(Decoder):
+    """Local layers see a window and have a rotation of their own; embeddings are scaled."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        self.config, self.backend = config, backend
-        self.token_embd = parameters.table("token_embd")
         everywhere = Rope.plain(config.head_dim, config.rope_theta, config.rope_factor)
         nearby = Rope.plain(config.head_dim, config.local_rope_theta)
-        self.layers = [
+        layers = [
             _layer(parameters, config.norm_eps, f"blk.{i}.", nearby if local else everywhere)
             for i, local in enumerate(config.is_local)
         ]
-        self.output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
-        # Where activations are bfloat16 the reference rounds this to bfloat16; here they are float32, and so is this.
-        self.embedding_scale = config.hidden_size**0.5
-        self.fused = backend.fuse(self.layers, config.head_dim, config.attention_scale)
+        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        super().__init__(
+            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.attention_scale
+        )
 
-    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
-        """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
+    def embed(self, ids: Sequence[int], offset: int) -> Array:
+        """Return (T, D): the embeddings times the square root of D.
 
-        Raises:
-            CacheFullError: the tokens do not fit the cache.
+        Where activations are bfloat16 the reference rounds the factor to bfloat16; here both are float32.
         """
-        be, cfg = self.backend, self.config
-        offset = cache.reserve(len(ids))
-        x = be.note("embed", be.scale(be.embed(self.token_embd, ids), self.embedding_scale))
-        y = be.layers(x, self.layers, cfg.head_dim, cfg.attention_scale, offset, cache.rooms(len(ids)))
-        x = self._word_by_word(x, cache, offset, every or len(ids) == 1) if y is None else y
-        logits = be.norm_head(x, self.output_norm, self.output, every=every)
-        cache.advance(len(ids))
-        return logits
-
-    def _word_by_word(self, x: Array, cache: Cache, offset: int, every: bool) -> Array:
-        """The layers, as the paper has them; a backend that does them at once does the same."""
-        be, cfg = self.backend, self.config
-        for i, w in enumerate(self.layers):
-            q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, w.head_norms, w.rope, offset)
-            be.note(f"blk.{i}.q_rope", q)
-            be.note(f"blk.{i}.k_rope", k)
-            seen = cache.append(i, k, v)
-            if i == len(self.layers) - 1 and not every:
-                q, x = be.last(q), be.last(x)  # no one looks at what this layer makes of the others
-            y = be.attention(q, seen, cfg.attention_scale)
-            y = be.note(f"blk.{i}.attn_out", be.merge(y))
-            x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
-            be.note(f"blk.{i}.attn_residual", x)
-            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
-            x = be.note(f"blk.{i}.layer_out", be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x))
-        return x
+        return self.backend.scale(super().embed(ids, offset), self.config.hidden_size**0.5)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for at most `capacity` tokens, of which local layers keep a window."""

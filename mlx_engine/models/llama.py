@@ -8,15 +8,14 @@ keys, several query heads to a key/value head. Llama 3 slows down the slow rotat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, LlamaLayer, Rope
-from mlx_engine.cache import Cache, FullCache, NoCache
+from mlx_engine.backends.parameters import LlamaLayer, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError
+from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
 from mlx_engine.models.rotation import rope_from_gguf, rope_from_hf
 from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
@@ -38,66 +37,16 @@ class Config:
     rope: Rope
 
 
-class Model:
-    """Token ids in, logits out; the cache is the caller's."""
+class Model(Decoder):
+    """Llama's layers."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        self.config, self.backend = config, backend
-        self.token_embd = parameters.table("token_embd")
         rope = _rope(parameters, config)
-        self.layers = [_layer(parameters, config, rope, f"blk.{i}.") for i in range(config.n_layers)]
-        self.output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
-        self.scale = config.head_dim**-0.5
-        self.fused = backend.fuse(self.layers, config.head_dim, self.scale)
-
-    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
-        """Logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
-
-        Raises:
-            CacheFullError: the tokens do not fit the cache.
-        """
-        be, cfg = self.backend, self.config
-        offset = cache.reserve(len(ids))
-        x = be.note("embed", be.embed(self.token_embd, ids))
-        y = be.layers(x, self.layers, cfg.head_dim, self.scale, offset, cache.rooms(len(ids)))
-        x = self._word_by_word(x, cache, offset, every or len(ids) == 1) if y is None else y
-        logits = be.norm_head(x, self.output_norm, self.output, every=every)
-        cache.advance(len(ids))
-        return logits
-
-    def _word_by_word(self, x: Array, cache: Cache, offset: int, every: bool) -> Array:
-        """The layers, as the paper has them; a backend that does them at once does the same."""
-        be, cfg = self.backend, self.config
-        for i, w in enumerate(self.layers):
-            q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-            q, k, v = be.head_norm_rope(q, k, v, cfg.head_dim, None, w.rope, offset)
-            be.note(f"blk.{i}.q_rope", q)
-            be.note(f"blk.{i}.k_rope", k)
-            seen = cache.append(i, k, v)
-            if i == len(self.layers) - 1 and not every:
-                q, x = be.last(q), be.last(x)  # no one looks at what this layer makes of the others
-            y = be.attention(q, seen, self.scale)
-            y = be.note(f"blk.{i}.attn_out", be.merge(y))
-            x = be.note(f"blk.{i}.attn_residual", be.project_add(y, w.attn_output, x))
-            h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
-            x = be.note(f"blk.{i}.layer_out", be.project_add(h, w.ffn_down, x))
-        return x
-
-    def new_cache(self, capacity: int) -> Cache:
-        """An empty cache for at most `capacity` tokens."""
-        cfg = self.config
-        return FullCache(
-            self.backend,
-            n_layers=cfg.n_layers,
-            n_kv_heads=cfg.n_kv_heads,
-            head_dim=cfg.head_dim,
-            capacity=capacity,
+        layers = [_layer(parameters, config, rope, f"blk.{i}.") for i in range(config.n_layers)]
+        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        super().__init__(
+            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
         )
-
-    def no_cache(self) -> Cache:
-        """A cache that remembers nothing: every pass brings the whole sequence."""
-        return NoCache(self.backend, n_kv_heads=self.config.n_kv_heads, head_dim=self.config.head_dim)
 
 
 def _rope(p: Parameters, cfg: Config) -> Rope:

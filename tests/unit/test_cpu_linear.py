@@ -175,8 +175,8 @@ def test_rows_that_cannot_be_dealt_to_four_stretches_alike(kind: str, n: int):
 def test_nothing_is_written_behind_the_last_row(n: int, t: int):
     rng = np.random.default_rng(n)
     layer, x, y = Layer(rng, "Q8_0", n, 64), normal(rng, t, 64), np.full(t * n + 300, np.nan, dtype=np.float32)
-    block, room = BE._block((layer.linear,)), BE._room_for(t * 64)
-    BE._run(BE.library.project, block.address, t, address(x), 0, room, address(y))
+    block, room = BE._block((layer.linear,)), BE.room_for(t * 64)
+    BE.run_entry(BE.library.project, block.address, t, address(x), 0, room, address(y))
     np.testing.assert_array_equal(y[: t * n].reshape(t, n), BE.linear(x, layer.linear))
     assert np.isnan(y[t * n :]).all()
 

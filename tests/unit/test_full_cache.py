@@ -48,14 +48,14 @@ def test_an_interrupted_growth_leaves_the_cache_as_it_was(cache: FullCache, monk
     assert cache._stores is stores
 
 
-def test_rooms_are_the_reserved_slots_of_every_layer(cache: FullCache):
+def test_kv_views_are_the_reserved_slots_of_every_layer(cache: FullCache):
     cache.reserve(2)
     with pytest.raises(ValueError, match="2 slots left"):
-        cache.rooms(3)
+        cache.kv_views(3)
     first = cache.append(0, tokens(cache, 1), tokens(cache, 1))
-    assert cache.rooms(1) == [first]
+    assert cache.kv_views(1) == [first]
     cache.advance(1)
-    assert [(seen.start, seen.stop, seen.window) for seen in cache.rooms(1)] == [(0, 2, None)]
+    assert [(seen.start, seen.stop, seen.window) for seen in cache.kv_views(1)] == [(0, 2, None)]
 
 
 @pytest.mark.parametrize("wrong", [{"capacity": 0}, {"step": 0}])

@@ -80,7 +80,7 @@ def test_a_pass_is_told_in_four_parts():
 def test_every_operation_of_the_seam_is_timed():
     crossing = {"prepare", "array", "host", "token_id", "session", "begin", "wait", "kv_empty", "kv_nbytes"}
     crossing |= {"read_ahead", "warm_up", "embeds_stored"}
-    dispatching = {"norm", "activate", "note", "layers", "fuse"}
+    dispatching = {"norm", "activate", "note", "compile"}
     operations = {n for n, member in vars(Backend).items() if callable(member) and not n.startswith("_")}
     assert {*PRIMITIVES, *BLOCKS} == operations - crossing - dispatching
 

@@ -32,7 +32,7 @@ def test_amounts_that_make_no_sense_are_refused(cache: SlidingCache):
 
 def test_only_reserved_slots_can_be_written_and_counted(cache: SlidingCache):
     cache.reserve(1)
-    for refused in (lambda: cache.rooms(14), lambda: cache.advance(14)):
+    for refused in (lambda: cache.kv_views(14), lambda: cache.advance(14)):
         with pytest.raises(ValueError, match="13 slots left"):
             refused()
     assert cache.length == 0
@@ -63,11 +63,11 @@ def test_a_long_pass_makes_room_for_itself_once(cache: SlidingCache):
     assert cache.length == 240
 
 
-def test_rooms_say_what_append_says(cache: SlidingCache):
+def test_kv_views_say_what_append_says(cache: SlidingCache):
     for _ in range(9):
         run(cache, 3)
     cache.reserve(2)
-    (room,) = cache.rooms(2)
+    (room,) = cache.kv_views(2)
     assert room.window == 4
     assert room.stop - room.start == 3 + 2
 

@@ -1,0 +1,136 @@
+"""Programs: the steps of a model's layers in one call, so that Python runs no code between them.
+
+Returning to Python between jobs costs an eighth of a token's time: weights have evicted the interpreter from the CPU
+caches. The backend makes a program by recording the definition of the layers; each step is one of the backend's
+operations. There is no NumPy twin: the definition, run operation by operation, gives the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.cpu.heads import norm_rope_to, put_pair
+from kernels.cpu.jit import entry, jit
+from kernels.cpu.layout import (
+    A_AT,
+    A_ROW,
+    ATTENTION,
+    B_AT,
+    B_ROW,
+    COPY,
+    COS,
+    ENTRY_ATTEND,
+    ENTRY_PROJECT,
+    HEADS,
+    KV_APPEND,
+    KV_FIRST,
+    KV_SLOTS,
+    KV_START,
+    KV_STOP,
+    KV_STORE,
+    KV_WIDTH,
+    KV_WINDOW,
+    LAYER,
+    N_HEADS,
+    N_KV_HEADS,
+    ONE_ROW,
+    OP,
+    OUT,
+    OUT_2,
+    PROJECT,
+    SIN,
+    STEP_BLOCK,
+    STEP_SCALE,
+    STEP_WIDTH,
+    STEPS,
+    TASK_ATTEND_FEW,
+    TASK_ATTEND_MANY,
+    TASK_PUT_SPAN,
+    WIDTH_OF_HEAD,
+)
+from kernels.cpu.memory import floats, invoke, number, words
+from kernels.cpu.vectors import get, put
+
+
+@jit
+def _at(room: int, n_tokens: int, step: Any, word: int) -> Any:
+    """Return the address of a value whose place is at two words of a step; 0 if there is none."""
+    return 0 if step[word] < 0 else room + 4 * (n_tokens * step[word] + step[word + 1])
+
+
+@jit
+def _out(room: int, n_tokens: int, step: Any, word: int) -> Any:
+    """Return the address of a result, which is never a part of something wider."""
+    return room + 4 * n_tokens * step[word]
+
+
+@jit
+def _copy(source: int, row: int, n_rows: int, width: int, out: int) -> None:
+    """Copy rows that begin `row` elements apart to where they follow each other."""
+    x, y = floats(source), floats(out)
+    for t in range(n_rows):
+        for i in range(width):
+            put(y, t * width + i, get(x, t * row + i))
+
+
+@jit
+def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
+    """Write keys and values to the last slots of a layer's KV view."""
+    width, slots, n_kv_heads = step[WIDTH_OF_HEAD], kv[KV_SLOTS], step[N_KV_HEADS]
+    keys = kv[KV_STORE] + 4 * (kv[KV_STOP] - n_tokens) * width
+    values = keys + 4 * n_kv_heads * slots * width
+    put_pair(address, task, n_tokens, n_kv_heads, width, k, step[A_ROW], v, step[B_ROW], keys, values, slots * width)
+
+
+@jit
+def _run_step(
+    address: int, program: int, step: Any, n_tokens: int, offset: int, kv: int, room: int, work: int, parts: int
+) -> None:
+    entries, n_rows = words(program), 1 if step[ONE_ROW] != 0 else n_tokens
+    a, b = _at(room, n_tokens, step, A_AT), _at(room, n_tokens, step, B_AT)
+    out = _out(room, n_tokens, step, OUT)
+    of = words(kv + 8 * KV_WIDTH * step[LAYER])
+    if step[OP] == PROJECT:
+        invoke(entries[ENTRY_PROJECT], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
+    elif step[OP] == HEADS:
+        width = step[WIDTH_OF_HEAD]
+        norm_rope_to(
+            address, step[STEP_BLOCK], n_rows, offset + n_tokens - n_rows, a, step[A_ROW], b, step[B_ROW], step[COS],
+            step[SIN], out, _out(room, n_tokens, step, OUT_2), step[N_KV_HEADS] * width, width,
+        )  # fmt: skip
+    elif step[OP] == KV_APPEND:
+        _append(address, entries[TASK_PUT_SPAN], step, of, n_rows, a, b)
+    elif step[OP] == ATTENTION:
+        arguments = (
+            address, entries[TASK_ATTEND_FEW], entries[TASK_ATTEND_MANY], a, n_rows, step[N_HEADS], step[N_KV_HEADS],
+            step[WIDTH_OF_HEAD], of[KV_STORE], of[KV_SLOTS], of[KV_START], of[KV_STOP], of[KV_WINDOW], of[KV_FIRST],
+            number(step[STEP_SCALE]), parts, out,
+        )  # fmt: skip
+        invoke(entries[ENTRY_ATTEND], arguments)
+    elif step[OP] == COPY:
+        # The last row of all, or all that there are.
+        _copy(a + 4 * (n_tokens - n_rows) * step[A_ROW] * step[B_ROW], step[A_ROW], n_rows, step[WIDTH_OF_HEAD], out)
+
+
+@entry
+def run_steps(
+    address: int, program: int, first: int, last: int, n_tokens: int, offset: int, kv: int, room: int, work: int,
+    parts: int,
+) -> None:  # fmt: skip
+    """Run steps first to last - 1 of a program.
+
+    Args:
+        address: of the pool's control block.
+        program: address of the words that `layout.py` names.
+        first: the first step.
+        last: the step behind the last one.
+        n_tokens: T.
+        offset: position of the first token.
+        kv: address of the words of each layer's KV view, the new tokens' slots last.
+        room: address of room for all values, a multiple of 64.
+        work: address of room for what `project` needs.
+        parts: address of room for what `attend` needs.
+    """
+    for i in range(first, last):
+        step = words(program + 8 * (STEPS + i * STEP_WIDTH))
+        _run_step(address, program, step, n_tokens, offset, kv, room, work, parts)

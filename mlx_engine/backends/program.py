@@ -1,0 +1,127 @@
+"""Programs: how a backend runs a model's layers. The definition of a layer is in `models/decoder.py`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from mlx_engine.backends.parameters import Array
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.base import Backend
+
+
+class Layers(Protocol):
+    """The definition of all layers, written in a backend's operations."""
+
+    def __call__(self, be: Any, x: Array, cache: Any, offset: Any, *, every: bool) -> Array:
+        """Return hidden states (T, D) of `every` token, or (1, D) of the last one."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """How many groups of matrices a program multiplies in one job: gate and up, and queries, keys and values."""
+
+    gate_up: int = 0
+    qkv: int = 0
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a line for people, if there is anything to report."""
+        if not self.gate_up and not self.qkv:
+            return ()
+        return (f"fused {self.gate_up} gate+up pairs, {self.qkv} q,k,v triples",)
+
+
+class Program(ABC):
+    """A model's layers, ready to run on one backend. Owned by the model."""
+
+    fused: Fused = Fused()
+
+    @abstractmethod
+    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
+        """Return what the layers make of (T, D): (T, D) of `every` token, or (1, D) of the last one.
+
+        Keys and values go to the slots that `cache` has reserved, from position `offset` on.
+        """
+
+
+class OpByOp(Program):
+    """The definition itself, run with the backend's operations."""
+
+    def __init__(self, backend: Backend, layers: Layers, fused: Fused | None = None) -> None:
+        self._backend, self._layers = backend, layers
+        self.fused = fused or Fused()
+
+    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
+        """Run the definition."""
+        return self._layers(self._backend, x, cache, offset, every=every)
+
+
+# ---- recording ----
+
+
+class Value:
+    """An array that a recorded operation would return, or an input of the recording."""
+
+
+class Step(NamedTuple):
+    """A recorded operation: its name, its arguments in the order of its signature, and what it returns."""
+
+    op: str
+    args: tuple[Any, ...]
+    results: tuple[Value, ...]
+
+
+class Recording(NamedTuple):
+    """The definition of all layers as steps. `kv_append` is a step, too: (layer, k, v) -> KV view."""
+
+    steps: list[Step]
+    x: Value
+    offset: Value
+    y: Value
+
+
+class Recorder:
+    """Stands in for a backend, and for a cache: writes down which operations are called."""
+
+    tap = None
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def note(self, name: str, x: Value) -> Value:
+        """Return x; nobody looks at values that are not there."""
+        return x
+
+    def append(self, layer: int, k: Value, v: Value) -> Value:
+        """Record that keys and values are stored; return the KV view."""
+        return self._record("kv_append", (layer, k, v), 1)[0]
+
+    def norm_project(self, *args: Any) -> list[Value]:
+        """Record a block that returns one array for each projection."""
+        return list(self._record("norm_project", args, len(args[2])))
+
+    def head_norm_rope(self, *args: Any) -> tuple[Value, ...]:
+        """Record a block that returns queries, keys and values."""
+        return self._record("head_norm_rope", args, 3)
+
+    def __getattr__(self, op: str) -> Callable[..., Value]:
+        return lambda *args: self._record(op, args, 1)[0]
+
+    def _record(self, op: str, args: tuple[Any, ...], n_results: int) -> tuple[Value, ...]:
+        results = tuple(Value() for _ in range(n_results))
+        self.steps.append(Step(op, args, results))
+        return results
+
+
+def record(layers: Layers, *, every: bool) -> Recording:
+    """Run the definition with a recorder in place of a backend and of a cache.
+
+    Raises:
+        TypeError: the definition does with values what can be done with arrays only.
+    """
+    recorder, x, offset = Recorder(), Value(), Value()
+    y = layers(recorder, x, recorder, offset, every=every)
+    return Recording(recorder.steps, x, offset, y)

@@ -1,0 +1,193 @@
+"""Compiled programs give the bits of the definition run operation by operation, and follow whoever edits it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+import mlx_engine
+from kernels.cpu import layout
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.compiled import CompiledProgram
+from mlx_engine.backends.program import OpByOp
+from mlx_engine.engine import Engine
+from mlx_engine.models import decoder
+from mlx_engine.models.decoder import decoder_layer
+from tests.contract.check import BACKENDS, load
+from tests.golden.convert import convert
+
+DATA = Path(__file__).parents[1] / "data"
+# Each is a file as it is there, or a folder and what it is converted to.
+CHECKPOINTS = [
+    *(str(path.relative_to(DATA)) for path in sorted(DATA.glob("*/model-*.gguf"))),
+    *(f"{name}-micro/hf -> {type_}" for name in ("gemma3", "gpt2", "llama", "qwen2") for type_ in ("F32", "Q8_0")),
+]
+# Gemma's window is 8, and slides after 263 tokens.
+LENGTH = 290
+IDS = np.random.default_rng(0).integers(0, 60, 600).tolist()
+PIECES = [layout.PROGRAM_TOKENS + 1, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    source, _, type_ = request.param.partition(" -> ")
+    path = DATA / source
+    if type_:
+        path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+        convert(DATA / source, path, type_)
+    return mlx_engine.load(path, "parallel", threads=2)
+
+
+def passes(engine: Engine, sizes: list[int], *, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Logits of every token, and what lies in the stores; `compiled` or operation by operation."""
+    model = copy.copy(engine.model)
+    if not compiled:
+        model.program = Backend.compile(engine.backend, model.definition)
+    rows, first = [], 0
+    with monkeypatch.context() as patch:
+        # The cache grows on the way: stores move.
+        patch.setattr(type(engine.backend), "kv_step", 16)
+        cache = model.new_cache(sum(sizes))
+        with engine.backend.session():
+            for n in sizes:
+                rows.append(model.forward(IDS[first : first + n], cache, every=n % 2 == 0))
+                first += n
+        stores = [view.store[:, :, view.start : view.stop] for view in cache.kv_views(0)]
+    return np.concatenate(rows), stores
+
+
+def pieces(context: int) -> list[int]:
+    """Many until the context ends, or a window has slid, which takes all its slots."""
+    rest = min(context, LENGTH) - sum(PIECES) - 3
+    return [*PIECES, *[layout.FEW] * (rest // layout.FEW), 1, 2]
+
+
+def test_a_program_gives_the_bits_of_the_definition(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    sizes = pieces(engine.config.context_length)
+    is_compiled = engine.config.head_dim % layout.LANES == 0
+    assert isinstance(engine.model.program, CompiledProgram if is_compiled else OpByOp)
+    want, want_stores = passes(engine, sizes, compiled=False, monkeypatch=monkeypatch)
+    found, stores = passes(engine, sizes, compiled=True, monkeypatch=monkeypatch)
+    np.testing.assert_array_equal(found, want)
+    for a, b in zip(stores, want_stores, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_tables_of_rotations_grow_with_the_positions(monkeypatch: pytest.MonkeyPatch):
+    """Their first length is 512."""
+    engine, sizes = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd"), [2, 508, 1, 3, 1]
+    want, _ = passes(engine, sizes, compiled=False, monkeypatch=monkeypatch)
+    # Nothing shall be there that the operations have made.
+    engine = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd")
+    found, _ = passes(engine, sizes, compiled=True, monkeypatch=monkeypatch)
+    np.testing.assert_array_equal(found, want)
+
+
+def test_two_programs_of_one_backend_do_not_share_what_they_are_made_of():
+    """The scale of the scores, and a norm that was replaced, are those of each program."""
+    model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
+    plain = logits(model)
+    for change in (scaled, renormed):
+        other = copy.copy(model)
+        change(other)
+        other.backend = model.backend
+        assert isinstance(other.program, CompiledProgram)
+        changed = logits(other)
+        assert np.abs(changed - plain).max() > 1e-3
+        np.testing.assert_array_equal(logits(model), plain)
+        np.testing.assert_array_equal(changed, logits(other))
+
+
+def logits(model: Any) -> np.ndarray:
+    with model.backend.session():
+        return np.array(model.forward(IDS[:5], model.new_cache(8), every=True))
+
+
+def scaled(model: Any) -> None:
+    model.scale *= 3
+
+
+def renormed(model: Any) -> None:
+    norm = dataclasses.replace(model.layers[0].attn_norm, gain=3 * model.layers[0].attn_norm.gain)
+    model.layers = [dataclasses.replace(model.layers[0], attn_norm=norm), *model.layers[1:]]
+
+
+def test_what_the_kernels_lack_is_run_operation_by_operation():
+    model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
+    last = model.layers[-1]
+    bias = dataclasses.replace(last.ffn_up, bias=np.zeros(model.config.intermediate_size, np.float32))
+    wide = dataclasses.replace(last.ffn_norm, gain=np.ones(layout.SCRATCH_BYTES, np.float32))
+    for change in ({"ffn_up": bias}, {"ffn_norm": wide}):
+        other = copy.copy(model)
+        other.layers = [*model.layers[:-1], dataclasses.replace(last, **change)]
+        other.backend = model.backend
+        assert isinstance(other.program, OpByOp)
+    assert isinstance(model.program, CompiledProgram)
+
+
+# ---- edits of the definition ----
+
+
+def feed_forward_first(be: Any, w: Any, i: int, x: Any, cache: Any, *, head_dim: int, scale: float, offset: Any,
+                       last_only: bool) -> Any:  # fmt: skip
+    """The two halves of a layer swapped; the last token alone goes on behind attention."""
+    h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
+    x = be.project_add(h, w.ffn_down, x)
+    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
+    q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, offset)
+    kv = cache.append(i, k, v)
+    if last_only:
+        q, x = be.last(q), be.last(x)
+    return be.project_add(be.merge(be.attention(q, kv, scale)), w.attn_output, x)
+
+
+def parallel_halves(be: Any, w: Any, i: int, x: Any, cache: Any, **settings: Any) -> Any:
+    """Both halves read the same input, as in GPT-J; then a step more: the feed-forward network once again."""
+    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
+    q, k, v = be.head_norm_rope(q, k, v, settings["head_dim"], w.head_norms, w.rope, settings["offset"])
+    kv = cache.append(i, k, v)
+    if settings["last_only"]:
+        q, x = be.last(q), be.last(x)
+    y = be.project_add(be.merge(be.attention(q, kv, settings["scale"])), w.attn_output, x)
+    for _ in range(2):
+        y = be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation), w.ffn_down, y)
+    return y
+
+
+def scaled_hidden_states(be: Any, w: Any, i: int, x: Any, cache: Any, **settings: Any) -> Any:
+    """A step that compiled programs do not have."""
+    return decoder_layer(be, w, i, be.scale(x, 0.5), cache, **settings)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("edited", [feed_forward_first, parallel_halves, scaled_hidden_states])
+def test_every_backend_follows_an_edited_definition(
+    edited: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch
+):
+    path = DATA / "qwen3-micro" / "model-f32.gguf"
+    plain, found = decoded(backend, path), {}
+    monkeypatch.setattr(decoder, "decoder_layer", edited)
+    found = decoded(backend, path)
+    want = decoded("scalar", path)
+    assert np.abs(found - plain).max() > 1e-2
+    np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
+    if backend in ("simd", "parallel"):
+        program = load(backend, path).model.program
+        assert isinstance(program, OpByOp if edited is scaled_hidden_states else CompiledProgram)
+
+
+def decoded(backend: str, path: Path) -> np.ndarray:
+    """Logits of a prompt's last token and of two tokens behind it."""
+    model = load(backend, path).model
+    with model.backend.session():
+        cache = model.new_cache(16)
+        rows = [model.forward(ids, cache) for ids in (IDS[:7], IDS[7:8], IDS[8:9])]
+        return np.concatenate([model.backend.host(row) for row in rows])
