@@ -18,10 +18,10 @@ import numpy as np
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
-from mlx_engine.backends.compiled_program import Builders, CannotLowerError, Lowered, lower
+from mlx_engine.backends.compiled_program import Builders, Lowered, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
-from mlx_engine.backends.program import Layers, OpByOp, Program, record
+from mlx_engine.backends.program import CannotCompileError, Layers, OpByOp, Program, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
 
@@ -246,7 +246,7 @@ class CompiledBackend(SimdBackend):
         builders = Builders(self._block_of, self._head_block, _attends)
         try:
             every, last = (lower(record(layers, every=every), builders) for every in (True, False))
-        except CannotLowerError:
+        except CannotCompileError:
             return OpByOp(self, layers)
         return CompiledProgram(self, layers, every, last)
 
@@ -256,13 +256,13 @@ class CompiledBackend(SimdBackend):
         """Return the block of a step.
 
         Raises:
-            CannotLowerError: the kernels have no such block.
+            CannotCompileError: the kernels have no such block.
         """
         gated = activation is not None and len(linears) == 2
         if (norm is not None and not _fits(norm)) or (gated and not _gates(*linears)):
-            raise CannotLowerError("a norm that is too wide, or a gate with biases")
+            raise CannotCompileError("a norm that is too wide, or a gate with biases")
         if len(linears) > layout.MOST_MATRICES:
-            raise CannotLowerError("too many matrices")
+            raise CannotCompileError("too many matrices")
         return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
 
 

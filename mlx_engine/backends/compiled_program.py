@@ -16,11 +16,7 @@ import numpy as np
 from kernels.cpu import layout
 from mlx_engine.backends.matrices import Block
 from mlx_engine.backends.parameters import Activation, LayerNorm, Linear, Norm, RMSNorm, Rope
-from mlx_engine.backends.program import Fused, Recording, Value
-
-
-class CannotLowerError(Exception):
-    """The kernels lack something that the definition asks for."""
+from mlx_engine.backends.program import CannotCompileError, Fused, Recording, Value
 
 
 @dataclass(eq=False)
@@ -124,11 +120,11 @@ class _Lowering:
     def project(self, x: Value, block: Block, residual: Value | None = None) -> Place:
         source = self.whole(self.places[x])
         if source.width != block.n_inputs:
-            raise CannotLowerError(f"a product of {block.n_inputs} columns with {source.width}")
+            raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
         out = self.new(block.n_outputs, source.one_row)
         added = None if residual is None else self.whole(self.places[residual])
         if added is not None and (added.width, added.one_row) != (out.width, out.one_row):
-            raise CannotLowerError("a residual of another shape")
+            raise CannotCompileError("a residual of another shape")
         step = self.emit(layout.PROJECT, source.one_row, OUT=out.buffer, STEP_BLOCK=block.address)
         self.read(step, layout.A_AT, source)
         if added is not None:
@@ -176,7 +172,7 @@ class _Lowering:
     ) -> tuple[Place, ...]:
         a, b = self.places[q], self.places[k]
         if a.one_row != b.one_row:
-            raise CannotLowerError("queries of one token and keys of all")
+            raise CannotCompileError("queries of one token and keys of all")
         n_q, n_k = a.width // head_dim, b.width // head_dim
         rotated = self.new(a.width, a.one_row, head_dim), self.new(b.width, b.one_row, head_dim)
         step = self.emit(
@@ -194,7 +190,7 @@ class _Lowering:
         """Return what is known of the KV view: the layer, and its number of heads."""
         a, b = self.places[k], self.places[v]
         if a.one_row or b.one_row or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
-            raise CannotLowerError("keys and values of some tokens only, or without heads")
+            raise CannotCompileError("keys and values of some tokens only, or without heads")
         n_heads = a.width // a.head_dim
         step = self.emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, WIDTH_OF_HEAD=a.head_dim)
         self.read(step, layout.A_AT, a)
@@ -206,7 +202,7 @@ class _Lowering:
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
         if not n_heads or n_heads % n_kv_heads or not self.builders.attends(n_heads // n_kv_heads, head_dim):
-            raise CannotLowerError("heads of this width")
+            raise CannotCompileError("heads of this width")
         out = self.new(source.width, source.one_row, head_dim)
         step = self.emit(
             layout.ATTENTION, source.one_row, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
@@ -221,7 +217,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
     """Return the recorded layers as a program's steps.
 
     Raises:
-        CannotLowerError: an operation, or its arguments, are none that the kernels have.
+        CannotCompileError: an operation, or its arguments, are none that the kernels have.
     """
     lowering = _Lowering(builders)
     x = lowering.new(_width(recording), one_row=False)
@@ -231,7 +227,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
             lowering.views[step.results[0]] = lowering.kv_append(*step.args)
             continue
         if step.op not in _LOWERED or (step.op == "head_norm_rope" and step.args[-1] is not recording.offset):
-            raise CannotLowerError(f"the operation {step.op}")
+            raise CannotCompileError(f"the operation {step.op}")
         places = getattr(lowering, step.op)(*step.args)
         lowering.places |= dict(zip(step.results, places, strict=True))
     y = lowering.whole(lowering.places[recording.y])
@@ -254,7 +250,7 @@ def _width(recording: Recording) -> int:
     for step in recording.steps:
         if step.args[0] is recording.x and len(step.args) > 1 and isinstance(step.args[1], RMSNorm | LayerNorm):
             return int(step.args[1].gain.size)
-    raise CannotLowerError("hidden states that no norm reads")
+    raise CannotCompileError("hidden states that no norm reads")
 
 
 def _allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:

@@ -21,7 +21,7 @@ from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
-from mlx_engine.backends.program import Fused, Layers, OpByOp, Program, record
+from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, record
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -122,7 +122,10 @@ class MetalBackend(MlxBackend):
 
     def compile(self, layers: Layers) -> Program:
         """Return the definition itself; what a single vector has in one launch is counted from its steps."""
-        steps = record(layers, every=False).steps
+        try:
+            steps = record(layers, every=False).steps
+        except CannotCompileError:
+            steps = []
         gate_up = [s.args[1:4] for s in steps if s.op == "norm_gate_up"]
         qkv = [(s.args[1], *s.args[2]) for s in steps if s.op == "norm_project"]
         count = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,8 +84,12 @@ class Recording(NamedTuple):
     y: Value
 
 
+class CannotCompileError(Exception):
+    """A definition that cannot be recorded, or asks for something that the backend's kernels lack."""
+
+
 class Recorder:
-    """Stands in for a backend, and for a cache: writes down which operations are called."""
+    """Stands in for a backend and for a cache, and writes down which operations are called."""
 
     tap = None
 
@@ -92,23 +97,24 @@ class Recorder:
         self.steps: list[Step] = []
 
     def note(self, name: str, x: Value) -> Value:
-        """Return x; nobody looks at values that are not there."""
+        """Return x: there is nothing to look at."""
         return x
 
     def append(self, layer: int, k: Value, v: Value) -> Value:
         """Record that keys and values are stored; return the KV view."""
         return self._record("kv_append", (layer, k, v), 1)[0]
 
-    def norm_project(self, *args: Any) -> list[Value]:
+    def norm_project(self, *args: Any, **kwargs: Any) -> list[Value]:
         """Record a block that returns one array for each projection."""
+        args = _positional("norm_project", args, kwargs)
         return list(self._record("norm_project", args, len(args[2])))
 
-    def head_norm_rope(self, *args: Any) -> tuple[Value, ...]:
+    def head_norm_rope(self, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
         """Record a block that returns queries, keys and values."""
-        return self._record("head_norm_rope", args, 3)
+        return self._record("head_norm_rope", _positional("head_norm_rope", args, kwargs), 3)
 
     def __getattr__(self, op: str) -> Callable[..., Value]:
-        return lambda *args: self._record(op, args, 1)[0]
+        return lambda *args, **kwargs: self._record(op, _positional(op, args, kwargs), 1)[0]
 
     def _record(self, op: str, args: tuple[Any, ...], n_results: int) -> tuple[Value, ...]:
         results = tuple(Value() for _ in range(n_results))
@@ -116,12 +122,23 @@ class Recorder:
         return results
 
 
+def _positional(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return all arguments in the order of the operation's signature."""
+    from mlx_engine.backends.base import Backend
+
+    bound = inspect.signature(getattr(Backend, op)).bind(None, *args, **kwargs)
+    return (*bound.args[1:], *bound.kwargs.values())
+
+
 def record(layers: Layers, *, every: bool) -> Recording:
     """Run the definition with a recorder in place of a backend and of a cache.
 
     Raises:
-        TypeError: the definition does with values what can be done with arrays only.
+        CannotCompileError: the definition does with values what can be done with arrays only.
     """
     recorder, x, offset = Recorder(), Value(), Value()
-    y = layers(recorder, x, recorder, offset, every=every)
+    try:
+        y = layers(recorder, x, recorder, offset, every=every)
+    except (TypeError, AttributeError) as error:
+        raise CannotCompileError(f"a definition that needs arrays: {error}") from error
     return Recording(recorder.steps, x, offset, y)

@@ -36,7 +36,7 @@ def method(report: Report) -> str:
     )
     lines = [
         f"{rounds} rounds, {excluded}. Each is a plain run, as `generate` runs it, and one that is taken apart: every "
-        "operation has a stopwatch, layers are said word by word, and a lazy backend waits for each.",
+        "operation has a stopwatch, layers run operation by operation, and a lazy backend waits for each.",
         "Whole passes are the medians of the plain runs; the first pass, prefill, is never mixed into decode, and "
         "every decode step counts.",
         "Operations are the medians of the passes that were taken apart. As they take longer together than the plain "

@@ -184,7 +184,8 @@ def breakdown(phase: Report) -> str:
     if off:
         told += f"From each of {phase['calls']:,.0f} calls {off:.1f} us are taken off for that."
     if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
-        chance = "may be chance" if by_round["q3"] >= 0 else "is no chance: something is slower only word by word"
+        slower = "is no chance: something is slower only operation by operation"
+        chance = "may be chance" if by_round["q3"] >= 0 else slower
         told += f" What is left {chance}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
     if is_longer_apart(phase):
         told += " Shares of operations are of their sum."

@@ -1,8 +1,8 @@
 """What the report measures: rounds of plain runs and of runs taken apart, with the machine's limits between them.
 
 Both kinds of run do the same: read a prompt, write tokens. A plain run is as fast as the backend is. In one that is
-taken apart every operation has a stopwatch, layers are said word by word, and a lazy backend waits for each: what it
-says of the parts is true of the parts alone, and the whole comes from the plain runs.
+taken apart every operation has a stopwatch, layers run operation by operation, and a lazy backend waits for each: what
+it says of the parts is true of the parts alone, and the whole comes from the plain runs.
 """
 
 from __future__ import annotations
