@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("numba")
 
 import mlx_engine
+from mlx_engine.backends.base import Backend
 from mlx_engine.backends.compiled import CompiledBackend
 from mlx_engine.backends.parameters import Visible
 from mlx_engine.backends.simd import SimdBackend
@@ -124,7 +125,8 @@ def test_attention_of_numpy_in_large_passes_is_seen(monkeypatch: pytest.MonkeyPa
     of = engine("builtin", *BACKENDS[0])
     want = in_passes(of, [LENGTH])
     monkeypatch.setattr(CompiledBackend, "attention", SimdBackend.attention)
-    assert set(differing(of, want)) == {77, 100, 1000}
+    monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition))
+    assert set(differing(of, want)) >= {77, 100, 1000}
 
 
 def test_blocks_of_keys_that_begin_at_a_slot_are_seen(monkeypatch: pytest.MonkeyPatch):
@@ -136,6 +138,7 @@ def test_blocks_of_keys_that_begin_at_a_slot_are_seen(monkeypatch: pytest.Monkey
         return attention(self, q, replace(seen, first=seen.first + next(calls) % 2), scale)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)
+    monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition))
     assert set(differing(of, want)) >= {77, 100, 1000}
 
 
