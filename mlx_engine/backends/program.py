@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mlx_engine.backends.parameters import Array
@@ -124,10 +125,15 @@ class Recorder:
 
 def _positional(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Return all arguments in the order of the operation's signature."""
+    bound = _signature(op).bind(None, *args, **kwargs)
+    return (*bound.args[1:], *bound.kwargs.values())
+
+
+@cache
+def _signature(op: str) -> inspect.Signature:
     from mlx_engine.backends.base import Backend
 
-    bound = inspect.signature(getattr(Backend, op)).bind(None, *args, **kwargs)
-    return (*bound.args[1:], *bound.kwargs.values())
+    return inspect.signature(getattr(Backend, op))
 
 
 def record(layers: Layers, *, every: bool) -> Recording:
