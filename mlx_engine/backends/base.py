@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +31,36 @@ from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+# What the decorators below have registered: names by kind, in the order of this file. Taps, profiler and contract suite
+# take their lists from here.
+OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": []}
+
+
+def primitive(method: Method) -> Method:
+    """Register an operation that every backend implements."""
+    OPERATIONS["primitive"].append(method.__name__)
+    return method
+
+
+def storage(method: Method) -> Method:
+    """Register an operation on keys and values in memory; every backend implements it."""
+    OPERATIONS["storage"].append(method.__name__)
+    return method
+
+
+def block(method: Method) -> Method:
+    """Register an operation that is composed of primitives here, and that a backend may fuse."""
+    OPERATIONS["block"].append(method.__name__)
+    return method
+
+
+def dispatch(method: Method) -> Method:
+    """Register a method that only calls the operation which its parameters ask for."""
+    OPERATIONS["dispatch"].append(method.__name__)
+    return method
 
 
 class Backend(ABC):
@@ -83,66 +114,82 @@ class Backend(ABC):
 
     # ---- primitives ----
 
+    @primitive
     @abstractmethod
     def embed(self, table: Array, ids: Sequence[Token]) -> Array:
         """(T, D): the rows `ids` of a prepared (V, D) table."""
 
+    @primitive
     @abstractmethod
     def linear(self, x: Array, linear: Linear) -> Array:
         """(T, N) from (T, K): `x @ weight.T + bias`, accumulated in float32 or better."""
 
+    @primitive
     @abstractmethod
     def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
         """`gain * x / sqrt(mean(x**2) + eps)` over the last axis; x may be (T, D) or (T, H, E)."""
 
+    @primitive
     @abstractmethod
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
         """`gain * (x - mean) / sqrt(var + eps) + bias` over the last axis of (T, D)."""
 
+    @primitive
     @abstractmethod
     def rope(self, x: Array, rope: Rope, offset: int) -> Array:
         """Rotate (T, H, E): row t stands at position `offset + t`; pairs are (j, j + E/2)."""
 
+    @primitive
     @abstractmethod
     def attention(self, q: Array, seen: Visible, scale: float) -> Array:
         """(T, H, E) softmax attention over a store; query head h reads key/value head `h // (H // K)`."""
 
+    @primitive
     @abstractmethod
     def silu(self, x: Array) -> Array:
         """`x / (1 + exp(-x))`, without overflow for any x."""
 
+    @primitive
     @abstractmethod
     def gelu(self, x: Array) -> Array:
         """The tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`."""
 
+    @primitive
     @abstractmethod
     def add(self, a: Array, b: Array) -> Array:
         """Elementwise sum of two arrays of one shape."""
 
+    @primitive
     @abstractmethod
     def multiply(self, a: Array, b: Array) -> Array:
         """Elementwise product of two arrays of one shape."""
 
+    @primitive
     @abstractmethod
     def scale(self, x: Array, factor: float) -> Array:
         """(T, D): every element times one number."""
 
+    @primitive
     @abstractmethod
     def heads(self, x: Array, head_dim: int) -> Array:
         """(T, H, E) from (T, H*E)."""
 
+    @primitive
     @abstractmethod
     def merge(self, x: Array) -> Array:
         """(T, H*E) from (T, H, E)."""
 
+    @primitive
     @abstractmethod
     def last(self, x: Array) -> Array:
         """(1, D): the last row of (T, D)."""
 
+    @primitive
     @abstractmethod
     def argmax(self, logits: Array) -> Token:
         """The id of the largest of (1, V) logits; of equal ones the lowest id."""
 
+    @primitive
     @abstractmethod
     def sample(self, logits: Array, sampling: Sampling, recent: Sequence[Token], u: float) -> Token:
         """The id that the draw `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines it."""
@@ -157,14 +204,17 @@ class Backend(ABC):
     def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
         """A store of `capacity` slots for keys and values (K, E) each; what lies in the slots is undefined."""
 
+    @storage
     @abstractmethod
     def kv_grow(self, store: Array, capacity: int) -> Array:
         """The same store with more slots; the old slots keep their contents."""
 
+    @storage
     @abstractmethod
     def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
         """The store with (T, K, E) keys and values in slots [at, at + T); it may be the same object, changed."""
 
+    @storage
     @abstractmethod
     def kv_slide(self, store: Array, first: int, n: int) -> Array:
         """The store with the contents of slots [first, first + n) in slots [0, n); it may be the same one, changed."""
@@ -178,17 +228,20 @@ class Backend(ABC):
     # Called with a name and an array where a value inside a block may be of interest; `taps.py` sets it.
     tap: Callable[[str, Array], None] | None = None
 
+    @dispatch
     def norm(self, x: Array, norm: Norm) -> Array:
         """Whichever norm the parameters describe."""
         if isinstance(norm, RMSNorm):
             return self.note(norm.name, self.rms_norm(x, norm.gain, norm.eps))
         return self.note(norm.name, self.layer_norm(x, norm.gain, norm.bias, norm.eps))
 
+    @block
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """Several projections of one normed input: q, k, v."""
         h = self.norm(x, norm)
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 
+    @block
     def head_norm_rope(
         self,
         q: Array,
@@ -205,24 +258,29 @@ class Backend(ABC):
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
         return self.rope(q, rope, offset), self.rope(k, rope, offset), v
 
+    @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """`residual + projection(x)`: how attention and the feed-forward network end."""
         return self.add(residual, self.note(projection.name, self.linear(x, projection)))
 
+    @block
     def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
         """`residual + norm(projection(x))`: how they end where what they add is normed."""
         return self.add(residual, self.norm(self.note(projection.name, self.linear(x, projection)), norm))
 
+    @block
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """(T, F): `activation(gate(h)) * up(h)` of the normed h, the first half of a gated feed-forward network."""
         h = self.norm(x, norm)
         gated = self.activate(self.note(gate.name, self.linear(h, gate)), activation)
         return self.multiply(gated, self.note(up.name, self.linear(h, up)))
 
+    @block
     def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
         """(T, F): `activation(up(h))` of the normed h, the first half of a feed-forward network without a gate."""
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 
+    @block
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """Logits of the last token (1, V), or of `every` token (T, V). The head is the largest matrix by far."""
         return self.linear(self.norm(x if every else self.last(x), norm), head)
@@ -235,6 +293,7 @@ class Backend(ABC):
         """
         return OpByOp(self, layers)
 
+    @dispatch
     def activate(self, x: Array, activation: Activation) -> Array:
         """The named activation."""
         return self.silu(x) if activation == "silu" else self.gelu(x)

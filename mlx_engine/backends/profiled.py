@@ -12,19 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import DEBUG
 from typing import Any, cast
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import OPERATIONS, Backend
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm, Visible
 from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
-PRIMITIVES = (
-    *("embed", "linear", "rms_norm", "layer_norm", "rope", "attention", "silu", "gelu", "add", "multiply", "scale"),
-    *("heads", "merge", "last", "argmax", "sample", "kv_grow", "kv_write", "kv_slide"),
-)
+PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"])
 # Composed, they have only what lies between their primitives; fused, all of it.
-BLOCKS = (
-    *("norm_project", "head_norm_rope", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "norm_head"),
-)
+BLOCKS = tuple(OPERATIONS["block"])
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import OPERATIONS, Backend
 from mlx_engine.backends.parameters import Array
 
-BLOCKS = (
-    "norm",
-    "norm_project",
-    "head_norm_rope",
-    "project_add",
-    "project_norm_add",
-    "norm_gate_up",
-    "norm_up",
-    "norm_head",
-    "compile",
-    "activate",
-    "note",
-)
+# What composes and shows values; a compiled program would show none.
+COMPOSED = (*OPERATIONS["block"], *OPERATIONS["dispatch"], "note", "compile")
 
 
 def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
@@ -30,7 +19,7 @@ def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
     model itself notes ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The twin shares the original's arrays.
     """
     twin = copy.copy(backend)
-    composed = {name: getattr(Backend, name) for name in BLOCKS}
+    composed = {name: getattr(Backend, name) for name in COMPOSED}
     twin.__class__ = type(f"Tapped{type(backend).__name__}", (type(backend),), composed)
     twin.tap = tap
     return twin

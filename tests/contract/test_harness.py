@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_engine.backends.base import Backend
+from mlx_engine.backends.base import OPERATIONS, Backend
 from mlx_engine.backends.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
@@ -18,12 +18,24 @@ from tests.contract.check import check
 CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_grow", "kv_write", "kv_slide")
 # `compile` makes programs, compared with single operations in tests/unit/test_compiled_program.py.
 NOT_OPERATIONS = {
-    *CROSSINGS, "session", "begin", "wait", "read_ahead", "warm_up", "embeds_stored", "tap", "note", "compile",
-}  # fmt: skip
+    *("prepare", "array", "host", "token_id", "kv_empty", "kv_nbytes", "session", "begin", "wait", "read_ahead"),
+    *("warm_up", "embeds_stored", "tap", "note", "compile"),
+}
 
 
 def operations() -> set[str]:
-    return {n for n, member in vars(Backend).items() if callable(member) and not n.startswith("_")} - NOT_OPERATIONS
+    return {"kv_nbytes", *(name for kind in ("primitive", "block", "dispatch") for name in OPERATIONS[kind])}
+
+
+def test_every_method_of_the_seam_is_registered_or_known_to_be_no_operation():
+    """Taps, profiler and this suite see what is registered alone."""
+    methods = {name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")}
+    registered = [name for names in OPERATIONS.values() for name in names]
+    assert methods - NOT_OPERATIONS == set(registered)
+    assert len(registered) == len(set(registered))
+    abstract = {name for name in methods if getattr(getattr(Backend, name), "__isabstractmethod__", False)}
+    assert abstract >= {*OPERATIONS["primitive"], *OPERATIONS["storage"]}
+    assert abstract.isdisjoint(OPERATIONS["block"])
 
 
 def test_every_operation_of_the_seam_has_a_case():
