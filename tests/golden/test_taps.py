@@ -1,8 +1,9 @@
-"""Every named value of Qwen3's forward pass, against transformers: a wrong model is found at its first wrong line."""
+"""Every named value of a forward pass, against transformers: a wrong model is found at its first wrong line."""
 
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,20 @@ import pytest
 from mlx_engine.backends.taps import tapped
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
+# Those of `make_tap_goldens.py`.
+ARCHITECTURES = ("gemma3", "gpt2", "llama", "qwen2")
 # How a prompt may be cut into passes; None runs it in one pass without a cache.
 CUTS = (None, 1, 3)
 
 
 def taps_of(golden: Golden, backend: str, chunk: int | None) -> dict[str, np.ndarray]:
-    """Our values under the golden file's names; those of several passes are joined along the tokens."""
-    model = copy.copy(engine(golden.checkpoint, backend).model)
+    """Our values under the golden file's names."""
+    return tapped_values(golden.checkpoint, golden.prompt(0), backend, chunk)
+
+
+def tapped_values(checkpoint: Path, ids: list[int], backend: str, chunk: int | None) -> dict[str, np.ndarray]:
+    """Every named value; those of several passes are joined along the tokens."""
+    model = copy.copy(engine(checkpoint, backend).model)
     passes: list[dict[str, np.ndarray]] = []
 
     def keep(name: str, x: object) -> None:
@@ -24,7 +32,6 @@ def taps_of(golden: Golden, backend: str, chunk: int | None) -> dict[str, np.nda
         passes[-1][name] = model.backend.host(x).copy()
 
     model.backend = tapped(model.backend, keep)
-    ids = golden.prompt(0)
     cache = model.no_cache() if chunk is None else model.new_cache(len(ids))
     for piece in pieces(ids, chunk or len(ids)):
         passes.append({})
@@ -44,6 +51,20 @@ def test_no_value_diverges(backend: str, name: str, chunk: int | None):
     golden = variant(name)
     divergence = first_divergence(golden.taps(), taps_of(golden, backend, chunk))
     assert divergence is None
+
+
+@pytest.mark.parametrize("chunk", CUTS, ids=["one-pass", "token-by-token", "chunks-of-3"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_value_of_another_architecture_diverges(backend: str, name: str, chunk: int | None):
+    """Its names, too, are the same."""
+    folder = DATA / f"{name}-micro"
+    with np.load(folder / "taps.npz") as arrays, np.load(folder / "golden.npz") as golden:
+        expected = dict(arrays)
+        ids = golden["prompt1"].tolist()[: len(expected["embed"])]
+    found = tapped_values(folder / "hf", ids, backend, chunk)
+    assert set(found) == {*expected, "logits"}
+    assert first_divergence(expected, found) is None
 
 
 @pytest.mark.parametrize("name", VARIANTS)
