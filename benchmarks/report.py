@@ -6,7 +6,15 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import chunks_section, crossover_section, emulator, llama_quants_section, ops_section, ways_section
+from benchmarks import (
+    chunks_section,
+    crossover_section,
+    emulator,
+    llama_quants_section,
+    ops_section,
+    rows_section,
+    ways_section,
+)
 from benchmarks.peers import folders
 from benchmarks.peers import section as peers_section
 from benchmarks.text import Row, figure, model, source, table
@@ -99,6 +107,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "folders": ("Beside transformers, from Hugging Face folders", folders.section),
     "llama_quants": ("Files of llama.cpp's making", llama_quants_section.section),
     "sweep": ("The ladder", sweeps),
+    "rows": ("Several rows in one pass", rows_section.section),
     "ways": ("Memory in several places in turns", ways_section.section),
     "chunks": ("When work is handed out", chunks_section.section),
     "crossover": ("From which width on quantising pays", crossover_section.section),

@@ -1,0 +1,66 @@
+"""Tokens per second of several rows in one forward pass, logits of every row: what batches and speculation cost.
+
+    python -m benchmarks.rows [MODEL]        appends to benchmarks/results/rows.jsonl, every sample kept
+
+Passes of 1 to 512 tokens on the compiled CPU backend, interleaved, each behind the same 64 tokens. The limit beside
+each is the smaller of rows x one row's rate, where memory is the limit, and the rate of 512 rows, where arithmetic is.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import mlx_engine
+from benchmarks.text import Row
+from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.bench.run import origin
+
+RESULTS = Path(__file__).parent / "results" / "rows.jsonl"
+
+ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64, 512)
+# Tokens in the cache before each pass.
+DEPTH = 64
+ROUNDS = 9
+
+
+def main(source: str = "shape:qwen3-0.6b") -> None:
+    """Measure all numbers of rows."""
+    engine = mlx_engine.load(source, "parallel")
+    if not isinstance(engine.backend, CompiledBackend):
+        raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
+    row = {**origin(), "model_name": engine.path.stem, "threads": engine.backend.threads, **measure(engine)}
+    for n, rate in row["medians_ts"].items():
+        print(f"{n:>4} rows: {rate:7.1f} tokens/s, {rate / limit(row['medians_ts'], int(n)):.2f} of the limit")
+    with RESULTS.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def measure(engine: mlx_engine.Engine) -> Row:
+    """Return every sample, and the medians, in tokens per second by rows of a pass."""
+    model, ids = engine.model, [(7 * i + 3) % engine.config.vocab_size for i in range(DEPTH + max(ROWS))]
+    samples: dict[str, list[float]] = {str(n): [] for n in ROWS}
+    with engine.backend.session():
+        cache = model.new_cache(DEPTH + max(ROWS))
+        model.forward(ids[:DEPTH], cache)
+        for counted in range(-1, ROUNDS):
+            for n in ROWS:
+                start = time.perf_counter()
+                model.forward(ids[DEPTH : DEPTH + n], cache, every=True)
+                seconds = time.perf_counter() - start
+                cache.trim(n)
+                if counted >= 0:  # the first round meets cold memory
+                    samples[str(n)].append(n / seconds)
+    return {"samples_ts": samples, "medians_ts": {n: statistics.median(rates) for n, rates in samples.items()}}
+
+
+def limit(medians: dict[str, float], n: int) -> float:
+    """Return the smaller of n times one row's rate and the rate of the longest pass."""
+    return min(n * medians["1"], medians[str(max(map(int, medians)))])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
