@@ -18,7 +18,7 @@ def section(rows: Sequence[Row]) -> str:
     ]
     words = (
         f"{source(row)}\n\nOne forward pass of several tokens behind {DEPTH} others, with the logits of every token: "
-        f"{row['model_name']}, {row['threads']} threads. The limit is the smaller of rows x one row's rate (memory) and "
-        "the rate of the longest pass (arithmetic).\n\n"
+        f"{row['model_name']}, {row['threads']} threads. The limit is the smaller of rows x one row's rate (memory) "
+        "and the rate of the longest pass (arithmetic).\n\n"
     )
     return words + table(["rows", "tokens/s", "limit", "share"], lines, n_words=1)
