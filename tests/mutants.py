@@ -45,7 +45,7 @@ GEMV, GEMM, SUMS = CPU + "gemv.py", CPU + "gemm.py", CPU + "sums.py"
 ATTENTION, HEADS, POOL, LIBRARY = CPU + "attention.py", CPU + "heads.py", CPU + "pool.py", CPU + "library.py"
 VECTORS = CPU + "vectors.py"
 FULL_CACHE = "cache/full.py"
-STACK, NORMS = "backends/stack.py", CPU + "norms.py"
+NORMS = CPU + "norms.py"
 GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.cpu import float32, q4_0, q4_1, q4_k, q6_k, q8_0
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import LINE_BYTES, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, STRETCH
+from kernels.cpu.layout import LINE_BYTES, PANEL_TOKENS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, STRETCH
 from kernels.cpu.memory import floats, raw
 from kernels.cpu.sums import PANEL_SIZES, WIDE
 from kernels.cpu.vectors import prefetch
@@ -17,7 +17,7 @@ FORMAT_ROOM = 4 * STRETCH
 
 # Up to so many vectors rows are multiplied as they are stored; with more, expanded rows are faster, because a format's
 # weights are made once for each panel. float32 and Q8_0 take little to make.
-_MOST_SIMPLE = 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1]
+_MOST_SIMPLE = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 _MOST_4_BITS = PANEL_SIZES[-1]
 _MOST_Q4_K = PANEL_SIZES[-1] if WIDE else 4
 _MOST_Q6_K = 4

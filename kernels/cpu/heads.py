@@ -48,14 +48,14 @@ def _run(
 @jit
 def norm_rope_to(
     address: int, block: int, n_tokens: int, offset: int, q: int, q_row: int, k: int, k_row: int, cos: int, sin: int,
-    q_out: int, k_out: int, by_token: int, by_head: int,
+    q_out: int, k_out: int,
 ) -> None:  # fmt: skip
-    """What `norm_rope_pair` does; keys lie `by_token` and `by_head` elements apart."""
+    """What `norm_rope_pair` does, for other compiled code."""
     control, b = words(address), words(block)
     width, job = b[HEAD_DIM], control[JOB:]
     job[TOKENS], job[OFFSET], job[COS], job[SIN] = n_tokens, offset, cos, sin
     _run(control, b[HEADS_TASK], q, q_row, b[Q_HEADS], width, b[Q_GAIN], b[Q_EPS], q_out, b[Q_HEADS] * width, width)
-    _run(control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_GAIN], b[K_EPS], k_out, by_token, by_head)
+    _run(control, b[HEADS_TASK], k, k_row, b[K_HEADS], width, b[K_GAIN], b[K_EPS], k_out, b[K_HEADS] * width, width)
 
 
 @task
@@ -69,7 +69,7 @@ def put_span(job: Any, chunk: int, scratch: int) -> None:
 
 @jit
 def put_heads(x: Any, row: int, n_tokens: int, n_heads: int, width: int, out: Any, by_token: int, by_head: int) -> None:
-    """Heads as they are, from rows that are `row` elements apart to where `norm_rope_to` puts keys."""
+    """Heads as they are, from rows `row` elements apart to where they are `by_token` and `by_head` elements apart."""
     for t in range(n_tokens):
         for h in range(n_heads):
             for e in range(width):
@@ -97,11 +97,7 @@ def norm_rope_pair(
         q_out: address of (T, H, E).
         k_out: address of (T, K, E).
     """
-    b = words(block)
-    width = b[HEAD_DIM]
-    norm_rope_to(
-        address, block, n_tokens, offset, q, q_row, k, k_row, cos, sin, q_out, k_out, b[K_HEADS] * width, width
-    )
+    norm_rope_to(address, block, n_tokens, offset, q, q_row, k, k_row, cos, sin, q_out, k_out)
 
 
 @entry

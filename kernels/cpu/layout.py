@@ -30,13 +30,13 @@ SCRATCH_BYTES = 4 << 20
 
 # ---- a block of linear layers with one input ----
 
-# Words of a block: the tasks for one vector, for several, and to prepare several; a norm of the input, or a GAIN of 0:
-# with a SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices together;
-# what becomes of a product, or of a gate, or 0; rows of a chunk; whether products with few vectors are worth more than
-# one thread; how many matrices there are; a norm of the output, like that of the input; whether the rows can be
-# multiplied with one vector as they are stored. From TABLE on come the matrices: KIND and WEIGHTS say how and where one
-# is stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of the
-# output, and CHUNK which chunk of a job is its first.
+# Words of a block: the tasks for one vector or a few, for several, and to prepare several; a norm of the input, or a
+# GAIN of 0: with a SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices
+# together; what becomes of a product, or of a gate, or 0; rows of a chunk; whether products with few vectors are worth
+# more than one thread; how many matrices there are; a norm of the output, like that of the input; whether the rows can
+# be multiplied with one vector as they are stored. From TABLE on come the matrices: KIND and WEIGHTS say how and where
+# one is stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of
+# the output, and CHUNK which chunk of a job is its first.
 (
     TASK_GEMV, TASK_GEMM, TASK_PREPARE, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM, HAND_OUT, MATRICES,
     POST_GAIN, POST_EPS, POST_SHIFT, HAS_GEMV,
@@ -54,6 +54,8 @@ TILE_ROWS = 4
 
 # Up to so many tokens go through all layers in one call; more are worth a call per step, behind which Ctrl-C is heard.
 PROGRAM_TOKENS = 32
+# At most so many vectors are multiplied with rows as they are stored; scratch memory has room for them, normed.
+PANEL_TOKENS = 18
 # Up to so many tokens are prepared by one thread, and attend to blocks of keys side by side.
 FEW = 8
 # A core reads faster from four places of memory in turns than from one in order: benchmarks/ways.py. So with one vector

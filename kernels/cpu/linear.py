@@ -122,8 +122,8 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         n_tokens: T.
         x: address of the input, (T, K).
         residual: address of what is added to the products, (T, N), or 0.
-        room: address of room for (T, K rounded up to 16) floats, a multiple of 64; none is needed for one token whose
-            products `gemv.py` has, and up to `PROGRAM_TOKENS` it may be 0 where the pool's scratch memory has room.
+        room: address of room for (T, K rounded up to 16) floats, a multiple of 64. None is needed for one token
+            whose products `gemv.py` has, nor for more than `PANEL_TOKENS` that are not normed and lie in whole vectors.
         y: address of the output, (T, N); where the products are normed it must not be the residual's.
     """
     control, b = words(address), words(block)
@@ -133,7 +133,6 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
     job[T] = n_tokens
     # What is normed is whole only when the job is done.
     added = residual if b[POST_GAIN] == 0 else 0
-    room = room if room != 0 else scratch_of(control, control[THREADS])
     stored = b[HAS_GEMV] != 0
     for m in range(b[MATRICES]):
         stored = stored and n_tokens <= most_stored(b[TABLE + m * WIDTH + KIND])

@@ -93,10 +93,9 @@ def _run_step(
     if step[OP] == PROJECT:
         invoke(entries[ENTRY_PROJECT], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
     elif step[OP] == HEADS:
-        width = step[WIDTH_OF_HEAD]
         norm_rope_to(
             address, step[STEP_BLOCK], n_rows, offset + n_tokens - n_rows, a, step[A_ROW], b, step[B_ROW], step[COS],
-            step[SIN], out, _out(room, n_tokens, step, OUT_2), step[N_KV_HEADS] * width, width,
+            step[SIN], out, _out(room, n_tokens, step, OUT_2),
         )  # fmt: skip
     elif step[OP] == KV_APPEND:
         _append(address, entries[TASK_PUT_SPAN], step, of, n_rows, a, b)

@@ -18,10 +18,11 @@ import numpy as np
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
+from mlx_engine.backends.base import OPERATIONS
 from mlx_engine.backends.compiled_program import Builders, Lowered, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
-from mlx_engine.backends.program import CannotCompileError, Layers, OpByOp, Program, record
+from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
 
@@ -214,7 +215,8 @@ class CompiledBackend(SimdBackend):
     def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
         """In place, by all threads; rows may be apart, as the columns of a larger array are."""
         n, n_heads, width = k.shape
-        fits = 0 <= at <= store.shape[2] - n  # where it does not, NumPy says so
+        # Where they do not fit, NumPy says so.
+        fits = 0 <= at <= store.shape[2] - n and store.shape[1::2] == (n_heads, width)
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
             return super().kv_write(store, at, k, v)
         by_head = store.strides[1] // 4
@@ -242,13 +244,26 @@ class CompiledBackend(SimdBackend):
         return out
 
     def compile(self, layers: Layers) -> Program:
-        """Return a program of compiled steps, or the definition itself where the kernels lack something."""
-        builders = Builders(self._block_of, self._head_block, _attends)
+        """Return a program of compiled steps, or the definition itself where the kernels lack something.
+
+        A subclass that overrides an operation gets the definition, too: steps would not call it.
+        """
         try:
-            every, last = (lower(record(layers, every=every), builders) for every in (True, False))
+            recordings = [record(layers, every=every) for every in (True, False)]
         except CannotCompileError:
             return OpByOp(self, layers)
-        return CompiledProgram(self, layers, every, last)
+        builders = Builders(self._block_of, self._head_block, _attends)
+        try:
+            if self._is_changed():
+                raise CannotCompileError("an operation that was overridden")
+            return CompiledProgram(self, layers, *(lower(recording, builders) for recording in recordings))
+        except CannotCompileError:
+            return OpByOp(self, layers, _fused(recordings[0]))
+
+    def _is_changed(self) -> bool:
+        names = (*OPERATIONS["block"], "linear", "attention", "heads", "merge", "last", "kv_write")
+        kind = type(self)
+        return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
 
     def _block_of(
         self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None
@@ -281,6 +296,15 @@ class CompiledProgram(Program):
         return self._variants[every].run(x, views, offset)
 
 
+def _fused(recording: Recording) -> Fused:
+    """Return what the blocks multiply in one job where the layers run operation by operation."""
+    of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
+    return Fused(
+        gate_up=sum(_fits(args[1]) and _gates(args[2], args[3]) for args in of if isinstance(args[2], Linear)),
+        qkv=sum(_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
+    )
+
+
 class _Steps:
     """The words of a program, and the memory that its values take."""
 
@@ -292,13 +316,16 @@ class _Steps:
         self._words[: layout.STEPS] = [library.address(name) for name in called]
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
         self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
+        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
 
     def _bind_rope(self, length: int) -> None:
         """Write where the cosines and sines of at least `length` positions lie."""
         tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
+        # The words know tables by address alone: old and new ones are kept while they are written.
+        self._tables += tables
         for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
             self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
-        self._tables = tables  # which the words know by address alone
+        self._tables = tables
         self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
 
     def run(self, x: np.ndarray, views: Sequence[Visible], offset: int) -> np.ndarray:
@@ -306,6 +333,8 @@ class _Steps:
         n, of, be = len(x), self._of, self._backend
         if self._positions < offset + n:
             self._bind_rope(offset + n)
+        if [view.store.shape[1::2] for view in views] != of.kv:
+            raise ValueError(f"expected a cache with (heads, width) {of.kv} by layer, found one for another model")
         kv = np.array(
             [(address(v.store), v.store.shape[2], v.start, v.stop, v.window or 0, v.first) for v in views],
             dtype=np.int64,
@@ -313,7 +342,7 @@ class _Steps:
         n_blocks = max(v.stop - v.start for v in views) // layout.BLOCK + 2
         # Of more tokens than a few, the last one alone may attend to blocks side by side.
         parts = (n if n <= layout.FEW else 1) * of.parts * n_blocks
-        work = n * -(-of.work // layout.LANES) * layout.LANES
+        work = max(min(n, layout.PANEL_TOKENS) * _rounded(of.inputs), n * _rounded(of.normed))
         room = be.room_for(n * of.floats + work + parts)
         values = be.room[: n * of.floats]
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
@@ -329,9 +358,14 @@ class _Steps:
         return np.array(y.reshape(rows, of.y.width))
 
 
+def _rounded(n: int) -> int:
+    """Floats in whole vectors."""
+    return -(-n // layout.LANES) * layout.LANES
+
+
 def _fits(norm: Norm) -> bool:
     """Whether there is scratch memory for as many normed vectors as are packed together."""
-    return 4 * layout.PROGRAM_TOKENS * int(norm.gain.size) <= layout.SCRATCH_BYTES
+    return 4 * layout.PANEL_TOKENS * int(norm.gain.size) <= layout.SCRATCH_BYTES
 
 
 def _gates(gate: Linear, up: Linear) -> bool:

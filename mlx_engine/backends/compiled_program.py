@@ -62,8 +62,10 @@ class Lowered:
     Attributes:
         words: (steps, STEP_WIDTH).
         floats: of all values, for each token.
-        work: floats for each token that products need besides.
+        inputs: the widest input of a product: so many floats for each of a few tokens are needed besides.
+        normed: the widest input that is normed, or not in whole vectors: so many are for each of many tokens.
         parts: floats for each token and block of keys that attention needs.
+        kv: the number of key/value heads and their width, by layer.
         ropes: rotations by the steps that use them.
         kept: objects that the words know by address alone.
     """
@@ -72,8 +74,10 @@ class Lowered:
     x: Buffer
     y: Place
     floats: int
-    work: int
+    inputs: int
+    normed: int
     parts: int
+    kv: list[tuple[int, int]]
     ropes: dict[int, Rope]
     fused: Fused
     kept: list[object]
@@ -86,12 +90,21 @@ class _Lowering:
     # Of a KV view: the layer, and its number of heads.
     views: dict[Value, tuple[int, int]] = field(default_factory=dict)
     steps: list[dict[int, Any]] = field(default_factory=list)
+    # Of a layer: its number of key/value heads, and their width.
+    kv: dict[int, tuple[int, int]] = field(default_factory=dict)
     ropes: dict[int, Rope] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
-    work: int = 0
+    inputs: int = 0
+    normed: int = 0
     parts: int = 0
     gate_up: int = 0
     qkv: int = 0
+
+    def place(self, x: object) -> Place:
+        """Return where a value lies; a definition may also use arrays of its own."""
+        if not isinstance(x, Value) or x not in self.places:
+            raise CannotCompileError("an operation on something that no operation has returned")
+        return self.places[x]
 
     def emit(self, op: int, one_row: bool, **words: Any) -> dict[int, Any]:
         step = {layout.OP: op, layout.ONE_ROW: int(one_row), layout.A_AT: None, layout.B_AT: None}
@@ -118,18 +131,20 @@ class _Lowering:
         return out
 
     def project(self, x: Value, block: Block, residual: Value | None = None) -> Place:
-        source = self.whole(self.places[x])
+        source = self.whole(self.place(x))
         if source.width != block.n_inputs:
             raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
         out = self.new(block.n_outputs, source.one_row)
-        added = None if residual is None else self.whole(self.places[residual])
+        added = None if residual is None else self.whole(self.place(residual))
         if added is not None and (added.width, added.one_row) != (out.width, out.one_row):
             raise CannotCompileError("a residual of another shape")
         step = self.emit(layout.PROJECT, source.one_row, OUT=out.buffer, STEP_BLOCK=block.address)
         self.read(step, layout.A_AT, source)
         if added is not None:
             self.read(step, layout.B_AT, added)
-        self.work = max(self.work, block.n_inputs)
+        self.inputs = max(self.inputs, block.n_inputs)
+        if block.norm is not None or block.n_inputs % layout.LANES:
+            self.normed = max(self.normed, block.n_inputs)
         self.kept.append(block)
         return out
 
@@ -158,21 +173,23 @@ class _Lowering:
         return (self.project(x, self.builders.block((up,), norm, activation, None)),)
 
     def heads(self, x: Value, head_dim: int) -> tuple[Place, ...]:
-        return (replace(self.places[x], head_dim=head_dim),)
+        return (replace(self.place(x), head_dim=head_dim),)
 
     def merge(self, x: Value) -> tuple[Place, ...]:
-        return (replace(self.places[x], head_dim=0),)
+        return (replace(self.place(x), head_dim=0),)
 
     def last(self, x: Value) -> tuple[Place, ...]:
-        place = self.places[x]
+        place = self.place(x)
         return (place if place.one_row else self.copied(place, one_row=True),)
 
     def head_norm_rope(
         self, q: Value, k: Value, v: Value, head_dim: int, norms: Any, rope: Rope, offset: Value
     ) -> tuple[Place, ...]:
-        a, b = self.places[q], self.places[k]
+        a, b = self.place(q), self.place(k)
         if a.one_row != b.one_row:
             raise CannotCompileError("queries of one token and keys of all")
+        if a.width % head_dim or b.width % head_dim or any(norm.gain.size != head_dim for norm in norms or ()):
+            raise CannotCompileError("heads of another width")
         n_q, n_k = a.width // head_dim, b.width // head_dim
         rotated = self.new(a.width, a.one_row, head_dim), self.new(b.width, b.one_row, head_dim)
         step = self.emit(
@@ -184,24 +201,34 @@ class _Lowering:
         self.read(step, layout.B_AT, b)
         self.ropes[len(self.steps) - 1] = rope
         self.kept.append(norms)
-        return (*rotated, replace(self.places[v], head_dim=head_dim))
+        return (*rotated, replace(self.place(v), head_dim=head_dim))
 
     def kv_append(self, layer: int, k: Value, v: Value) -> tuple[int, int]:
         """Return what is known of the KV view: the layer, and its number of heads."""
-        a, b = self.places[k], self.places[v]
+        a, b = self.place(k), self.place(v)
         if a.one_row or b.one_row or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
             raise CannotCompileError("keys and values of some tokens only, or without heads")
         n_heads = a.width // a.head_dim
+        if layer in self.kv or a.width % a.head_dim:
+            raise CannotCompileError("keys and values of a layer twice, or of a part of a head")
+        self.kv[layer] = (n_heads, a.head_dim)
         step = self.emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, WIDTH_OF_HEAD=a.head_dim)
         self.read(step, layout.A_AT, a)
         self.read(step, layout.B_AT, b)
         return layer, n_heads
 
     def attention(self, q: Value, view: Value, scale: float) -> tuple[Place, ...]:
-        source, (layer, n_kv_heads) = self.whole(self.places[q]), self.views[view]
+        if not isinstance(view, Value) or view not in self.views:
+            raise CannotCompileError("attention over something that is no KV view")
+        source, (layer, n_kv_heads) = self.whole(self.place(q)), self.views[view]
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
-        if not n_heads or n_heads % n_kv_heads or not self.builders.attends(n_heads // n_kv_heads, head_dim):
+        if (
+            not n_heads
+            or not n_kv_heads
+            or n_heads % n_kv_heads
+            or not self.builders.attends(n_heads // n_kv_heads, head_dim)
+        ):
             raise CannotCompileError("heads of this width")
         out = self.new(source.width, source.one_row, head_dim)
         step = self.emit(
@@ -232,10 +259,21 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
         lowering.places |= dict(zip(step.results, places, strict=True))
     y = lowering.whole(lowering.places[recording.y])
     n_floats = _allocate(lowering.steps, x.buffer, y.buffer)  # before their places are written
+    if sorted(lowering.kv) != list(range(len(lowering.kv))):
+        raise CannotCompileError("layers without keys and values")
     return Lowered(
-        _words(lowering.steps), x.buffer, y, n_floats, lowering.work, lowering.parts, lowering.ropes,
-        Fused(lowering.gate_up, lowering.qkv), lowering.kept,
-    )  # fmt: skip
+        words=_words(lowering.steps),
+        x=x.buffer,
+        y=y,
+        floats=n_floats,
+        inputs=lowering.inputs,
+        normed=lowering.normed,
+        parts=lowering.parts,
+        kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],
+        ropes=lowering.ropes,
+        fused=Fused(lowering.gate_up, lowering.qkv),
+        kept=lowering.kept,
+    )
 
 
 # Operations by name; `_Lowering` has a method for each.

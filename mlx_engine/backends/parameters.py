@@ -71,6 +71,10 @@ class Layer:
     ffn_down: Linear
     post_ffw_norm: Norm | None = None
 
+    def __post_init__(self) -> None:
+        if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
+            raise ValueError(f"{self.attn_q.name}: expected norms of queries and keys, and a rotation behind them")
+
     @property
     def head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
         """Those of queries and keys, if they are normed."""

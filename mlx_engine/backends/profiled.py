@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from mlx_engine.backends.base import OPERATIONS, Backend
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm, Visible
+from mlx_engine.backends.program import OpByOp
 from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
@@ -29,7 +30,7 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
     twin = copy.copy(backend)
     timed = {name: _timed(name, _method(twin, name), profiler) for name in PRIMITIVES + BLOCKS}
     # A compiled program would be one number; the layers run operation by operation instead.
-    timed["compile"] = Backend.compile
+    timed["compile"] = lambda twin, layers: OpByOp(twin, layers, backend.compile(layers).fused)
     twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
     twin.profiler = profiler
     return twin

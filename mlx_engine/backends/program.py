@@ -65,7 +65,18 @@ class OpByOp(Program):
 
 
 class Value:
-    """An array that a recorded operation would return, or an input of the recording."""
+    """An array that a recorded operation would return, or an input of the recording.
+
+    A definition that decides something by a value cannot be recorded: it might decide otherwise in another pass.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a recorded value has no contents to compare")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a recorded value is neither true nor false")
 
 
 class Step(NamedTuple):
@@ -115,6 +126,8 @@ class Recorder:
         return self._record("head_norm_rope", _positional("head_norm_rope", args, kwargs), 3)
 
     def __getattr__(self, op: str) -> Callable[..., Value]:
+        if op not in _operations():
+            raise AttributeError(f"{op} is no operation of a backend")
         return lambda *args, **kwargs: self._record(op, _positional(op, args, kwargs), 1)[0]
 
     def _record(self, op: str, args: tuple[Any, ...], n_results: int) -> tuple[Value, ...]:
@@ -127,6 +140,13 @@ def _positional(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     """Return all arguments in the order of the operation's signature."""
     bound = _signature(op).bind(None, *args, **kwargs)
     return (*bound.args[1:], *bound.kwargs.values())
+
+
+@cache
+def _operations() -> frozenset[str]:
+    from mlx_engine.backends.base import OPERATIONS
+
+    return frozenset(name for names in OPERATIONS.values() for name in names)
 
 
 @cache

@@ -94,14 +94,14 @@ class Decoder:
             output_norm: the norm before the head.
             scale: of the attention scores.
         """
-        self.config, self.layers, self.output_norm, self.scale = config, list(layers), output_norm, scale
+        self.config, self.layers, self.output_norm, self.scale = config, tuple(layers), output_norm, scale
         self.token_embd = parameters.table("token_embd")
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
         self.backend = backend
 
     @property
     def backend(self) -> Backend:
-        """What computes. When it is set, the layers are compiled for it."""
+        """What computes. When it is set, the layers are compiled for it: set it again after another change."""
         return self._backend
 
     @backend.setter

@@ -16,11 +16,15 @@ pytest.importorskip("numba")
 import mlx_engine
 from kernels.cpu import layout
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.compiled import CompiledProgram
+from mlx_engine.backends.compiled import CompiledBackend, CompiledProgram
+from mlx_engine.backends.parameters import Linear, RMSNorm
 from mlx_engine.backends.program import OpByOp
+from mlx_engine.cache import FullCache
 from mlx_engine.engine import Engine
 from mlx_engine.models import decoder
 from mlx_engine.models.decoder import decoder_layer
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
 from tests.contract.check import BACKENDS, load
 from tests.golden.convert import convert
 
@@ -133,6 +137,51 @@ def test_what_the_kernels_lack_is_run_operation_by_operation():
     assert isinstance(model.program, CompiledProgram)
 
 
+def test_arrays_from_elsewhere_are_run_operation_by_operation():
+    be = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").backend
+    zeros, norm = np.zeros((1, 64), np.float32), RMSNorm("n", np.ones(64, np.float32), 1e-6)
+    linear = Linear("w", be.prepare(Weight.pack("w", np.ones((64, 64), np.float32), BY_NAME["F32"])))
+
+    def constant_residual(be: Any, x: Any, cache: Any, offset: Any, *, every: bool) -> Any:
+        return be.project_add(be.norm_project(x, norm, (linear,))[0], linear, zeros)
+
+    def constant_input(be: Any, x: Any, cache: Any, offset: Any, *, every: bool) -> Any:
+        return be.project_add(zeros, linear, be.norm_project(x, norm, (linear,))[0])
+
+    for definition in (constant_residual, constant_input):
+        assert isinstance(be.compile(definition), OpByOp)
+
+
+def test_a_cache_of_another_model_is_refused():
+    model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
+    cfg = model.config
+    sizes = {"n_layers": cfg.n_layers, "n_kv_heads": cfg.n_kv_heads, "head_dim": cfg.head_dim}
+    for name, wrong in (("n_layers", 1), ("n_kv_heads", cfg.n_kv_heads + 1), ("head_dim", cfg.head_dim // 2)):
+        cache = FullCache(model.backend, **{**sizes, name: wrong}, capacity=8)
+        with pytest.raises(ValueError, match="another model"):
+            model.forward(IDS[:3], cache)
+
+
+def test_an_operation_that_a_subclass_overrides_is_called():
+    class Refuses(CompiledBackend):
+        def norm_gate_up(self, *args: Any) -> Any:
+            raise NotImplementedError
+
+    model = copy.copy(mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model)
+    be = copy.copy(model.backend)
+    be.__class__ = Refuses
+    model.backend = be
+    with pytest.raises(NotImplementedError):
+        model.forward(IDS[:3], model.new_cache(4))
+
+
+def test_head_norms_come_in_pairs_and_with_a_rotation():
+    layer = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model.layers[0]
+    for change in ({"rope": None}, {"attn_q_norm": None}, {"attn_k_norm": None}):
+        with pytest.raises(ValueError, match=r"blk\.0\.attn_q: expected norms"):
+            dataclasses.replace(layer, **change)
+
+
 # ---- edits of the definition ----
 
 
@@ -172,7 +221,26 @@ def odd_offsets(be: Any, w: Any, i: int, x: Any, cache: Any, *, offset: Any, **s
     return decoder_layer(be, w, i, x, cache, offset=2 * offset + 1, **settings)
 
 
-COMPILED = {feed_forward_first: True, parallel_halves: True, scaled_hidden_states: False, odd_offsets: False}
+def depends_on_position(be: Any, w: Any, i: int, x: Any, cache: Any, *, scale: float, offset: Any, **more: Any) -> Any:
+    """A decision that is another one in the next pass."""
+    return decoder_layer(be, w, i, x, cache, scale=3 * scale if offset == 0 else scale, offset=offset, **more)
+
+
+def depends_on_length(be: Any, w: Any, i: int, x: Any, cache: Any, *, scale: float, **more: Any) -> Any:
+    """The same, by what the cache holds."""
+    return decoder_layer(be, w, i, x, cache, scale=scale if cache.length else 3 * scale, **more)
+
+
+def array_of_its_own(be: Any, w: Any, i: int, x: Any, cache: Any, **settings: Any) -> Any:
+    """The feed-forward network adds nothing to what it reads, but to zeros."""
+    x = decoder_layer(be, w, i, x, cache, **settings)
+    return be.add(x, be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "gelu"), w.ffn_down, x))
+
+
+COMPILED = {
+    feed_forward_first: True, parallel_halves: True, scaled_hidden_states: False, odd_offsets: False,
+    depends_on_position: False, depends_on_length: False, array_of_its_own: False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
