@@ -80,7 +80,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         module = importlib.import_module(f"kernels.cpu.{name}")
         room = (n,) if name.endswith("_k") else ()
         found[f"{name}.four_rows"] = module.four_rows.py_func, four_rows
-        found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, *room)
+        found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, n, n, *room)
     tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, n)
     return found | {
         "float32.four_rows": (float32.four_rows.py_func, four_rows),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from kernels.cpu.formats import expand
 from kernels.cpu.jit import entry
 from kernels.cpu.jobs import scratch_of
-from kernels.cpu.layout import THREADS
+from kernels.cpu.layout import LANES, THREADS
 from kernels.cpu.memory import floats, words
+from kernels.cpu.vectors import PART
 
 
 @entry
@@ -16,5 +17,6 @@ def embed(address: int, kind: int, weights: int, n_columns: int, ids: int, n: in
     `address` is that of the pool's control block.
     """
     control, rows, y = words(address), words(ids), floats(out)
+    room = scratch_of(control, control[THREADS])
     for i in range(n):
-        expand(kind, weights, n_columns, rows[i], 0, n_columns, y, i * n_columns, scratch_of(control, control[THREADS]))
+        expand(kind, weights, n_columns, rows[i], 0, n_columns, y, i * n_columns, LANES, PART, room)

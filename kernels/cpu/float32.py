@@ -7,7 +7,7 @@ from typing import Any
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
 from kernels.cpu.rows import four_rows as make_four_rows
-from kernels.cpu.vectors import add, fma, get, load, load_floats, put, store, total, zeros
+from kernels.cpu.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
 
 # What the kernels for rows take as a block: a vector.
 BLOCK, BLOCK_BYTES = 16, 64
@@ -23,15 +23,16 @@ four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
 
 
 @jit
-def copy(weights: Any, at: int, n: int, out: Any, to: int) -> None:
-    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16."""
+def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int) -> None:
+    """`out[to ...] = weights[at ...]` for n weights, then zeros up to a multiple of 16; `expand` has the arguments."""
     whole = n // LANES * LANES
     for i in range(0, whole, LANES):
-        store(out, to + i, load(weights, at + i))
+        store_parts(out, to, apart, load(weights, at + i))
+        to += step
     if whole < n:
-        store(out, to + whole, zeros())
-        for i in range(whole, n):
-            put(out, to + i, get(weights, at + i))
+        store_parts(out, to, apart, zeros())
+        for i in range(n - whole):
+            put(out, to + i // PART * apart + i % PART, get(weights, at + whole + i))
 
 
 @jit

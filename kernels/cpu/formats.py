@@ -72,9 +72,13 @@ def four_rows(
 
 @jit
 def expand(
-    kind: int, weights: int, n_columns: int, row: int, column: int, n: int, out: Any, at: int, room: int
-) -> None:
+    kind: int, weights: int, n_columns: int, row: int, column: int, n: int, out: Any, at: int, step: int, apart: int,
+    room: int,
+) -> None:  # fmt: skip
     """`out[at ...] =` the `n` weights of a row from a column on; both are multiples of a block.
+
+    Each 16 of them begin `step` elements behind the 16 before; of these each `PART` begin `apart` elements behind those
+    before. A step of 16 and `PART` apart is their own order, a step of `PART` and a whole part apart that of `tile.py`.
 
     float32 has no blocks: its weights are followed by zeros up to a multiple of 16. At address `room` is room for
     `FORMAT_ROOM`.
@@ -82,17 +86,17 @@ def expand(
     start, blocks = row * n_columns + column, raw(weights)
     first, last = start // 32, (start + n) // 32
     if kind == Q8_0:
-        q8_0.dequantize(blocks, first, last, out, at)
+        q8_0.dequantize(blocks, first, last, out, at, step, apart)
     elif kind == Q4_0:
-        q4_0.dequantize(blocks, first, last, out, at)
+        q4_0.dequantize(blocks, first, last, out, at, step, apart)
     elif kind == Q4_1:
-        q4_1.dequantize(blocks, first, last, out, at)
+        q4_1.dequantize(blocks, first, last, out, at, step, apart)
     elif kind == Q4_K:
-        q4_k.dequantize(blocks, first // 8, last // 8, out, at, room)
+        q4_k.dequantize(blocks, first // 8, last // 8, out, at, step, apart, room)
     elif kind == Q6_K:
-        q6_k.dequantize(blocks, first // 8, last // 8, out, at, room)
+        q6_k.dequantize(blocks, first // 8, last // 8, out, at, step, apart, room)
     else:
-        float32.copy(floats(weights), start, n, out, at)
+        float32.copy(floats(weights), start, n, out, at, step, apart)
 
 
 @jit

@@ -36,7 +36,7 @@ from kernels.cpu.linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_d
 from kernels.cpu.memory import floats, number
 from kernels.cpu.norms import norm
 from kernels.cpu.tile import add_dots, tile_vectors
-from kernels.cpu.vectors import load, store
+from kernels.cpu.vectors import PART, load, store
 
 # Rows of the input in a chunk of `prepare_rows`.
 PREPARED = 16
@@ -63,13 +63,15 @@ def _add_products(
         n = min(together, n_rows - r)
         for column in range(0, n_columns, STRETCH):
             depth = min(STRETCH, n_columns - column)
+            whole = ceil_div(depth, LANES) * LANES
+            part = whole // LANES * PART
             for i in range(n):
-                expand(kind, address, n_columns, first + r + i, column, depth, weights, i * STRETCH, scratch)
+                to = i * STRETCH
+                expand(kind, address, n_columns, first + r + i, column, depth, weights, to, PART, part, scratch)
                 if column + STRETCH < n_columns:
                     prefetch_weights(kind, address, n_columns, first + r + i, column + STRETCH, STRETCH)
                 else:
                     prefetch_weights(kind, address, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
-            whole = ceil_div(depth, LANES) * LANES
             for g in range(groups):
                 # Groups of one size, or one larger.
                 i, after = g * n_tokens // groups, (g + 1) * n_tokens // groups
@@ -107,7 +109,7 @@ def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[EPS]))
     for t in range(chunk * PREPARED, min((chunk + 1) * PREPARED, job[T])):
         if job[GAIN] == 0:
-            copy(x, t * n, n, out, t * stride)
+            copy(x, t * n, n, out, t * stride, LANES, PART)
         else:
             norm(x, t * n, n, job[GAIN], job[SHIFT], eps, out, t * stride)
             for i in range(n, stride):

@@ -68,6 +68,10 @@ CHUNK_BYTES = 128 * 1024
 # more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
 # chunks of fewer rows: at its end threads wait for whoever has the last one.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 40
+# Vectors of a chunk where one thread does all. Nobody waits for it, so chunks are large: rows are expanded less often
+# (512 vectors take 1 to 3 % less time), and vectors that fill more than the second-level cache are read less often (128
+# vectors with 1,024 rows of 3,072 weights take 6 % less time with AVX2, 14 % less with AVX-512).
+ALONE_TOKENS = 512
 # Up to so many vectors rows are expanded four by four, and stay in the nearest cache while the vectors come from the
 # second-level one.
 GEMM_NEAR = 48

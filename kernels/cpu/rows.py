@@ -12,7 +12,7 @@ from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES, LINE_BYTES, STRETCH
 from kernels.cpu.memory import floats, hidden, raw
 from kernels.cpu.sums import PANEL_SIZES, add_products, add_totals, no_sums, rows_together
-from kernels.cpu.vectors import prefetch, store
+from kernels.cpu.vectors import prefetch, store, store_parts
 
 
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
@@ -166,13 +166,13 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel that expands blocks of 32 weights."""
 
     @jit
-    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int) -> None:
-        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`."""
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
         for block in range(first, last):
             low, high = weights(blocks, block * block_bytes)
-            store(out, to, low)
-            store(out, to + 16, high)
-            to += 32
+            store_parts(out, to, apart, low)
+            store_parts(out, to + step, apart, high)
+            to += 2 * step
 
     return dequantize
 
@@ -181,18 +181,21 @@ def dequantize_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: C
     """Make the kernel that expands blocks of 256 weights; arguments are those of `four_rows_by_parts`."""
 
     @jit
-    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, room: int) -> None:
-        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`; at `room` is room for 16 scales."""
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
+
+        At `room` is room for 16 scales.
+        """
         stored, scales = floats(room), floats(hidden(room))
         for block in range(first, last):
             at = block * block_bytes
             store(stored, 0, scales_of(blocks, at))
             for p in range(min(4, 4 * (last - block))):
                 a, b, c, d = part(blocks, at, p, scales, 0)
-                store(out, to, a)
-                store(out, to + 16, b)
-                store(out, to + 32, c)
-                store(out, to + 48, d)
-                to += 64
+                store_parts(out, to, apart, a)
+                store_parts(out, to + step, apart, b)
+                store_parts(out, to + 2 * step, apart, c)
+                store_parts(out, to + 3 * step, apart, d)
+                to += 4 * step
 
     return dequantize

@@ -11,6 +11,10 @@ The order depends on the number of columns alone. Each (row, vector) pair of a t
 of 16 lanes; with registers of 8 or 4 lanes a tile sweeps over its columns two or four times, for a half or a quarter of
 the sums each time. So the tile's shape is free, and follows the number of registers: enough independent sums to hide
 the latency of multiply-adds, and few enough to stay in registers.
+
+Expanded rows of n columns lie in parts, (16 / PART, n / 16, PART). With AVX2 there is one for each sweep, which reads
+it from end to end: from rows in their own order the first sweep would take whole cache lines and do all the waiting
+for the next cache, and products took 3 to 10 % longer.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from numba.extending import intrinsic
 from kernels.cpu.fold import fold, lanes
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES, TILE_ROWS
-from kernels.cpu.vectors import call_llvm, element_address, everywhere, register_lanes
+from kernels.cpu.vectors import PART, call_llvm, element_address, everywhere, register_lanes
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
@@ -55,6 +59,10 @@ def tile_vectors(typing: Any) -> Any:
 
 def _at(builder: Any, pointer: Any, index: Any) -> Any:
     return builder.gep(pointer, [ir.Constant(_I64, index) if isinstance(index, int) else index])
+
+
+def _all_at(builder: Any, pointers: list[Any], index: Any) -> list[Any]:
+    return [_at(builder, p, index) for p in pointers]
 
 
 def _load(builder: Any, pointer: Any, at: Any, kind: Any) -> Any:
@@ -104,8 +112,11 @@ def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
 # ---- dot products ----
 
 
-def _dots(n_vectors: int, *, add: bool) -> Any:
-    """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch."""
+def _dots(n_vectors: int, *, expanded: bool) -> Any:
+    """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch.
+
+    Products with expanded rows, which lie in parts, are added to y; those with rows in their own order are written.
+    """
 
     @intrinsic
     def tile(
@@ -122,17 +133,11 @@ def _dots(n_vectors: int, *, add: bool) -> Any:
             )
             rows = [_at(builder, w, builder.mul(w_row, ir.Constant(_I64, r))) for r in range(TILE_ROWS)]
             vectors = [_at(builder, x, builder.mul(x_row, ir.Constant(_I64, t))) for t in range(n_vectors)]
-            # The last of several sweeps finds its rows in the nearest cache, and asks for the next tile's. Where there
-            # is one sweep that costs a tenth.
-            after = [_at(builder, p, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS))) for p in rows]
-            sweeps = [
-                _sweep(builder, rows, vectors, n, at, width, after if 0 < at == LANES - width else [])
-                for at in range(0, LANES, width)
-            ]
+            sweeps = _sweeps(builder, rows, vectors, n, w_row, PART if expanded else LANES)
             totals = _add_sweeps(builder, sweeps)
             for t, four in enumerate(_fours(builder, totals, width)):
                 place = _at(builder, y, builder.mul(y_row, ir.Constant(_I64, t)))
-                _store(builder, builder.fadd(_load(builder, place, 0, four.type), four) if add else four, place, 0)
+                _store(builder, builder.fadd(_load(builder, place, 0, four.type), four) if expanded else four, place, 0)
             return context.get_dummy_value()
 
         i = types.int64
@@ -141,31 +146,46 @@ def _dots(n_vectors: int, *, add: bool) -> Any:
     return tile
 
 
-def _sweep(
-    builder: Any, rows: list[Any], vectors: list[Any], n: Any, at: int, width: int, after: list[Any]
-) -> list[Any]:
-    """Return `width` sums of each pair, from sum `at` on; those of the first vector with all rows come first.
+def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: Any, part: int) -> list[list[Any]]:
+    """Return the sums of each sweep. Of each 16 columns of a row `part` lie side by side."""
+    width = register_lanes()
+    # Where rows lie in their own order, the last of several sweeps finds them in the nearest cache, and asks for the
+    # next tile's. Where there is one sweep that costs a tenth.
+    after = _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
+    size = builder.udiv(n, ir.Constant(_I64, LANES // part))
+    sweeps = []
+    for at in range(0, LANES, width):
+        first = builder.add(builder.mul(size, ir.Constant(_I64, at // part)), ir.Constant(_I64, at % part))
+        ahead = after if part == LANES and 0 < at == LANES - width else []
+        sweeps.append(_sweep(builder, _all_at(builder, rows, first), part, _all_at(builder, vectors, at), n, ahead))
+    return sweeps
 
-    Memory is asked for the same columns of the rows `after`.
+
+def _sweep(builder: Any, rows: list[Any], step: int, vectors: list[Any], n: Any, after: list[Any]) -> list[Any]:
+    """Return the sums of each pair that fit into a register; those of the first vector with all rows come first.
+
+    From one element of a sum to the next it is 16 elements of a vector, and `step` elements of a row. Memory is asked
+    for the same columns of the rows `after`, which lie in their own order.
     """
-    kind = ir.VectorType(_F32, width)
+    kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
 
-    def step(column: Any) -> None:
+    def add(column: Any) -> None:
         # The fewer of both are held in registers, the others are loaded one by one.
-        a, b = [[_at(builder, p, column) for p in pointers] for pointers in (rows, vectors)]
+        a = _all_at(builder, rows, builder.udiv(column, ir.Constant(_I64, LANES // step)))
+        b = _all_at(builder, vectors, column)
         held, loaded = (a, b) if len(a) <= len(b) else (b, a)
-        registers = [_load(builder, p, at, kind) for p in held]
+        registers = [_load(builder, p, 0, kind) for p in held]
         for p in after:
             address = builder.bitcast(_at(builder, p, column), _I8.as_pointer())
             call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, *(ir.Constant(_I32, i) for i in (0, 3, 1))])
         for i, p in enumerate(loaded):
-            one = _load(builder, p, at, kind)
+            one = _load(builder, p, 0, kind)
             for j, other in enumerate(registers):
                 r, t = (j, i) if held is a else (i, j)
                 _add_product(builder, other, one, sums[t * len(rows) + r])
 
-    _for_steps(builder, n, LANES, _UNROLLED, step)
+    _for_steps(builder, n, LANES, _UNROLLED, add)
     return [builder.load(s) for s in sums]
 
 
@@ -182,8 +202,8 @@ def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
     return fours
 
 
-_add_1, _add_2, _add_3, _add_4, _add_5, _add_6 = (_dots(n, add=True) for n in range(1, MOST_VECTORS + 1))
-_set_1, _set_2, _set_3, _set_4, _set_5, _set_6 = (_dots(n, add=False) for n in range(1, MOST_VECTORS + 1))
+_add_1, _add_2, _add_3, _add_4, _add_5, _add_6 = (_dots(n, expanded=True) for n in range(1, MOST_VECTORS + 1))
+_set_1, _set_2, _set_3, _set_4, _set_5, _set_6 = (_dots(n, expanded=False) for n in range(1, MOST_VECTORS + 1))
 
 
 @jit
@@ -192,8 +212,8 @@ def add_dots(
 ) -> None:
     """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and T vectors, at most `tile_vectors()`.
 
-    Row r begins at element `at + r w_row` of w, vector t at element `x_at + t x_row` of x. They have n columns, a
-    multiple of 16 and one stretch at most.
+    Row r begins at element `at + r w_row` of w, in parts, vector t at element `x_at + t x_row` of x. They have n
+    columns, a multiple of 16 and one stretch at most.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
@@ -213,7 +233,7 @@ def add_dots(
 def set_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any, y_at: int, y_row: int
 ) -> None:
-    """`y = ` what `add_dots` adds to y."""
+    """`y = ` what `add_dots` adds to y, for rows in their own order."""
     if n_vectors == 1:
         _set_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
     elif n_vectors == 2:

@@ -34,6 +34,12 @@ def register_lanes() -> int:
     return 16 if "zmm" in text else 8 if "ymm" in text else 4
 
 
+# Of each 16 columns of a row that is expanded for tiles so many lie side by side (`tile.py`): those of one of AVX2's
+# registers. A register of AVX-512 holds them all; with NEON LLVM would load two steps' columns at once, and have no
+# register left for a sum.
+PART = 8 if register_lanes() == 8 else LANES
+
+
 class _Vector(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(name=f"float32x{LANES}")
@@ -183,6 +189,23 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(floats, types.int64, vector), generate
+
+
+@intrinsic
+def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> Any:
+    """Write 16 floats in parts: PART from element `at` on, the next ones `apart` elements behind these."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        floats, at, apart, value = args
+        for first in range(0, LANES, PART):
+            places = ir.Constant(ir.VectorType(_I32, PART), list(range(first, first + PART)))
+            part = builder.shuffle_vector(value, value, places)
+            address = element_address(context, builder, signature.args[0], floats, at)
+            builder.store(part, builder.bitcast(address, part.type.as_pointer())).align = 4
+            at = builder.add(at, apart)
+        return context.get_dummy_value()
+
+    return types.void(floats, types.int64, types.int64, vector), generate
 
 
 @intrinsic

@@ -19,8 +19,9 @@ pytest.importorskip("numba")
 
 from kernels.cpu import blocks_numpy, float32, order_numpy, q4_0, q4_1, q4_k, q6_k, q8_0
 from kernels.cpu.formats import FORMAT_ROOM
-from kernels.cpu.layout import STRETCH
+from kernels.cpu.layout import LANES, STRETCH
 from kernels.cpu.sums import PANEL_SIZES
+from kernels.cpu.vectors import PART
 
 U = 2.0**-24
 # By name: the kernels, the twin that expands, and the weights of a block.
@@ -125,6 +126,14 @@ def test_rows_of_float32_of_four_places(
     check_four_rows(float32.four_rows, data, weights, rows, n_vectors, count, seed + 1, gaps)
 
 
+def orders(n: int) -> st.SearchStrategy[tuple[int, int, np.ndarray]]:
+    """Orders that n weights of a row are expanded in, their own and in parts: step, apart, and where each one lies."""
+    parts = LANES // PART
+    own = np.arange(n)
+    in_parts = own.reshape(parts, n // LANES, PART).swapaxes(0, 1).reshape(-1)
+    return st.sampled_from([(LANES, PART, own), (PART, n // parts, in_parts)])
+
+
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(formats, seeds, st.integers(1, 12), st.integers(0, 5), st.data())
 def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
@@ -137,17 +146,20 @@ def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
     # Longer than what is written, which shows writes on either side of it.
     found = np.full(size * n_blocks + to + 7, 7, dtype=np.float32)
     want = found.copy()
-    kernels.dequantize(blocks, first, last, found, to, *((ROOM.ctypes.data,) if name in WITH_ROOM else ()))
-    want[to : to + size * (last - first)] = exact(name, blocks)[size * first : size * last]
+    step, apart, places = data.draw(orders(size * (last - first)))
+    room = (ROOM.ctypes.data,) if name in WITH_ROOM else ()
+    kernels.dequantize(blocks, first, last, found, to, step, apart, *room)
+    want[to + places] = exact(name, blocks)[size * first : size * last]
     np.testing.assert_array_equal(found, want)
     np.testing.assert_array_equal(expand(blocks).reshape(-1), exact(name, blocks))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(seeds, st.integers(0, 70), st.integers(0, 3), st.integers(0, 3))
-def test_copied_rows_end_with_zeros(seed: int, n: int, at: int, to: int):
+@given(seeds, st.integers(0, 70), st.integers(0, 3), st.integers(0, 3), st.data())
+def test_copied_rows_end_with_zeros(seed: int, n: int, at: int, to: int, data: st.DataObject):
     weights = np.random.default_rng(seed).standard_normal(at + n + 1).astype(np.float32)
     out, whole = np.full(to + 100, 7, dtype=np.float32), -(-n // 16) * 16
-    float32.copy(weights, at, n, out, to)
-    np.testing.assert_array_equal(out[to : to + whole], np.pad(weights[at : at + n], (0, whole - n)))
+    step, apart, places = data.draw(orders(whole))
+    float32.copy(weights, at, n, out, to, step, apart)
+    np.testing.assert_array_equal(out[to + places], np.pad(weights[at : at + n], (0, whole - n)))
     assert (np.delete(out, range(to, to + whole)) == 7).all()

@@ -14,6 +14,7 @@ pytest.importorskip("numba")
 from kernels.cpu import order_numpy, tile
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import STRETCH, TILE_ROWS
+from kernels.cpu.vectors import PART
 
 # Half a unit in the last place, relative: what one rounding of a float32 costs.
 U = 2.0**-24
@@ -38,6 +39,11 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def rows_at(a: np.ndarray, at: int, row: int, n_rows: int, n: int) -> np.ndarray:
     """Rows of n elements that begin `row` elements apart, the first one at element `at`."""
     return np.stack([a[at + r * row : at + r * row + n] for r in range(n_rows)])
+
+
+def in_parts(rows: np.ndarray) -> np.ndarray:
+    """Rows as they are expanded: the first elements of each 16 side by side, then those that follow them."""
+    return rows.reshape(len(rows), -1, 16 // PART, PART).swapaxes(1, 2).reshape(rows.shape)
 
 
 def test_a_tile_has_as_many_vectors_as_fit_into_registers():
@@ -65,9 +71,12 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
     terms = vectors[:, None].astype(np.float64) * weights
     # 64 sums at most in a lane, four to join the lanes.
     assert (np.abs(dots - terms.sum(axis=-1)) <= (n // 16 + 5) * U * np.abs(terms).sum(axis=-1)).all()
-    for kernel, want in ((tile.set_dots, dots), (tile.add_dots, before[places] + dots)):
+    expanded = w.copy()
+    for r, row in enumerate(in_parts(weights)):
+        expanded[offsets[0] + r * w_row :][:n] = row
+    for kernel, source, want in ((tile.set_dots, w, dots), (tile.add_dots, expanded, before[places] + dots)):
         y = before.copy()
-        kernel(w, offsets[0], w_row, x, offsets[1], x_row, n_vectors, n, y, offsets[2], y_row)
+        kernel(source, offsets[0], w_row, x, offsets[1], x_row, n_vectors, n, y, offsets[2], y_row)
         np.testing.assert_array_equal(y[places], want)
         np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
 
