@@ -60,7 +60,8 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
     from kernels.cpu import attention, float32, norms, tile
     from kernels.cpu.activations import gated
-    from kernels.cpu.vectors import LANES, exp, load, store
+    from kernels.cpu.exponentials import exp
+    from kernels.cpu.vectors import LANES, load, store
 
     floats, raw = types.Array(types.float32, 1, "C"), types.Array(types.uint8, 1, "C")
     n, f = types.int64, types.float32

@@ -30,7 +30,7 @@ class Mutant:
 
 
 DECODER, SIMD, SCALAR = "models/decoder.py", "backends/simd.py", "backends/scalar.py"
-PROGRAM = "backends/compiled_program.py"
+LOWERING = "backends/lowering.py"
 COMPILED, PARALLEL, CORES = "backends/compiled.py", "backends/parallel.py", "backends/cores.py"
 MLX, MLX_WEIGHTS, MLX_SAMPLING = "backends/mlx.py", "backends/mlx_weights.py", "backends/mlx_sampling.py"
 AHEAD, METRICS, STREAM = "decode/ahead.py", "decode/metrics.py", "decode/stream.py"
@@ -194,7 +194,7 @@ MUTANTS = [
     Mutant("the last rows of a stretch forgotten", LINEAR_JOB, "return (n + by - 1) // by",
            "return max(1, n // by)"),
     Mutant("weights are powers of 2 of scores for e", ATTENTION, "word(scale / math.log(2))", "word(scale)"),
-    Mutant("a power of two too small for its exponent", VECTORS, "splat(-127.0)", "splat(-300.0)"),
+    Mutant("a power of two too small for its exponent", CPU + "exponentials.py", "splat(-127.0)", "splat(-300.0)"),
     Mutant("all spans put where the first one goes", HEADS, "floats(job[OUT] + 4 * t * job[BY_TOKEN])",
            "floats(job[OUT])"),
     Mutant("values of rows that are apart are those of the keys", COMPILED, "address(v), v.strides[0] // 4, keys",
@@ -204,12 +204,12 @@ MUTANTS = [
     Mutant("all new keys in the last slot", CPU + "program.py", "(kv[KV_STOP] - n_tokens)", "(kv[KV_STOP] - 1)"),
     Mutant("steps that copy take the first token for the last", CPU + "program.py",
            "a + 4 * (n_tokens - n_rows) * step[A_ROW] * step[B_ROW]", "a"),
-    Mutant("rotations of the first layer for all", "backends/compiled.py",
+    Mutant("rotations of the first layer for all", "backends/compiled_program.py",
            "self._backend.rope_table(rope, length) for rope in self._of.ropes.values()",
            "self._backend.rope_table(list(self._of.ropes.values())[0], length) for _ in self._of.ropes"),
-    Mutant("a program's rotations do not grow", "backends/compiled.py", "if self._positions < offset + n:",
+    Mutant("a program's rotations do not grow", "backends/compiled_program.py", "if self._positions < offset + n:",
            "if not self._positions:"),
-    Mutant("the norm of what is added forgotten by the program", PROGRAM,
+    Mutant("the norm of what is added forgotten by the program", LOWERING,
            "(projection,), None, None, norm), residual", "(projection,), None, None, None), residual"),
     Mutant("the mean stays in a layer norm", NORMS, "sub(load(x, at + i), splat(mean))", "load(x, at + i)"),
     Mutant("the bias of a layer norm forgotten", NORMS, "splat(root)), load(bias, i))", "splat(root)), zeros())"),
@@ -219,7 +219,7 @@ MUTANTS = [
     Mutant("a norm behind a product of the first token alone", LINEAR, "norm(out, t * n, n, b[POST_GAIN]",
            "norm(out, 0, n, b[POST_GAIN]"),
     Mutant("the residual normed too", LINEAR, "added = residual if b[POST_GAIN] == 0 else 0", "added = residual"),
-    Mutant("a place is used again too early", PROGRAM, "if last_step[buffer] > i", "if last_step[buffer] > i + 1"),
+    Mutant("a place is used again too early", LOWERING, "if last_step[buffer] > i", "if last_step[buffer] > i + 1"),
     Mutant("room beside what is reserved", FULL_CACHE, "Visible(store, 0, self._length + n)", "Visible(store, 0, n)"),
     Mutant("table of rotations does not grow", "backends/compiled.py", "if found is None or len(found[0]) < length:",
            "if found is None:"),
@@ -249,7 +249,7 @@ MUTANTS = [
            'file.name == "library.py"'),
     Mutant("source in an archive is not seen", LIBRARY, 'resources.files("kernels.cpu").iterdir()',
            "Path(__file__).parent.glob('*')"),
-    Mutant("one scale for all programs", PROGRAM, "STEP_SCALE=np.float64(scale)", "STEP_SCALE=np.float64(0.25)"),
+    Mutant("one scale for all programs", LOWERING, "STEP_SCALE=np.float64(scale)", "STEP_SCALE=np.float64(0.25)"),
     Mutant("a compiling process is left behind", CPU + "machine_code.py", "stack.callback(children[-1].wait)", "pass"),
     Mutant("code for a processor that is too old is run", LIBRARY, "return not any(name in code for name in _CALLED)",
            "return True"),

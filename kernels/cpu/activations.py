@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.cpu.exponentials import exp
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import SILU
-from kernels.cpu.vectors import add, div, exp, fma, mul, splat, sub, zeros
+from kernels.cpu.vectors import add, div, fma, mul, splat, sub, zeros
 
 
 @jit

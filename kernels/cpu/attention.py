@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.cpu.exponentials import exp2_below
 from kernels.cpu.jit import entry, jit, task
 from kernels.cpu.jobs import run
 from kernels.cpu.layout import BLOCK, FEW, JOB, LANES, LINE_BYTES, QUERIES, SCORES, TILE_ROWS
@@ -32,7 +33,6 @@ from kernels.cpu.vectors import (
     add,
     between,
     div,
-    exp2_below,
     fma,
     get,
     larger,

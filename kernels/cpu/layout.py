@@ -65,9 +65,9 @@ MAX_WAYS = 4
 # Smaller chunks cost more to hand out than they even out.
 CHUNK_BYTES = 128 * 1024
 # Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache;
-# more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS has
-# chunks of fewer rows: at its end threads wait for whoever has the last one.
-GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 40
+# more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS for
+# each thread has chunks of fewer rows: at its end threads wait for whoever has the last one.
+GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
 # Vectors of a chunk where one thread does all. Nobody waits for it, so chunks are large: rows are expanded less often
 # (512 vectors take 1 to 3 % less time), and vectors that fill more than the second-level cache are read less often (128
 # vectors with 1,024 rows of 3,072 weights take 6 % less time with AVX2, 14 % less with AVX-512).

@@ -88,13 +88,12 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, r
             run(control, b[TASK_PREPARE], chunks)
         job[X] = room
     # As many spans as needed, all of about one size.
-    alone = control[THREADS] == 1
-    n_spans = ceil_div(n_tokens, ALONE_TOKENS if alone else GEMM_TOKENS)
+    n_spans = ceil_div(n_tokens, ALONE_TOKENS if control[THREADS] == 1 else GEMM_TOKENS)
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
     job[SPAN] = ceil_div(n_tokens, n_spans)
     job[PIECES] = number_chunks(job)
-    # Where there are few chunks several threads wait longer for the last one.
-    while not alone and job[PIECES] * n_spans < GEMM_CHUNKS and job[HEIGHT] > LANES:
+    # Where there are few chunks threads wait longer for the last one.
+    while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > LANES:
         job[HEIGHT] //= 2
         job[PIECES] = number_chunks(job)
     chunks = job[PIECES] * n_spans

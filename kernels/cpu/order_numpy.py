@@ -64,7 +64,7 @@ def sum_weighted(weights: Floats, rows: Floats) -> Floats:
 
 
 def exp2_below(x: Floats) -> Floats:
-    """Return `2**x` for x <= 0 as `vectors.exp2_below` computes it: a Taylor polynomial times a power of 2."""
+    """Return `2**x` for x <= 0 as `exponentials.exp2_below` computes it: a Taylor polynomial times a power of 2."""
     x = np.maximum(x, np.float32(-127))
     n = np.rint(x)
     r = x - n

@@ -7,7 +7,6 @@ nothing is checked.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,6 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, models, register_model
 
-from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
 
 _F16, _F32, _I8, _I16, _I32 = ir.HalfType(), ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
@@ -70,10 +68,6 @@ def call_llvm(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any
     """Call an intrinsic function of LLVM."""
     kind = ir.FunctionType(result, [a.type for a in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-def _whole(value: int) -> Any:
-    return ir.Constant(_INTS, [value] * LANES)
 
 
 @intrinsic
@@ -323,85 +317,6 @@ def largest_lane(typing: Any, a: Any) -> Any:
         return _folded(builder, args[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
     return types.float32(vector), generate
-
-
-@intrinsic
-def _round(typing: Any, a: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return call_llvm(builder, f"llvm.rint.v{LANES}f32", _VECTOR, list(args))
-
-    return vector(vector), generate
-
-
-@intrinsic
-def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n from -252 to 254, in two factors: the result may leave float32, they do not."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, n = args
-        whole = builder.fptosi(n, _INTS)
-        half = builder.ashr(whole, _whole(1))
-        for part in (half, builder.sub(whole, half)):
-            a = builder.fmul(a, builder.bitcast(builder.shl(builder.add(part, _whole(127)), _whole(23)), _VECTOR))
-        return a
-
-    return vector(vector, vector), generate
-
-
-@jit
-def exp(x: Any) -> Any:
-    """`e**x` within one unit in the last place; infinity and 0 where float32 ends, not a number where x is none.
-
-    x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 is taken off in two parts, of which the first has few bits. The rest is
-    the Taylor polynomial of degree 7, whose next term is below 2**-27.
-    """
-    x = larger(splat(-150.0), smaller(splat(150.0), x))
-    n = _round(mul(x, splat(1.4426950408889634)))
-    r = fma(n, splat(-0.693359375), x)
-    r = fma(n, splat(2.12194440054690583e-4), r)
-    p = fma(r, splat(1 / 5040), splat(1 / 720))
-    p = fma(p, r, splat(1 / 120))
-    p = fma(p, r, splat(1 / 24))
-    p = fma(p, r, splat(1 / 6))
-    p = fma(p, r, splat(0.5))
-    p = fma(p, r, splat(1.0))
-    p = fma(p, r, splat(1.0))
-    return _times_power_of_two(p, n)
-
-
-@intrinsic
-def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n where the result is an ordinary number, or the zero that 1 and n = -127 give."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, n = args
-        shifted = builder.shl(builder.fptosi(n, _INTS), _whole(23))
-        return builder.bitcast(builder.add(builder.bitcast(a, _INTS), shifted), _VECTOR)
-
-    return vector(vector, vector), generate
-
-
-# The Taylor polynomial of 2**x, whose next term is below 2**-27 for |x| <= 1/2.
-_2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2, 8))
-
-
-@jit
-def exp2_below(x: Any) -> Any:
-    """`2**x` for x <= 0 within one unit in the last place down to 2**-126, then 0 or what is next to it; 0 at -inf.
-
-    Half the work of `exp`: what is above the whole power is exact, and its end is the only one that needs care.
-    """
-    x = larger(splat(-127.0), x)
-    n = _round(x)
-    r = sub(x, n)
-    p = fma(r, splat(_7), splat(_6))
-    p = fma(p, r, splat(_5))
-    p = fma(p, r, splat(_4))
-    p = fma(p, r, splat(_3))
-    p = fma(p, r, splat(_2))
-    p = fma(p, r, splat(math.log(2)))
-    p = fma(p, r, splat(1.0))
-    return _exponent_plus(p, n)
 
 
 @intrinsic

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 import mmap
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,8 @@ from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.base import OPERATIONS
-from mlx_engine.backends.compiled_program import Builders, Lowered, lower
+from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.lowering import Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
@@ -281,21 +280,6 @@ class CompiledBackend(SimdBackend):
         return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
 
 
-class CompiledProgram(Program):
-    """Layers as steps of the compiled kernels: all in one call for few tokens, else one by one."""
-
-    def __init__(self, backend: CompiledBackend, layers: Layers, every: Lowered, last: Lowered) -> None:
-        self._backend, self._op_by_op, self.fused = backend, OpByOp(backend, layers), every.fused
-        self._variants = {True: _Steps(backend, every), False: _Steps(backend, last)}
-
-    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
-        """Run the steps; a cache without slots is written to operation by operation."""
-        views = cache.kv_views(len(x))
-        if views is None:
-            return self._op_by_op.run(x, cache, offset, every=every)
-        return self._variants[every].run(x, views, offset)
-
-
 def _fused(recording: Recording) -> Fused:
     """Return what the blocks multiply in one job where the layers run operation by operation."""
     of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
@@ -303,64 +287,6 @@ def _fused(recording: Recording) -> Fused:
         gate_up=sum(_fits(args[1]) and _gates(args[2], args[3]) for args in of if isinstance(args[2], Linear)),
         qkv=sum(_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
     )
-
-
-class _Steps:
-    """The words of a program, and the memory that its values take."""
-
-    def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
-        self._backend, self._of, self._positions = backend, lowered, 0
-        library = backend.library
-        called = ("project", "attend", "attend_few", "attend_many", "put_span")
-        self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
-        self._words[: layout.STEPS] = [library.address(name) for name in called]
-        self._words[layout.STEPS :] = lowered.words.reshape(-1)
-        self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
-        self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def _bind_rope(self, length: int) -> None:
-        """Write where the cosines and sines of at least `length` positions lie."""
-        tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
-        # The words know tables by address alone: old and new ones are kept while they are written.
-        self._tables += tables
-        for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
-            self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
-        self._tables = tables
-        self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
-
-    def run(self, x: np.ndarray, views: Sequence[Visible], offset: int) -> np.ndarray:
-        """Return the hidden states behind the last step; one KV view per layer includes the new tokens' slots."""
-        n, of, be = len(x), self._of, self._backend
-        if self._positions < offset + n:
-            self._bind_rope(offset + n)
-        if [view.store.shape[1::2] for view in views] != of.kv:
-            raise ValueError(f"expected a cache with (heads, width) {of.kv} by layer, found one for another model")
-        kv = np.array(
-            [(address(v.store), v.store.shape[2], v.start, v.stop, v.window or 0, v.first) for v in views],
-            dtype=np.int64,
-        )
-        n_blocks = max(v.stop - v.start for v in views) // layout.BLOCK + 2
-        # Of more tokens than a few, the last one alone may attend to blocks side by side.
-        parts = (n if n <= layout.FEW else 1) * of.parts * n_blocks
-        work = max(min(n, layout.PANEL_TOKENS) * _rounded(of.inputs), n * _rounded(of.normed))
-        room = be.room_for(n * of.floats + work + parts)
-        values = be.room[: n * of.floats]
-        values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
-        at_work = room + 4 * n * of.floats
-        arguments = n, offset, address(kv), room, at_work, at_work + 4 * work
-        # More tokens are worth a call for each step; Ctrl-C waits for a call to end.
-        together = len(self._steps) if n <= layout.PROGRAM_TOKENS else 1
-        for first in range(0, len(self._steps), together):
-            last = min(first + together, len(self._steps))
-            be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
-        rows = 1 if of.y.one_row else n
-        y = values[n * of.y.buffer.at :][: rows * of.y.width]
-        return np.array(y.reshape(rows, of.y.width))
-
-
-def _rounded(n: int) -> int:
-    """Floats in whole vectors."""
-    return -(-n // layout.LANES) * layout.LANES
 
 
 def _fits(norm: Norm) -> bool:

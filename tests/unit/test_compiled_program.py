@@ -16,7 +16,8 @@ pytest.importorskip("numba")
 import mlx_engine
 from kernels.cpu import layout
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.compiled import CompiledBackend, CompiledProgram
+from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.compiled_program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.cache import FullCache

@@ -13,9 +13,10 @@ pytest.importorskip("numba")
 
 from kernels.cpu import activations_numpy, norms, norms_numpy
 from kernels.cpu.activations import gated
+from kernels.cpu.exponentials import exp, exp2_below
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import GELU, SILU
-from kernels.cpu.vectors import LANES, exp, exp2_below, load, store
+from kernels.cpu.vectors import LANES, load, store
 
 U = 2.0**-24
 

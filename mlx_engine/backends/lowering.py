@@ -1,0 +1,331 @@
+"""A recorded definition of layers as a program for the compiled kernels: which steps it has, and where values lie.
+
+`lower` turns each recorded operation into a step of `kernels/cpu/program.py`, or says that it cannot: then the layers
+run operation by operation. Values live in one piece of memory; a place is used again when its value is not wanted any
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu import layout
+from mlx_engine.backends.matrices import Block
+from mlx_engine.backends.parameters import Activation, LayerNorm, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.program import CannotCompileError, Fused, Recording, Value
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory of one value: `width` floats for each token, from float `at` on."""
+
+    width: int
+    at: int = -1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies: `width` floats from column `column` of a buffer on, of all tokens or of the last one.
+
+    `head_dim` is the width of a head where the value has been split into heads, and 0 elsewhere.
+    """
+
+    buffer: Buffer
+    column: int
+    width: int
+    one_row: bool
+    head_dim: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its rows follow each other."""
+        return self.width == self.buffer.width
+
+
+@dataclass
+class Builders:
+    """What the backend makes of parameters: a block of matrices, and the words of query and key heads."""
+
+    block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
+    heads: Callable[[int, int, int, tuple[RMSNorm, RMSNorm] | None], int]
+    attends: Callable[[int, int], bool]
+
+
+@dataclass
+class Lowered:
+    """The steps of a program, and what it has been made of.
+
+    Attributes:
+        words: (steps, STEP_WIDTH).
+        floats: of all values, for each token.
+        inputs: the widest input of a product: so many floats for each of a few tokens are needed besides.
+        normed: the widest input that is normed, or not in whole vectors: so many are for each of many tokens.
+        parts: floats for each token and block of keys that attention needs.
+        kv: the number of key/value heads and their width, by layer.
+        ropes: rotations by the steps that use them.
+        kept: objects that the words know by address alone.
+    """
+
+    words: np.ndarray
+    x: Buffer
+    y: Place
+    floats: int
+    inputs: int
+    normed: int
+    parts: int
+    kv: list[tuple[int, int]]
+    ropes: dict[int, Rope]
+    fused: Fused
+    kept: list[object]
+
+
+@dataclass
+class _Lowering:
+    builders: Builders
+    places: dict[Value, Place] = field(default_factory=dict)
+    # Of a KV view: the layer, and its number of heads.
+    views: dict[Value, tuple[int, int]] = field(default_factory=dict)
+    steps: list[dict[int, Any]] = field(default_factory=list)
+    # Of a layer: its number of key/value heads, and their width.
+    kv: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ropes: dict[int, Rope] = field(default_factory=dict)
+    kept: list[object] = field(default_factory=list)
+    inputs: int = 0
+    normed: int = 0
+    parts: int = 0
+    gate_up: int = 0
+    qkv: int = 0
+
+    def place(self, x: object) -> Place:
+        """Return where a value lies; a definition may also use arrays of its own."""
+        if not isinstance(x, Value) or x not in self.places:
+            raise CannotCompileError("an operation on something that no operation has returned")
+        return self.places[x]
+
+    def emit(self, op: int, one_row: bool, **words: Any) -> dict[int, Any]:
+        step = {layout.OP: op, layout.ONE_ROW: int(one_row), layout.A_AT: None, layout.B_AT: None}
+        step |= {getattr(layout, name): value for name, value in words.items()}
+        self.steps.append(step)
+        return step
+
+    def read(self, step: dict[int, Any], first: int, place: Place) -> None:
+        """Make a place an input of a step; `first` is A_AT or B_AT."""
+        step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
+
+    def new(self, width: int, one_row: bool, head_dim: int = 0) -> Place:
+        return Place(Buffer(width), 0, width, one_row, head_dim)
+
+    def whole(self, place: Place) -> Place:
+        """Return a place with the same value whose rows follow each other."""
+        return place if place.is_whole else self.copied(place, one_row=place.one_row)
+
+    def copied(self, place: Place, *, one_row: bool) -> Place:
+        out = self.new(place.width, one_row, place.head_dim)
+        step = self.emit(layout.COPY, one_row, OUT=out.buffer, WIDTH_OF_HEAD=place.width)
+        self.read(step, layout.A_AT, place)
+        step[layout.B_ROW] = int(not place.one_row)
+        return out
+
+    def project(self, x: Value, block: Block, residual: Value | None = None) -> Place:
+        source = self.whole(self.place(x))
+        if source.width != block.n_inputs:
+            raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
+        out = self.new(block.n_outputs, source.one_row)
+        added = None if residual is None else self.whole(self.place(residual))
+        if added is not None and (added.width, added.one_row) != (out.width, out.one_row):
+            raise CannotCompileError("a residual of another shape")
+        step = self.emit(layout.PROJECT, source.one_row, OUT=out.buffer, STEP_BLOCK=block.address)
+        self.read(step, layout.A_AT, source)
+        if added is not None:
+            self.read(step, layout.B_AT, added)
+        self.inputs = max(self.inputs, block.n_inputs)
+        if block.norm is not None or block.n_inputs % layout.LANES:
+            self.normed = max(self.normed, block.n_inputs)
+        self.kept.append(block)
+        return out
+
+    # ---- operations, with the arguments of `Backend`'s ----
+
+    def norm_project(self, x: Value, norm: Norm, projections: Any) -> tuple[Place, ...]:
+        block = self.builders.block(tuple(projections), norm, None, None)
+        out = self.project(x, block)
+        self.qkv += len(projections) == 3
+        return tuple(replace(out, column=c.start, width=c.stop - c.start) for c in block.columns)
+
+    def linear(self, x: Value, linear: Linear) -> tuple[Place, ...]:
+        return (self.project(x, self.builders.block((linear,), None, None, None)),)
+
+    def project_add(self, x: Value, projection: Linear, residual: Value) -> tuple[Place, ...]:
+        return (self.project(x, self.builders.block((projection,), None, None, None), residual),)
+
+    def project_norm_add(self, x: Value, projection: Linear, norm: Norm, residual: Value) -> tuple[Place, ...]:
+        return (self.project(x, self.builders.block((projection,), None, None, norm), residual),)
+
+    def norm_gate_up(self, x: Value, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> tuple[Place, ...]:
+        self.gate_up += 1
+        return (self.project(x, self.builders.block((gate, up), norm, activation, None)),)
+
+    def norm_up(self, x: Value, norm: Norm, up: Linear, activation: Activation) -> tuple[Place, ...]:
+        return (self.project(x, self.builders.block((up,), norm, activation, None)),)
+
+    def heads(self, x: Value, head_dim: int) -> tuple[Place, ...]:
+        return (replace(self.place(x), head_dim=head_dim),)
+
+    def merge(self, x: Value) -> tuple[Place, ...]:
+        return (replace(self.place(x), head_dim=0),)
+
+    def last(self, x: Value) -> tuple[Place, ...]:
+        place = self.place(x)
+        return (place if place.one_row else self.copied(place, one_row=True),)
+
+    def head_norm_rope(
+        self, q: Value, k: Value, v: Value, head_dim: int, norms: Any, rope: Rope, offset: Value
+    ) -> tuple[Place, ...]:
+        a, b = self.place(q), self.place(k)
+        if a.one_row != b.one_row:
+            raise CannotCompileError("queries of one token and keys of all")
+        if a.width % head_dim or b.width % head_dim or any(norm.gain.size != head_dim for norm in norms or ()):
+            raise CannotCompileError("heads of another width")
+        n_q, n_k = a.width // head_dim, b.width // head_dim
+        rotated = self.new(a.width, a.one_row, head_dim), self.new(b.width, b.one_row, head_dim)
+        step = self.emit(
+            layout.HEADS, a.one_row, OUT=rotated[0].buffer, OUT_2=rotated[1].buffer,
+            STEP_BLOCK=self.builders.heads(n_q, n_k, head_dim, norms), N_HEADS=n_q, N_KV_HEADS=n_k,
+            WIDTH_OF_HEAD=head_dim,
+        )  # fmt: skip
+        self.read(step, layout.A_AT, a)
+        self.read(step, layout.B_AT, b)
+        self.ropes[len(self.steps) - 1] = rope
+        self.kept.append(norms)
+        return (*rotated, replace(self.place(v), head_dim=head_dim))
+
+    def kv_append(self, layer: int, k: Value, v: Value) -> tuple[int, int]:
+        """Return what is known of the KV view: the layer, and its number of heads."""
+        a, b = self.place(k), self.place(v)
+        if a.one_row or b.one_row or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
+            raise CannotCompileError("keys and values of some tokens only, or without heads")
+        n_heads = a.width // a.head_dim
+        if layer in self.kv or a.width % a.head_dim:
+            raise CannotCompileError("keys and values of a layer twice, or of a part of a head")
+        self.kv[layer] = (n_heads, a.head_dim)
+        step = self.emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, WIDTH_OF_HEAD=a.head_dim)
+        self.read(step, layout.A_AT, a)
+        self.read(step, layout.B_AT, b)
+        return layer, n_heads
+
+    def attention(self, q: Value, view: Value, scale: float) -> tuple[Place, ...]:
+        if not isinstance(view, Value) or view not in self.views:
+            raise CannotCompileError("attention over something that is no KV view")
+        source, (layer, n_kv_heads) = self.whole(self.place(q)), self.views[view]
+        head_dim = source.head_dim
+        n_heads = source.width // max(1, head_dim)
+        if (
+            not n_heads
+            or not n_kv_heads
+            or n_heads % n_kv_heads
+            or not self.builders.attends(n_heads // n_kv_heads, head_dim)
+        ):
+            raise CannotCompileError("heads of this width")
+        out = self.new(source.width, source.one_row, head_dim)
+        step = self.emit(
+            layout.ATTENTION, source.one_row, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
+            WIDTH_OF_HEAD=head_dim, STEP_SCALE=np.float64(scale).view(np.int64),
+        )  # fmt: skip
+        self.read(step, layout.A_AT, source)
+        self.parts = max(self.parts, n_heads * (head_dim + layout.LANES))
+        return (out,)
+
+
+def lower(recording: Recording, builders: Builders) -> Lowered:
+    """Return the recorded layers as a program's steps.
+
+    Raises:
+        CannotCompileError: an operation, or its arguments, are none that the kernels have.
+    """
+    lowering = _Lowering(builders)
+    x = lowering.new(_width(recording), one_row=False)
+    lowering.places[recording.x] = x
+    for step in recording.steps:
+        if step.op == "kv_append":
+            lowering.views[step.results[0]] = lowering.kv_append(*step.args)
+            continue
+        if step.op not in _LOWERED or (step.op == "head_norm_rope" and step.args[-1] is not recording.offset):
+            raise CannotCompileError(f"the operation {step.op}")
+        places = getattr(lowering, step.op)(*step.args)
+        lowering.places |= dict(zip(step.results, places, strict=True))
+    y = lowering.whole(lowering.places[recording.y])
+    n_floats = _allocate(lowering.steps, x.buffer, y.buffer)  # before their places are written
+    if sorted(lowering.kv) != list(range(len(lowering.kv))):
+        raise CannotCompileError("layers without keys and values")
+    return Lowered(
+        words=_words(lowering.steps),
+        x=x.buffer,
+        y=y,
+        floats=n_floats,
+        inputs=lowering.inputs,
+        normed=lowering.normed,
+        parts=lowering.parts,
+        kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],
+        ropes=lowering.ropes,
+        fused=Fused(lowering.gate_up, lowering.qkv),
+        kept=lowering.kept,
+    )
+
+
+# Operations by name; `_Lowering` has a method for each.
+_LOWERED = (
+    *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "last"),
+    *("head_norm_rope", "attention"),
+)
+
+
+def _width(recording: Recording) -> int:
+    """Return the width of the hidden states: that of the norm of x."""
+    for step in recording.steps:
+        if step.args[0] is recording.x and len(step.args) > 1 and isinstance(step.args[1], RMSNorm | LayerNorm):
+            return int(step.args[1].gain.size)
+    raise CannotCompileError("hidden states that no norm reads")
+
+
+def _allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
+    """Give each buffer its place, where no other lies that is wanted at the same time; return the floats in all."""
+    last_step = {x: 0}
+    for i, step in enumerate(steps):
+        last_step |= {word: i for word in step.values() if isinstance(word, Buffer)}
+    last_step[y] = len(steps)
+    live: list[Buffer] = []
+
+    def place(buffer: Buffer) -> None:
+        buffer.at = 0
+        for other in sorted(live, key=lambda other: other.at):
+            if buffer.at + _rounded(buffer) <= other.at:
+                break
+            buffer.at = max(buffer.at, other.at + _rounded(other))
+        live.append(buffer)
+
+    place(x)
+    size = _rounded(x)
+    for i, step in enumerate(steps):
+        for word in (layout.OUT, layout.OUT_2):
+            if word in step:
+                place(step[word])
+                size = max(size, step[word].at + _rounded(step[word]))
+        live = [buffer for buffer in live if last_step[buffer] > i]
+    return size
+
+
+def _rounded(buffer: Buffer) -> int:
+    """Floats of a buffer for each token: whole vectors, so that what follows begins with a cache line."""
+    return -(-buffer.width // layout.LANES) * layout.LANES
+
+
+def _words(steps: Sequence[dict[int, Any]]) -> np.ndarray:
+    words = np.zeros((len(steps), layout.STEP_WIDTH), dtype=np.int64)
+    for row, step in zip(words, steps, strict=True):
+        for word, value in step.items():
+            row[word] = -1 if value is None else value.at if isinstance(value, Buffer) else value
+    return words
