@@ -203,7 +203,7 @@ MUTANTS = [
            "row = job[OFFSET] * (width // 2)"),
     Mutant("all new keys in the last slot", CPU + "program.py", "(kv[KV_STOP] - n_tokens)", "(kv[KV_STOP] - 1)"),
     Mutant("steps that copy take the first token for the last", CPU + "program.py",
-           "a + 4 * (n_tokens - n_rows) * step[A_ROW] * step[B_ROW]", "a"),
+           "n_tokens - 1 if step[FROM_LAST] != 0 else 0", "0"),
     Mutant("rotations of the first layer for all", "backends/compiled_program.py",
            "self._backend.rope_table(rope, length) for rope in self._of.ropes.values()",
            "self._backend.rope_table(list(self._of.ropes.values())[0], length) for _ in self._of.ropes"),

@@ -23,14 +23,16 @@ from kernels.cpu.norms import norm
 from kernels.cpu.sums import PANEL_SIZES
 from kernels.cpu.vectors import load, store
 
-# By the number of vectors: how many the first panel has. What is left fits into a second one.
-_FIRST_PANEL = (
-    0,
-    *(
-        next(n for n in PANEL_SIZES if n == t or (2 * n >= t and t - n in PANEL_SIZES and t not in PANEL_SIZES))
-        for t in range(1, MOST_STORED + 1)
-    ),
-)
+
+def _first_panel(n_tokens: int) -> int:
+    """Return how many vectors the first panel has: all, or the larger one of two that are of about one size."""
+    if n_tokens in PANEL_SIZES:
+        return n_tokens
+    return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
+
+
+# By the number of vectors.
+_FIRST_PANEL = (0, *map(_first_panel, range(1, MOST_STORED + 1)))
 # Bytes ahead of a row's multiplications at which memory is asked for; a processor follows four rows well by itself.
 _AHEAD = 1024
 # The same where rows are read a piece at a time: then it is the same piece of a row further on.

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 # Floats of a vector.
 LANES = 16
+
+
+def whole_vectors(n: int) -> int:
+    """Return n rounded up to a multiple of LANES."""
+    return -(-n // LANES) * LANES
+
+
 # Bytes that memory is asked for at a time.
 LINE_BYTES = 64
 
@@ -63,15 +70,14 @@ FEW = 8
 MAX_WAYS = 4
 # Bytes of stored rows in a chunk for one vector, and what one thread does alone: measured by benchmarks/chunks.py.
 # Smaller chunks cost more to hand out than they even out.
-CHUNK_BYTES = 128 * 1024
+CHUNK_BYTES = 64 * 1024
+# The same where a job is long: a sixteenth of its bytes, up to so many. Decode of a 0.6B model takes 3 to 5 % less
+# time; of a small model it would take more, for want of chunks.
+MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
 # Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache;
 # more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS for
 # each thread has chunks of fewer rows: at its end threads wait for whoever has the last one.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
-# Vectors of a chunk where one thread does all. Nobody waits for it, so chunks are large: rows are expanded less often
-# (512 vectors take 1 to 3 % less time), and vectors that fill more than the second-level cache are read less often (128
-# vectors with 1,024 rows of 3,072 weights take 6 % less time with AVX2, 14 % less with AVX-512).
-ALONE_TOKENS = 512
 # Up to so many vectors rows are expanded four by four, and stay in the nearest cache while the vectors come from the
 # second-level one.
 GEMM_NEAR = 48
@@ -89,12 +95,12 @@ ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_FEW, TASK_ATTEND_MANY, TASK_PUT_SPAN, S
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
 # Words of a step. Values lie in one piece of memory: T times `at` floats behind its beginning, or for a part of
 # something wider, `column` floats further on; rows of inputs begin `row` floats apart. An input at -1 is none. A step
-# with ONE_ROW is for the last token alone. A COPY has its width at WIDTH_OF_HEAD, and 1 at B_ROW if its input has all
-# rows.
+# with ONE_ROW is for the last token alone; FROM_LAST says that its input has all rows. ROW_WIDTH is the width of a
+# head, or of what is copied.
 (
     OP, ONE_ROW, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
-    N_KV_HEADS, WIDTH_OF_HEAD, STEP_SCALE, STEP_WIDTH,
-) = range(19)  # fmt: skip
+    N_KV_HEADS, ROW_WIDTH, FROM_LAST, STEP_SCALE, STEP_WIDTH,
+) = range(20)  # fmt: skip
 # Words of a layer's KV view.
 KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, KV_FIRST, KV_WIDTH = range(7)
 

@@ -16,7 +16,6 @@ from kernels.cpu.gemv import pack_panels
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.jobs import run, run_alone, scratch_of
 from kernels.cpu.layout import (
-    ALONE_TOKENS,
     CHUNK_GEMM,
     CHUNK_GEMV,
     EPS,
@@ -88,7 +87,7 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, r
             run(control, b[TASK_PREPARE], chunks)
         job[X] = room
     # As many spans as needed, all of about one size.
-    n_spans = ceil_div(n_tokens, ALONE_TOKENS if control[THREADS] == 1 else GEMM_TOKENS)
+    n_spans = ceil_div(n_tokens, GEMM_TOKENS)
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
     job[SPAN] = ceil_div(n_tokens, n_spans)
     job[PIECES] = number_chunks(job)

@@ -21,6 +21,7 @@ from kernels.cpu.layout import (
     COS,
     ENTRY_ATTEND,
     ENTRY_PROJECT,
+    FROM_LAST,
     HEADS,
     KV_APPEND,
     KV_FIRST,
@@ -38,6 +39,7 @@ from kernels.cpu.layout import (
     OUT,
     OUT_2,
     PROJECT,
+    ROW_WIDTH,
     SIN,
     STEP_BLOCK,
     STEP_SCALE,
@@ -46,7 +48,6 @@ from kernels.cpu.layout import (
     TASK_ATTEND_FEW,
     TASK_ATTEND_MANY,
     TASK_PUT_SPAN,
-    WIDTH_OF_HEAD,
 )
 from kernels.cpu.memory import floats, invoke, number, words
 from kernels.cpu.vectors import get, put
@@ -76,7 +77,7 @@ def _copy(source: int, row: int, n_rows: int, width: int, out: int) -> None:
 @jit
 def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
     """Write keys and values to the last slots of a layer's KV view."""
-    width, slots, n_kv_heads = step[WIDTH_OF_HEAD], kv[KV_SLOTS], step[N_KV_HEADS]
+    width, slots, n_kv_heads = step[ROW_WIDTH], kv[KV_SLOTS], step[N_KV_HEADS]
     keys = kv[KV_STORE] + 4 * (kv[KV_STOP] - n_tokens) * width
     values = keys + 4 * n_kv_heads * slots * width
     put_pair(address, task, n_tokens, n_kv_heads, width, k, step[A_ROW], v, step[B_ROW], keys, values, slots * width)
@@ -102,13 +103,13 @@ def _run_step(
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_FEW], entries[TASK_ATTEND_MANY], a, n_rows, step[N_HEADS], step[N_KV_HEADS],
-            step[WIDTH_OF_HEAD], of[KV_STORE], of[KV_SLOTS], of[KV_START], of[KV_STOP], of[KV_WINDOW], of[KV_FIRST],
+            step[ROW_WIDTH], of[KV_STORE], of[KV_SLOTS], of[KV_START], of[KV_STOP], of[KV_WINDOW], of[KV_FIRST],
             number(step[STEP_SCALE]), parts, out,
         )  # fmt: skip
         invoke(entries[ENTRY_ATTEND], arguments)
     elif step[OP] == COPY:
-        # The last row of all, or all that there are.
-        _copy(a + 4 * (n_tokens - n_rows) * step[A_ROW] * step[B_ROW], step[A_ROW], n_rows, step[WIDTH_OF_HEAD], out)
+        skipped = n_tokens - 1 if step[FROM_LAST] != 0 else 0
+        _copy(a + 4 * skipped * step[A_ROW], step[A_ROW], n_rows, step[ROW_WIDTH], out)
 
 
 @entry

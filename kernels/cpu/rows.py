@@ -27,8 +27,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
     def make(n_vectors: int) -> Any:
         n_rows = rows_together(n_vectors)
 
-        def weights_of(address: int, at: int, ahead: int, scales: int) -> Any:
-            prefetch(raw(address), at + ahead)
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
             return weights(raw(address), at)
 
         zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, block // LANES, weights_of)
@@ -44,7 +43,9 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
                 for column in range(stretch, min(stretch + STRETCH, n_columns), block):
-                    sums = add(rows, i, ahead, 0, panel, first + column * n_vectors, sums)
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), i + ahead)
+                    sums = add(rows, i, 0, 0, panel, first + column * n_vectors, sums)
                     i += block_bytes
                 add_to(y, at, apart, y_row, sums)
 

@@ -39,28 +39,18 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": []}
 
 
-def primitive(method: Method) -> Method:
-    """Register an operation that every backend implements."""
-    OPERATIONS["primitive"].append(method.__name__)
-    return method
+def _registering(kind: str) -> Callable[[Method], Method]:
+    def register(method: Method) -> Method:
+        OPERATIONS[kind].append(method.__name__)
+        return method
+
+    return register
 
 
-def storage(method: Method) -> Method:
-    """Register an operation on keys and values in memory; every backend implements it."""
-    OPERATIONS["storage"].append(method.__name__)
-    return method
-
-
-def block(method: Method) -> Method:
-    """Register an operation that is composed of primitives here, and that a backend may fuse."""
-    OPERATIONS["block"].append(method.__name__)
-    return method
-
-
-def dispatch(method: Method) -> Method:
-    """Register a method that only calls the operation which its parameters ask for."""
-    OPERATIONS["dispatch"].append(method.__name__)
-    return method
+# Decorators, one for each kind. Every backend implements primitives, and storage of keys and values. Blocks are
+# composed of primitives here, and a backend may fuse them. What dispatches only calls the operation that its parameters
+# ask for.
+primitive, storage, block, dispatch = map(_registering, OPERATIONS)
 
 
 class Backend(ABC):

@@ -16,9 +16,8 @@ import numpy as np
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
-from mlx_engine.backends.base import OPERATIONS
 from mlx_engine.backends.compiled_program import CompiledProgram
-from mlx_engine.backends.lowering import Builders, lower
+from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
@@ -134,7 +133,7 @@ class CompiledBackend(SimdBackend):
         n, x = len(x), _rows(x)
         y = _aligned(n, block.n_outputs)
         added = None if residual is None else _rows(residual)
-        room = 0 if n == 1 and block.has_gemv else self.room_for(n * -(-block.n_inputs // layout.LANES) * layout.LANES)
+        room = 0 if n == 1 and block.has_gemv else self.room_for(n * layout.whole_vectors(block.n_inputs))
         self.run_entry(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), room,
             address(y),
@@ -253,14 +252,15 @@ class CompiledBackend(SimdBackend):
             return OpByOp(self, layers)
         builders = Builders(self._block_of, self._head_block, _attends)
         try:
-            if self._is_changed():
+            if self._overrides():
                 raise CannotCompileError("an operation that was overridden")
             return CompiledProgram(self, layers, *(lower(recording, builders) for recording in recordings))
         except CannotCompileError:
             return OpByOp(self, layers, _fused(recordings[0]))
 
-    def _is_changed(self) -> bool:
-        names = (*OPERATIONS["block"], "linear", "attention", "heads", "merge", "last", "kv_write")
+    def _overrides(self) -> bool:
+        """Whether an operation that steps do is another one on this backend."""
+        names = (*LOWERED, "kv_write")
         kind = type(self)
         return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
 

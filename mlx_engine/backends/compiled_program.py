@@ -70,7 +70,7 @@ class _Steps:
         n_blocks = max(v.stop - v.start for v in views) // layout.BLOCK + 2
         # Of more tokens than a few, the last one alone may attend to blocks side by side.
         parts = (n if n <= layout.FEW else 1) * of.parts * n_blocks
-        work = max(min(n, layout.PANEL_TOKENS) * _rounded(of.inputs), n * _rounded(of.normed))
+        work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
         room = be.room_for(n * of.floats + work + parts)
         values = be.room[: n * of.floats]
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
@@ -84,8 +84,3 @@ class _Steps:
         rows = 1 if of.y.one_row else n
         y = values[n * of.y.buffer.at :][: rows * of.y.width]
         return np.array(y.reshape(rows, of.y.width))
-
-
-def _rounded(n: int) -> int:
-    """Floats in whole vectors."""
-    return -(-n // layout.LANES) * layout.LANES

@@ -26,6 +26,11 @@ class Buffer:
     width: int
     at: int = -1
 
+    @property
+    def end(self) -> int:
+        """The float behind it: widths are rounded up, so that what follows begins with a cache line."""
+        return self.at + layout.whole_vectors(self.width)
+
 
 @dataclass(frozen=True)
 class Place:
@@ -125,9 +130,9 @@ class _Lowering:
 
     def copied(self, place: Place, *, one_row: bool) -> Place:
         out = self.new(place.width, one_row, place.head_dim)
-        step = self.emit(layout.COPY, one_row, OUT=out.buffer, WIDTH_OF_HEAD=place.width)
+        from_last = int(one_row and not place.one_row)
+        step = self.emit(layout.COPY, one_row, OUT=out.buffer, ROW_WIDTH=place.width, FROM_LAST=from_last)
         self.read(step, layout.A_AT, place)
-        step[layout.B_ROW] = int(not place.one_row)
         return out
 
     def project(self, x: Value, block: Block, residual: Value | None = None) -> Place:
@@ -195,7 +200,7 @@ class _Lowering:
         step = self.emit(
             layout.HEADS, a.one_row, OUT=rotated[0].buffer, OUT_2=rotated[1].buffer,
             STEP_BLOCK=self.builders.heads(n_q, n_k, head_dim, norms), N_HEADS=n_q, N_KV_HEADS=n_k,
-            WIDTH_OF_HEAD=head_dim,
+            ROW_WIDTH=head_dim,
         )  # fmt: skip
         self.read(step, layout.A_AT, a)
         self.read(step, layout.B_AT, b)
@@ -212,7 +217,7 @@ class _Lowering:
         if layer in self.kv or a.width % a.head_dim:
             raise CannotCompileError("keys and values of a layer twice, or of a part of a head")
         self.kv[layer] = (n_heads, a.head_dim)
-        step = self.emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, WIDTH_OF_HEAD=a.head_dim)
+        step = self.emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, ROW_WIDTH=a.head_dim)
         self.read(step, layout.A_AT, a)
         self.read(step, layout.B_AT, b)
         return layer, n_heads
@@ -223,17 +228,13 @@ class _Lowering:
         source, (layer, n_kv_heads) = self.whole(self.place(q)), self.views[view]
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
-        if (
-            not n_heads
-            or not n_kv_heads
-            or n_heads % n_kv_heads
-            or not self.builders.attends(n_heads // n_kv_heads, head_dim)
-        ):
+        is_grouped = n_heads > 0 and n_kv_heads > 0 and n_heads % n_kv_heads == 0
+        if not is_grouped or not self.builders.attends(n_heads // n_kv_heads, head_dim):
             raise CannotCompileError("heads of this width")
         out = self.new(source.width, source.one_row, head_dim)
         step = self.emit(
             layout.ATTENTION, source.one_row, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
-            WIDTH_OF_HEAD=head_dim, STEP_SCALE=np.float64(scale).view(np.int64),
+            ROW_WIDTH=head_dim, STEP_SCALE=np.float64(scale).view(np.int64),
         )  # fmt: skip
         self.read(step, layout.A_AT, source)
         self.parts = max(self.parts, n_heads * (head_dim + layout.LANES))
@@ -253,11 +254,11 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
         if step.op == "kv_append":
             lowering.views[step.results[0]] = lowering.kv_append(*step.args)
             continue
-        if step.op not in _LOWERED or (step.op == "head_norm_rope" and step.args[-1] is not recording.offset):
+        if step.op not in LOWERED or (step.op == "head_norm_rope" and step.args[-1] is not recording.offset):
             raise CannotCompileError(f"the operation {step.op}")
         places = getattr(lowering, step.op)(*step.args)
         lowering.places |= dict(zip(step.results, places, strict=True))
-    y = lowering.whole(lowering.places[recording.y])
+    y = lowering.whole(lowering.place(recording.y))
     n_floats = _allocate(lowering.steps, x.buffer, y.buffer)  # before their places are written
     if sorted(lowering.kv) != list(range(len(lowering.kv))):
         raise CannotCompileError("layers without keys and values")
@@ -276,8 +277,8 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
     )
 
 
-# Operations by name; `_Lowering` has a method for each.
-_LOWERED = (
+# The operations that steps do, by name; `_Lowering` has a method for each.
+LOWERED = (
     *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "last"),
     *("head_norm_rope", "attention"),
 )
@@ -286,7 +287,7 @@ _LOWERED = (
 def _width(recording: Recording) -> int:
     """Return the width of the hidden states: that of the norm of x."""
     for step in recording.steps:
-        if step.args[0] is recording.x and len(step.args) > 1 and isinstance(step.args[1], RMSNorm | LayerNorm):
+        if len(step.args) > 1 and step.args[0] is recording.x and isinstance(step.args[1], RMSNorm | LayerNorm):
             return int(step.args[1].gain.size)
     raise CannotCompileError("hidden states that no norm reads")
 
@@ -302,25 +303,20 @@ def _allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
     def place(buffer: Buffer) -> None:
         buffer.at = 0
         for other in sorted(live, key=lambda other: other.at):
-            if buffer.at + _rounded(buffer) <= other.at:
+            if buffer.end <= other.at:
                 break
-            buffer.at = max(buffer.at, other.at + _rounded(other))
+            buffer.at = max(buffer.at, other.end)
         live.append(buffer)
 
     place(x)
-    size = _rounded(x)
+    size = x.end
     for i, step in enumerate(steps):
         for word in (layout.OUT, layout.OUT_2):
             if word in step:
                 place(step[word])
-                size = max(size, step[word].at + _rounded(step[word]))
+                size = max(size, step[word].end)
         live = [buffer for buffer in live if last_step[buffer] > i]
     return size
-
-
-def _rounded(buffer: Buffer) -> int:
-    """Floats of a buffer for each token: whole vectors, so that what follows begins with a cache line."""
-    return -(-buffer.width // layout.LANES) * layout.LANES
 
 
 def _words(steps: Sequence[dict[int, Any]]) -> np.ndarray:

@@ -62,9 +62,11 @@ class Block:
         words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
         # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
-        words[layout.CHUNK_GEMV] = max(16, layout.CHUNK_BYTES // max(1, row_bytes) // 16 * 16)
+        nbytes = sum(matrix.nbytes for matrix in matrices)
+        chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
+        words[layout.CHUNK_GEMV] = max(16, chunk_bytes // max(1, row_bytes) // 16 * 16)
         words[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
-        words[layout.HAND_OUT] = sum(matrix.nbytes for matrix in matrices) > layout.CHUNK_BYTES
+        words[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
         words[layout.MATRICES] = len(matrices)
         # One vector is multiplied with rows of whole vectors; a gate takes turns with what it gates.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)

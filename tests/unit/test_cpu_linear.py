@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from kernels.cpu import activations_numpy, linear_numpy, norms_numpy, order_numpy
-from kernels.cpu.layout import ALONE_TOKENS, FEW, GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, STRETCH
+from kernels.cpu.layout import FEW, GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, STRETCH
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.matrices import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
@@ -100,8 +100,8 @@ def test_more_tokens_than_a_chunk_has(kind: str, t: int):
     check_gated(x, np.ones(64, dtype=np.float32), gate, up, "silu")
 
 
-@pytest.mark.parametrize("t", [GEMM_NEAR + 1, GEMM_TOKENS + 1, ALONE_TOKENS, ALONE_TOKENS + 1])
-def test_one_thread_has_larger_chunks_with_the_same_bits(t: int):
+@pytest.mark.parametrize("t", [GEMM_NEAR + 1, GEMM_TOKENS + 1, 4 * GEMM_TOKENS + 1])
+def test_chunks_for_any_number_of_threads_give_the_same_bits(t: int):
     rng = np.random.default_rng(t)
     layer, x = Layer(rng, "Q8_0", 2 * GEMM_ROWS + 3, STRETCH + 64, bias=True), normal(rng, t, STRETCH + 64)
     np.testing.assert_array_equal(create_backend("simd").linear(x, layer.linear), BE.linear(x, layer.linear))
