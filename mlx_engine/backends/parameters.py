@@ -53,7 +53,11 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """The parameters of a transformer layer, under their GGUF names; None is what an architecture does not have."""
+    """The parameters of a transformer layer, under their GGUF names; None is what an architecture does not have.
+
+    Attributes:
+        window: how many of the latest tokens a token attends to, itself included; None is all of them.
+    """
 
     attn_norm: Norm
     attn_q: Linear
@@ -62,6 +66,7 @@ class Layer:
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
     rope: Rope | None = None
+    window: int | None = None
     attn_output: Linear
     post_attention_norm: Norm | None = None
     ffn_norm: Norm
