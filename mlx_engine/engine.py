@@ -15,11 +15,13 @@ from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.backends.sampling import Sampling
+from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.loop import Progress
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
+from mlx_engine.decode.step import forward
 from mlx_engine.decode.stream import Generation, Stream
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, convert_model
@@ -102,7 +104,8 @@ class Engine:
         checked = self._checked(ids)
         self._fitting(len(checked) - 1, 1, None)
         with self.backend.session():
-            return mx.array(self.backend.host(self.model.forward(checked, self.model.no_cache(), every=True)))
+            new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
+            return mx.array(self.backend.host(forward(self.model, new)))
 
     def generate(
         self,
@@ -291,7 +294,7 @@ def load(
     made.read_ahead()
     loaded = time.perf_counter()
     if made.profiler is None:  # which would count it
-        made.warm_up(lambda: model.forward([0], model.no_cache()))
+        made.warm_up(lambda: forward(model, New([0], model.scratch_kv(1))))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
     return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.program.fused.notes()))
 

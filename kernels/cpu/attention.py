@@ -1,7 +1,8 @@
-"""Softmax attention over a store of keys and values, without masks, copies or repeated heads.
+"""Softmax attention over pages of keys and values, without masks, copies or repeated heads.
 
-A store is (2, G, slots, E): keys, then values, each contiguous per head. The order of summation does not depend on how
-many queries there are, nor on which keys are new in a pass:
+A store is (2, G, slots, E): keys, then values, each contiguous per head. A page is a run of slots; a sequence has a
+table of pages. The queries of a forward pass are the last tokens of each of its sequences. The order of summation does
+not depend on how many queries or sequences there are, on pages, nor on which keys are new in a pass:
 
     Keys are cut into blocks of BLOCK, counted from position 0. A score is a dot product in the order of `tile.py`,
     times the scale. The weights of a block are powers of 2, of each score less the largest score of the block. The sum
@@ -25,7 +26,24 @@ import numpy as np
 from kernels.cpu.exponentials import exp2_below
 from kernels.cpu.jit import entry, jit, task
 from kernels.cpu.jobs import run
-from kernels.cpu.layout import BLOCK, FEW, JOB, LANES, LINE_BYTES, QUERIES, SCORES, TILE_ROWS
+from kernels.cpu.layout import (
+    BLOCK,
+    FEW,
+    JOB,
+    LANES,
+    LINE_BYTES,
+    QUERIES,
+    SCORES,
+    SEQ_BEGIN,
+    SEQ_BLOCKS,
+    SEQ_CHUNK,
+    SEQ_LENGTH,
+    SEQ_PAGES,
+    SEQ_PART,
+    SEQ_ROW,
+    SEQ_WIDTH,
+    TILE_ROWS,
+)
 from kernels.cpu.linear_job import ceil_div
 from kernels.cpu.memory import floats, number, raw, word, words
 from kernels.cpu.tile import MOST_VECTORS, set_dots, sum_weighted, tile_vectors
@@ -48,9 +66,9 @@ from kernels.cpu.vectors import (
     zeros,
 )
 
-# Words of a job. Q is (T, H, E), OUT as well; SLOTS is the store's, START and STOP what is visible of it, FIRST the
-# position of slot 0. There are BLOCKS blocks from block BEGIN on. A chunk for many tokens has SPAN of them.
-Q, STORE, OUT, T, H, KV, E, SLOTS, START, STOP, WINDOW, FIRST, SCALE, BLOCKS, BEGIN, SPAN = range(16)
+# Words of a job. Q is (R, H, E), OUT as well; SLOTS is the store's, PAGE the tokens of a page. Word COLUMN of a sequence
+# says how many queries it has. A chunk for many queries has SPAN of them.
+Q, STORE, OUT, H, KV, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN = range(14)
 
 # Bytes ahead of the multiplications at which memory is asked for keys.
 _AHEAD = 2048
@@ -109,57 +127,82 @@ def _weights(scores: Any, at: int, first: int, last: int, begin: int, end: int, 
 
 @jit
 def _attend_block(
-    job: Any, head: int, block: int, queries: Any, first_row: int, n: int, n_tokens: int, slot: int, found: Any,
-    scores: Any,
+    job: Any, sequence: Any, head: int, block: int, queries: Any, first_row: int, n: int, n_tokens: int, position: int,
+    found: Any, scores: Any,
 ) -> bool:  # fmt: skip
     """Attention of at most `tile_vectors()` queries over one block of keys, to the rows of `found`.
 
     Args:
         job: the words named above.
+        sequence: the words of the queries' sequence.
         head: of the keys and values.
         block: counted from position 0.
         queries: (rows, E); row r is that of token `r % n_tokens`, for one of the heads that share keys.
         first_row: the first query's row.
         n: how many queries there are; their rows follow each other.
         n_tokens: T of the chunk.
-        slot: that of the first token. A token sees the slots up to its own.
+        position: that of the first token. A token sees the positions up to its own.
         found: (n, E + 16): E weighted sums, then the largest score and the sum of the weights.
         scores: room for (n, SCORES).
 
     Returns:
         Whether any of them sees a key of the block.
     """
-    width, start = job[E], block * BLOCK - job[FIRST]
+    width, start = job[E], block * BLOCK
     first, last, row = BLOCK, 0, width + LANES
     for r in range(first_row, first_row + n):
-        begin, end = _visible(job, slot + r % n_tokens, start)
+        begin, end = _visible(job, position + r % n_tokens, start)
         if begin < end:
             first, last = min(first, begin), max(last, end)
     if first >= last:
         return False
-    keys = job[STORE] + 4 * (head * job[SLOTS] + start) * width
-    values = keys + 4 * job[KV] * job[SLOTS] * width
-    _scores(keys, first, last, queries, first_row * width, n, width, scores, values, job[T] <= FEW)
+    pages, by_value = words(sequence[SEQ_PAGES]), 4 * job[KV] * job[SLOTS] * width
+    far, j = sequence[job[COLUMN]] <= FEW, first
+    while j < last:
+        keys, stop = _key_run(job, pages, head, start, j, last)
+        _scores(keys, j, stop, queries, first_row * width, n, width, scores, keys + by_value, far)
+        j = stop
     scale = np.float32(number(job[SCALE]))
     for i in range(n):
-        begin, end = _visible(job, slot + (first_row + i) % n_tokens, start)
+        begin, end = _visible(job, position + (first_row + i) % n_tokens, start)
         largest, sum_ = _weights(scores, i * SCORES, first, last, begin, end, scale)
         put(found, i * row + width, largest)
         put(found, i * row + width + 1, sum_)
-    sum_weighted(scores, first, SCORES, n, floats(values), first * width, width, last - first, width, found, 0, row)
+    j = first
+    while j < last:
+        keys, stop = _key_run(job, pages, head, start, j, last)
+        values = floats(keys + by_value)
+        sum_weighted(scores, j, SCORES, n, values, j * width, width, stop - j, width, found, 0, row, j - first)
+        j = stop
     return True
 
 
 @jit
-def _first_visible(job: Any, slot: int) -> Any:
-    """Return the first slot that the token of a slot sees."""
-    return job[START] if job[WINDOW] == 0 else max(job[START], slot + 1 - job[WINDOW])
+def _key_run(job: Any, pages: Any, head: int, start: int, j: int, last: int) -> Any:
+    """Return a run of a head's keys, from key j of the block at position `start` on, below key `last`.
+
+    Returns:
+        The address of key 0 of the block, if the run began there; and the key behind the run.
+    """
+    size = job[PAGE]
+    page = (start + j) // size
+    slot, stop = pages[page] + start + j - page * size, (page + 1) * size - start
+    # Pages often follow each other.
+    while stop < last and pages[page + 1] == pages[page] + size:
+        page, stop = page + 1, stop + size
+    return job[STORE] + 4 * (head * job[SLOTS] + slot - j) * job[E], min(stop, last)
 
 
 @jit
-def _visible(job: Any, slot: int, start: int) -> Any:
-    """Return which keys of the block that begins at slot `start` the token of a slot sees: the first, and the end."""
-    return max(0, _first_visible(job, slot) - start), min(BLOCK, slot + 1 - start)
+def _first_visible(job: Any, position: int) -> Any:
+    """Return the first position that the token at a position sees."""
+    return 0 if job[WINDOW] == 0 else max(0, position + 1 - job[WINDOW])
+
+
+@jit
+def _visible(job: Any, position: int, start: int) -> Any:
+    """Return which keys of the block at position `start` the token at a position sees: the first, and the end."""
+    return max(0, _first_visible(job, position) - start), min(BLOCK, position + 1 - start)
 
 
 @jit
@@ -187,44 +230,60 @@ def _finish(sums: Any, at: int, width: int, out: Any, to: int) -> None:
 
 
 @jit
-def _copy_queries(job: Any, head: int, t: int, n_tokens: int, queries: Any) -> None:
-    """The queries of the heads that share keys, (group, n_tokens, E), of tokens from t on."""
+def _copy_queries(job: Any, head: int, first: int, n_tokens: int, queries: Any) -> None:
+    """The queries of the heads that share keys, (group, n_tokens, E), of rows from `first` on."""
     width, group = job[E], job[H] // job[KV]
     for g in range(group):
         for i in range(n_tokens):
-            q, to = floats(job[Q] + 4 * ((t + i) * job[H] + head * group + g) * width), (g * n_tokens + i) * width
+            q, to = floats(job[Q] + 4 * ((first + i) * job[H] + head * group + g) * width), (g * n_tokens + i) * width
             for e in range(0, width, LANES):
                 store(queries, to + e, load(q, e))
 
 
-# ---- few tokens: a chunk is a block ----
+@jit
+def _sequence_of(job: Any, chunk: int) -> Any:
+    """Return the words of the sequence that a chunk is for: the last one whose first chunk is not behind it."""
+    of = job[SEQUENCES]
+    for i in range(1, job[N_SEQUENCES]):
+        if words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)[SEQ_CHUNK] <= chunk:
+            of = job[SEQUENCES] + 8 * SEQ_WIDTH * i
+    return words(of)
+
+
+# ---- few queries: a chunk is a block ----
 
 
 @task
 def attend_few(job: Any, chunk: int, scratch: int) -> None:
-    """All tokens and the heads that share keys over one block. OUT holds what it finds, (T, H, BLOCKS, E + 16)."""
-    width, group, n_tokens = job[E], job[H] // job[KV], job[T]
-    head, block = chunk // job[BLOCKS], chunk % job[BLOCKS]
-    rows, row = group * n_tokens, width + LANES
+    """All queries of a sequence and the heads that share keys, over one block.
+
+    OUT holds what the blocks of each sequence find, (queries, H, blocks, E + 16) from SEQ_PART on.
+    """
+    sequence = _sequence_of(job, chunk)
+    width, group, n_tokens, n_blocks = job[E], job[H] // job[KV], sequence[job[COLUMN]], sequence[SEQ_BLOCKS]
+    head, block = (chunk - sequence[SEQ_CHUNK]) // n_blocks, (chunk - sequence[SEQ_CHUNK]) % n_blocks
+    rows, row, position = group * n_tokens, width + LANES, sequence[SEQ_LENGTH] - n_tokens
     # Scratch memory: queries, then what is found for a tile of them, then their scores.
     queries, found = floats(scratch), floats(scratch + 4 * rows * width)
-    scores, out = floats(scratch + 4 * (rows * width + MOST_VECTORS * row)), floats(job[OUT])
-    _copy_queries(job, head, 0, n_tokens, queries)
+    scores = floats(scratch + 4 * (rows * width + MOST_VECTORS * row))
+    out = floats(job[OUT] + 4 * sequence[SEQ_PART] * row)
+    _copy_queries(job, head, sequence[SEQ_ROW], n_tokens, queries)
     tiles = ceil_div(rows, tile_vectors())
     for tile in range(tiles):
         first, last = tile * rows // tiles, (tile + 1) * rows // tiles
         seen = _attend_block(
-            job, head, job[BEGIN] + block, queries, first, last - first, n_tokens, job[STOP] - n_tokens, found, scores
-        )
+            job, sequence, head, sequence[SEQ_BEGIN] + block, queries, first, last - first, n_tokens, position, found,
+            scores,
+        )  # fmt: skip
         for r in range(first, last):
-            to = ((r % n_tokens * job[H] + head * group + r // n_tokens) * job[BLOCKS] + block) * row
+            to = ((r % n_tokens * job[H] + head * group + r // n_tokens) * n_blocks + block) * row
             for e in range(0, row, LANES):
                 store(out, to + e, load(found, (r - first) * row + e) if seen else zeros())
             if not seen:
                 put(out, to + width, _LEAST)
 
 
-# ---- many tokens: a chunk is a span of them ----
+# ---- many queries: a chunk is a span of one sequence's ----
 
 
 @task
@@ -233,77 +292,108 @@ def attend_many(job: Any, chunk: int, scratch: int) -> None:
 
     Spans of one head follow each other, so that its keys stay near, and every thread ends with a short one.
     """
-    width, group = job[E], job[H] // job[KV]
-    n_spans = ceil_div(job[T], job[SPAN])
-    head, t = chunk // n_spans, (n_spans - 1 - chunk % n_spans) * job[SPAN]
-    n_tokens, slot = min(job[SPAN], job[T] - t), job[STOP] - job[T] + t
+    sequence = _sequence_of(job, chunk)
+    width, group, n_queries = job[E], job[H] // job[KV], sequence[job[COLUMN]]
+    n_spans, own = ceil_div(n_queries, job[SPAN]), chunk - sequence[SEQ_CHUNK]
+    head, t = own // n_spans, (n_spans - 1 - own % n_spans) * job[SPAN]
+    n_tokens, position = min(job[SPAN], n_queries - t), sequence[SEQ_LENGTH] - n_queries + t
     rows, row = group * n_tokens, width + LANES
     # Scratch memory: queries, what there is for each of them, then what is found for a tile of them, and their scores.
     queries, sums = floats(scratch), floats(scratch + 4 * rows * width)
     found = floats(scratch + 4 * rows * (width + row))
     scores, out = floats(scratch + 4 * (rows * (width + row) + MOST_VECTORS * row)), floats(job[OUT])
-    _copy_queries(job, head, t, n_tokens, queries)
+    _copy_queries(job, head, sequence[SEQ_ROW] + t, n_tokens, queries)
     for r in range(rows):
         for e in range(0, row, LANES):
             store(sums, r * row + e, zeros())
         put(sums, r * row + width, _LEAST)
-    tiles, block = ceil_div(rows, tile_vectors()), (job[FIRST] + _first_visible(job, slot)) // BLOCK
-    while block * BLOCK - job[FIRST] < slot + n_tokens:
+    tiles, block = ceil_div(rows, tile_vectors()), _first_visible(job, position) // BLOCK
+    while block * BLOCK < position + n_tokens:
         for tile in range(tiles):
             first, last = tile * rows // tiles, (tile + 1) * rows // tiles
-            if _attend_block(job, head, block, queries, first, last - first, n_tokens, slot, found, scores):
+            if _attend_block(
+                job, sequence, head, block, queries, first, last - first, n_tokens, position, found, scores
+            ):
                 for r in range(first, last):
                     _join(sums, r * row, found, (r - first) * row, width)
         block += 1
     for r in range(rows):
-        _finish(sums, r * row, width, out, ((t + r % n_tokens) * job[H] + head * group + r // n_tokens) * width)
+        to = (sequence[SEQ_ROW] + t + r % n_tokens) * job[H] + head * group + r // n_tokens
+        _finish(sums, r * row, width, out, to * width)
+
+
+# ---- a job ----
+
+
+@jit
+def _deal(job: Any, is_few: bool) -> Any:
+    """Write which chunks each sequence has; return how many there are."""
+    row, chunk, part = 0, 0, 0
+    for i in range(job[N_SEQUENCES]):
+        sequence = words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)
+        n = sequence[job[COLUMN]]
+        begin = _first_visible(job, sequence[SEQ_LENGTH] - n) // BLOCK
+        n_blocks = ceil_div(sequence[SEQ_LENGTH], BLOCK) - begin
+        sequence[SEQ_ROW], sequence[SEQ_CHUNK], sequence[SEQ_PART] = row, chunk, part
+        sequence[SEQ_BEGIN], sequence[SEQ_BLOCKS] = begin, n_blocks
+        row, part = row + n, part + n * job[H] * n_blocks
+        if n > 0:
+            chunk += job[KV] * (n_blocks if is_few else ceil_div(n, job[SPAN]))
+    return chunk
+
+
+@jit
+def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
+    """Join what the blocks of each query have found, in their order."""
+    width, row, to = job[E], job[E] + LANES, 0
+    for i in range(n_sequences):
+        sequence = words(job[SEQUENCES] + 8 * SEQ_WIDTH * i)
+        n_blocks = sequence[SEQ_BLOCKS]
+        for r in range(sequence[job[COLUMN]] * job[H]):
+            at = sequence[SEQ_PART] + r * n_blocks
+            for block in range(1, n_blocks):
+                _join(parts, at * row, parts, (at + block) * row, width)
+            _finish(parts, at * row, width, out, to * width)
+            to += 1
 
 
 @entry
 def attend(
-    address: int, few: int, many: int, q: int, n_tokens: int, n_heads: int, n_kv_heads: int, width: int, store: int,
-    slots: int, start: int, stop: int, window: int, first: int, scale: float, parts: int, out: int,
+    address: int, few: int, many: int, q: int, n_rows: int, n_heads: int, n_kv_heads: int, width: int, store: int,
+    slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float, parts: int,
+    out: int,
 ) -> None:  # fmt: skip
-    """(T, H, E) attention of queries over slots [start, stop) of a store, of which the last T are the queries' own.
+    """(R, H, E) attention of queries over pages of a store.
 
     Args:
         address: of the pool's control block.
         few: address of `attend_few`.
         many: address of `attend_many`.
-        q: address of (T, H, E).
-        n_tokens: T.
+        q: address of (R, H, E): the last queries of each sequence, end to end.
+        n_rows: R.
         n_heads: H.
         n_kv_heads: G.
         width: E, a multiple of 16; `layout.attention_scratch` says what it may be at most.
         store: address of (2, G, slots, E).
         slots: of the store.
-        start: the first slot that is visible.
-        stop: the slot behind the last one.
-        window: how many of the last ones a token sees; 0 is all.
-        first: position of slot 0.
+        page: tokens of a page.
+        window: how many of the latest tokens a token sees; 0 is all.
+        sequences: address of the words of each sequence (`layout.py`).
+        n_sequences: B.
+        column: which word of a sequence is its number of queries.
         scale: of the scores.
-        parts: address of room for T H (E + 16) floats for each block that has visible keys; for up to `FEW` tokens.
-        out: address of (T, H, E).
+        parts: address of room for H (E + 16) floats for each query and block that has visible keys; for up to `FEW`
+            queries in all.
+        out: address of (R, H, E).
     """
-    control = words(address)
-    if window > 0:
-        start = max(start, stop - n_tokens + 1 - window)
-    job, begin = control[JOB:], (first + start) // BLOCK
-    n_blocks = ceil_div(first + stop, BLOCK) - begin
-    job[Q], job[STORE], job[T], job[H], job[KV], job[E] = q, store, n_tokens, n_heads, n_kv_heads, width
-    job[SLOTS], job[START], job[STOP], job[WINDOW], job[SCALE], job[BLOCKS] = (
-        slots, start, stop, window, word(scale / math.log(2)), n_blocks,
-    )  # fmt: skip
-    job[FIRST], job[BEGIN] = first, begin
-    if n_tokens > FEW:
-        span = max(1, QUERIES * n_kv_heads // (n_heads * LANES)) * LANES
-        job[OUT], job[SPAN] = out, span
-        run(control, many, n_kv_heads * ceil_div(n_tokens, span))
+    job = words(address)[JOB:]
+    job[Q], job[STORE], job[OUT], job[H], job[KV], job[E] = q, store, out, n_heads, n_kv_heads, width
+    job[SLOTS], job[PAGE], job[WINDOW], job[SCALE] = slots, page, window, word(scale / math.log(2))
+    job[SEQUENCES], job[N_SEQUENCES], job[COLUMN] = sequences, n_sequences, column
+    job[SPAN] = max(1, QUERIES * n_kv_heads // (n_heads * LANES)) * LANES
+    if n_rows > FEW:
+        run(words(address), many, _deal(job, False))
         return
     job[OUT] = parts
-    run(control, few, n_kv_heads * n_blocks)
-    sums, row = floats(parts), width + LANES
-    for r in range(n_tokens * n_heads):
-        for block in range(1, n_blocks):
-            _join(sums, r * n_blocks * row, sums, (r * n_blocks + block) * row, width)
-        _finish(sums, r * n_blocks * row, width, floats(out), r * width)
+    run(words(address), few, _deal(job, True))
+    _join_blocks(job, n_sequences, floats(parts), floats(out))

@@ -95,19 +95,29 @@ ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_FEW, TASK_ATTEND_MANY, TASK_PUT_SPAN, S
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
 # Words of a step. Values lie in one piece of memory: T times `at` floats behind its beginning, or for a part of
 # something wider, `column` floats further on; rows of inputs begin `row` floats apart. An input at -1 is none. A step
-# with ONE_ROW is for the last token alone; FROM_LAST says that its input has all rows. ROW_WIDTH is the width of a
-# head, or of what is copied.
+# with WANTED has the wanted rows alone; FROM_ALL says that its input has all rows. ROW_WIDTH is the width of a head, or
+# of what is copied.
 (
-    OP, ONE_ROW, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
-    N_KV_HEADS, ROW_WIDTH, FROM_LAST, STEP_SCALE, STEP_WIDTH,
+    OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
+    N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_WIDTH,
 ) = range(20)  # fmt: skip
-# Words of a layer's KV view.
-KV_STORE, KV_SLOTS, KV_START, KV_STOP, KV_WINDOW, KV_FIRST, KV_WIDTH = range(7)
+# Words of a forward pass: tokens, rows that are wanted, sequences, tokens of a page; where the positions (T,) of the
+# tokens and the numbers (R,) of the wanted rows lie, 64-bit integers both.
+PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_WIDTH = range(7)
+# Words of a layer's keys and values: where its store lies, how many slots that has, and the layer's window or 0; where
+# the words of the sequences lie, and the slots (T,) of the new tokens, 64-bit integers.
+KV_STORE, KV_SLOTS, KV_WINDOW, KV_SEQUENCES, KV_NEW, KV_WIDTH = range(6)
 
 # ---- attention ----
 
 # Keys that are summed together, counted from position 0: part of what attention is, to the last bit (`attention.py`).
 BLOCK = 128
+# Words of a sequence: where its page table lies, the slot of each page's first token; how many tokens there are, those
+# of the pass included; how many of the last ones are new, and how many of those are wanted. A job sets the others: which
+# row is its first, which chunk, which block of keys and which place for what blocks find; and how many blocks it has.
+(
+    SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
+) = range(10)  # fmt: skip
 # Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill a part of a
 # second-level cache.
 QUERIES = 192

@@ -25,9 +25,9 @@ ENTRIES = {
     "help_out": "iii",
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
-    "put_pair": "iiiiiiiiiiii",
-    "attend": "iiiiiiiiiiiiiifii",
-    "run_steps": "iiiiiiiiii",
+    "put_pair": "iiiiiiiiiiiii",
+    "attend": "iiiiiiiiiiiiiiifii",
+    "run_steps": "iiiiiiiii",
     "embed": "iiiiiii",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}

@@ -12,42 +12,49 @@ from typing import Any
 from kernels.cpu.heads import norm_rope_to, put_pair
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
+    ATTENTION,
     A_AT,
     A_ROW,
-    ATTENTION,
     B_AT,
     B_ROW,
     COPY,
     COS,
     ENTRY_ATTEND,
     ENTRY_PROJECT,
-    FROM_LAST,
+    FROM_ALL,
     HEADS,
     KV_APPEND,
-    KV_FIRST,
+    KV_NEW,
+    KV_SEQUENCES,
     KV_SLOTS,
-    KV_START,
-    KV_STOP,
     KV_STORE,
     KV_WIDTH,
     KV_WINDOW,
     LAYER,
     N_HEADS,
     N_KV_HEADS,
-    ONE_ROW,
     OP,
     OUT,
     OUT_2,
+    PASS_PAGE,
+    PASS_POSITIONS,
+    PASS_ROWS,
+    PASS_SEQUENCES,
+    PASS_TOKENS,
+    PASS_WANTED,
     PROJECT,
     ROW_WIDTH,
+    SEQ_NEW,
+    SEQ_WANTED,
     SIN,
+    STEPS,
     STEP_BLOCK,
     STEP_SCALE,
     STEP_WIDTH,
-    STEPS,
     TASK_ATTEND_FEW,
     TASK_ATTEND_MANY,
     TASK_PUT_SPAN,
+    WANTED,
 )
 from kernels.cpu.memory import floats, invoke, number, words
 from kernels.cpu.vectors import get, put
@@ -66,57 +73,58 @@ def _out(room: int, n_tokens: int, step: Any, word: int) -> Any:
 
 
 @jit
-def _copy(source: int, row: int, n_rows: int, width: int, out: int) -> None:
-    """Copy rows that begin `row` elements apart to where they follow each other."""
+def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
+    """Copy rows that begin `row` elements apart, all of them or the chosen `numbers`, to where they follow each other."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
+        r = numbers[t] if chosen else t
         for i in range(width):
-            put(y, t * width + i, get(x, t * row + i))
+            put(y, t * width + i, get(x, r * row + i))
 
 
 @jit
 def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
-    """Write keys and values to the last slots of a layer's KV view."""
+    """Write keys and values to the slots of the new tokens."""
     width, slots, n_kv_heads = step[ROW_WIDTH], kv[KV_SLOTS], step[N_KV_HEADS]
-    keys = kv[KV_STORE] + 4 * (kv[KV_STOP] - n_tokens) * width
+    keys = kv[KV_STORE]
     values = keys + 4 * n_kv_heads * slots * width
-    put_pair(address, task, n_tokens, n_kv_heads, width, k, step[A_ROW], v, step[B_ROW], keys, values, slots * width)
+    put_pair(
+        address, task, n_tokens, n_kv_heads, width, k, step[A_ROW], v, step[B_ROW], keys, values, slots * width,
+        kv[KV_NEW],
+    )  # fmt: skip
 
 
 @jit
-def _run_step(
-    address: int, program: int, step: Any, n_tokens: int, offset: int, kv: int, room: int, work: int, parts: int
-) -> None:
-    entries, n_rows = words(program), 1 if step[ONE_ROW] != 0 else n_tokens
+def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room: int, work: int, parts: int) -> None:
+    entries, n_tokens = words(program), of[PASS_TOKENS]
+    n_rows = of[PASS_ROWS] if step[WANTED] != 0 else n_tokens
     a, b = _at(room, n_tokens, step, A_AT), _at(room, n_tokens, step, B_AT)
     out = _out(room, n_tokens, step, OUT)
-    of = words(kv + 8 * KV_WIDTH * step[LAYER])
+    kv = words(layers + 8 * KV_WIDTH * step[LAYER])
     if step[OP] == PROJECT:
         invoke(entries[ENTRY_PROJECT], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
     elif step[OP] == HEADS:
         norm_rope_to(
-            address, step[STEP_BLOCK], n_rows, offset + n_tokens - n_rows, a, step[A_ROW], b, step[B_ROW], step[COS],
+            address, step[STEP_BLOCK], n_rows, of[PASS_POSITIONS], a, step[A_ROW], b, step[B_ROW], step[COS],
             step[SIN], out, _out(room, n_tokens, step, OUT_2),
         )  # fmt: skip
     elif step[OP] == KV_APPEND:
-        _append(address, entries[TASK_PUT_SPAN], step, of, n_rows, a, b)
+        _append(address, entries[TASK_PUT_SPAN], step, kv, n_rows, a, b)
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_FEW], entries[TASK_ATTEND_MANY], a, n_rows, step[N_HEADS], step[N_KV_HEADS],
-            step[ROW_WIDTH], of[KV_STORE], of[KV_SLOTS], of[KV_START], of[KV_STOP], of[KV_WINDOW], of[KV_FIRST],
-            number(step[STEP_SCALE]), parts, out,
+            step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW], kv[KV_SEQUENCES],
+            of[PASS_SEQUENCES], SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]), parts, out,
         )  # fmt: skip
         invoke(entries[ENTRY_ATTEND], arguments)
     elif step[OP] == COPY:
-        skipped = n_tokens - 1 if step[FROM_LAST] != 0 else 0
-        _copy(a + 4 * skipped * step[A_ROW], step[A_ROW], n_rows, step[ROW_WIDTH], out)
+        _copy(a, step[A_ROW], words(of[PASS_WANTED]), n_rows, step[ROW_WIDTH], out, step[FROM_ALL] != 0)
 
 
 @entry
 def run_steps(
-    address: int, program: int, first: int, last: int, n_tokens: int, offset: int, kv: int, room: int, work: int,
-    parts: int,
-) -> None:  # fmt: skip
+    address: int, program: int, first: int, last: int, forward_pass: int, layers: int, room: int, work: int, parts: int
+) -> None:
     """Run steps first to last - 1 of a program.
 
     Args:
@@ -124,13 +132,13 @@ def run_steps(
         program: address of the words that `layout.py` names.
         first: the first step.
         last: the step behind the last one.
-        n_tokens: T.
-        offset: position of the first token.
-        kv: address of the words of each layer's KV view, the new tokens' slots last.
+        forward_pass: address of the words of the forward pass.
+        layers: address of the words of each layer's keys and values.
         room: address of room for all values, a multiple of 64.
         work: address of room for what `project` needs.
         parts: address of room for what `attend` needs.
     """
+    of = words(forward_pass)
     for i in range(first, last):
         step = words(program + 8 * (STEPS + i * STEP_WIDTH))
-        _run_step(address, program, step, n_tokens, offset, kv, room, work, parts)
+        _run_step(address, program, step, of, layers, room, work, parts)

@@ -257,10 +257,10 @@ def _weighted(n_sums: int) -> Any:
     @intrinsic
     def kernel(
         typing: Any, weights: Any, w_at: Any, w_row: Any, rows: Any, at: Any, row: Any, n: Any, width: Any, y: Any,
-        y_at: Any, y_row: Any,
+        y_at: Any, y_row: Any, more: Any,
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            weights, w_at, w_row, rows, at, row, n, size, y, y_at, y_row = args
+            weights, w_at, w_row, rows, at, row, n, size, y, y_at, y_row, more = args
             width = register_lanes()
             if n_sums > _VECTORS[width]:
                 return context.get_dummy_value()
@@ -272,28 +272,34 @@ def _weighted(n_sums: int) -> Any:
             targets = [_at(builder, y, builder.mul(y_row, ir.Constant(_I64, q))) for q in range(n_sums)]
             # As many registers of a row at a time as there are for sums, then half as many, and so on.
             together, first = max(1, LANES // width), ir.Constant(_I64, 0)
+            is_more = builder.icmp_signed("!=", more, ir.Constant(_I64, 0))
             while 2 * together * n_sums <= _SUMS[width] and together < 8:
                 together *= 2
             while together * width >= LANES:
                 step = ir.Constant(_I64, together * width)
                 stop = builder.sub(size, builder.srem(builder.sub(size, first), step))
                 with cgutils.for_range_slice(builder, first, stop, step, _I64) as (e, _):
-                    _weighted_part(builder, sources, rows, row, n, e, targets, together, width)
+                    _weighted_part(builder, sources, rows, row, n, e, targets, together, width, is_more)
                 together, first = together // 2, stop
             return context.get_dummy_value()
 
         i = types.int64
-        return types.void(weights, i, i, rows, i, i, i, i, y, i, i), generate
+        return types.void(weights, i, i, rows, i, i, i, i, y, i, i, i), generate
 
     return kernel
 
 
 def _weighted_part(
-    builder: Any, weights: list[Any], rows: Any, row: Any, n: Any, e: Any, targets: list[Any], together: int, width: int
-) -> None:
-    """Sum `together` registers of all rows from element e on."""
+    builder: Any, weights: list[Any], rows: Any, row: Any, n: Any, e: Any, targets: list[Any], together: int,
+    width: int, more: Any,
+) -> None:  # fmt: skip
+    """Sum `together` registers of all rows from element e on; with `more` continue the sums that are there."""
     kind = ir.VectorType(_F32, width)
     sums = [_zeros(builder, kind, together) for _ in weights]
+    with builder.if_then(more):
+        for target, places in zip(targets, sums, strict=True):
+            for i, place in enumerate(places):
+                builder.store(_load(builder, _at(builder, target, e), i * width, kind), place)
 
     def step(j: Any) -> None:
         source = _at(builder, rows, builder.add(builder.mul(j, row), e))
@@ -315,22 +321,23 @@ _sum_1, _sum_2, _sum_3, _sum_4, _sum_5, _sum_6 = (_weighted(n) for n in range(1,
 @jit
 def sum_weighted(
     weights: Any, w_at: int, w_row: int, n_sums: int, rows: Any, at: int, row: int, n: int, width: int, y: Any,
-    y_at: int, y_row: int,
+    y_at: int, y_row: int, more: int,
 ) -> None:  # fmt: skip
     """`y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * rows[at + j row + e]`, in order of j.
 
-    Each sum begins with zero and continues by `sum = fma(weight, element, sum)`. There are `n_sums` of them, at most
-    `tile_vectors()`; elements e are below the width of a row, a multiple of 16.
+    Each sum begins with zero, or where `more` is not 0 with what y has, and continues by
+    `sum = fma(weight, element, sum)`. There are `n_sums` of them, at most `tile_vectors()`; elements e are below the
+    width of a row, a multiple of 16.
     """
     if n_sums == 1:
-        _sum_1(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
+        _sum_1(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
     elif n_sums == 2:
-        _sum_2(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
+        _sum_2(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
     elif n_sums == 3:
-        _sum_3(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
+        _sum_3(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
     elif n_sums == 4:
-        _sum_4(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
+        _sum_4(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
     elif n_sums == 5:
-        _sum_5(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
+        _sum_5(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)
     else:
-        _sum_6(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row)
+        _sum_6(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)

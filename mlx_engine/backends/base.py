@@ -1,7 +1,7 @@
 """The seam: the words that models are written in, and what each backend must be able to say.
 
-Axis letters, here and everywhere: T new tokens, S visible tokens, V vocabulary, D model width, F hidden width,
-H query heads, K key/value heads, E head width, N any output width.
+Axis letters, here and everywhere: T tokens in the pass, R rows that are wanted of it, B sequences, S cached tokens,
+D hidden size, F FFN size, H query heads, G KV heads, E head dim, V vocabulary, N outputs and K inputs of a linear layer.
 
 Two layers. *Primitives* are abstract: an incomplete backend cannot even be made. *Blocks* are what models call;
 this class composes them from primitives, and a backend overrides a block where fusing pays. The composed form
@@ -17,18 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlx_engine.backends.parameters import (
-    Activation,
-    Array,
-    Linear,
-    Norm,
-    RMSNorm,
-    Rope,
-    Token,
-    Visible,
-)
+from mlx_engine.backends.batch import Batch, KVView
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Token
 from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw, Sampling
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
 
@@ -95,7 +87,7 @@ class Backend(ABC):
         """Begin to compute x and return at once. Only a lazy backend has to do anything for that."""
 
     def wait(self, x: Array) -> None:  # noqa: B027 - most backends are eager
-        """Return when x has been computed. Only a lazy backend has to do anything for that."""
+        """Return when x, an array or several, has been computed. Only a lazy backend has to do anything for that."""
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -126,13 +118,17 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
-    def rope(self, x: Array, rope: Rope, offset: int) -> Array:
-        """Rotate (T, H, E): row t stands at position `offset + t`; pairs are (j, j + E/2)."""
+    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
+        """Rotate (T, H, E): row t stands at `positions[t]`; pairs are (j, j + E/2)."""
 
     @primitive
     @abstractmethod
-    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
-        """(T, H, E) softmax attention over a store; query head h reads key/value head `h // (H // K)`."""
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+        """(R, H, E) softmax attention, in each sequence of its own; query head h reads KV head `h // (H // G)`.
+
+        The queries are the last `counts[b]` tokens of each sequence b, end to end. A token sees the tokens up to
+        itself, or within the view's window the last of them.
+        """
 
     @primitive
     @abstractmethod
@@ -171,8 +167,8 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
-    def last(self, x: Array) -> Array:
-        """(1, D): the last row of (T, D)."""
+    def take(self, x: Array, rows: Sequence[int]) -> Array:
+        """(R, ...): the rows of (T, ...) with these numbers."""
 
     @primitive
     @abstractmethod
@@ -184,34 +180,37 @@ class Backend(ABC):
     def sample(self, logits: Array, sampling: Sampling, recent: Sequence[Token], u: float) -> Token:
         """The id that the draw `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines it."""
 
-    # ---- key/value storage: the cache decides what is kept, the backend how it lies in memory ----
+    @dispatch
+    def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
+        """Return R ids, one for each row of (R, V) logits, chosen as the row's own draw says."""
+        rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
+        return [
+            self.argmax(row) if draw.sampling.is_argmax else self.sample(row, draw.sampling, draw.recent, draw.u)
+            for row, draw in zip(rows, draws, strict=True)
+        ]
 
-    # Slots by which a cache grows; None where memory that nobody has written to costs nothing, so that all of it can be
-    # asked for at once and nothing is ever copied.
-    kv_step: int | None = 256
+    # ---- keys and values: the cache decides which slots are whose, the backend how a store lies in memory ----
 
     @abstractmethod
-    def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
-        """A store of `capacity` slots for keys and values (K, E) each; what lies in the slots is undefined."""
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+        """A store of `n_slots` slots for keys and values (G, E) each; what lies in the slots is undefined."""
 
     @storage
     @abstractmethod
-    def kv_grow(self, store: Array, capacity: int) -> Array:
-        """The same store with more slots; the old slots keep their contents."""
-
-    @storage
-    @abstractmethod
-    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
-        """The store with (T, K, E) keys and values in slots [at, at + T); it may be the same object, changed."""
-
-    @storage
-    @abstractmethod
-    def kv_slide(self, store: Array, first: int, n: int) -> Array:
-        """The store with the contents of slots [first, first + n) in slots [0, n); it may be the same one, changed."""
+    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
+        """The store with (T, G, E) keys and values in these slots, (T,) int64; it may be the same object, changed."""
 
     @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
         """Bytes that the store occupies."""
+
+    def kv_append(self, batch: Batch, layer: int, k: Array, v: Array) -> KVView:
+        """Write a layer's keys and values (T, G, E) of the new tokens; return what their queries attend to."""
+        group, layers = batch.group(layer), batch.stores.layers
+        store = self.kv_write(layers[layer], group.slots, k, v)
+        if batch.stores.are_kept:
+            layers[layer] = store
+        return KVView(store, batch.stores.page, group.spans, group.window)
 
     # ---- blocks ----
 
@@ -240,13 +239,13 @@ class Backend(ABC):
         head_dim: int,
         norms: tuple[RMSNorm, RMSNorm] | None,
         rope: Rope,
-        offset: int,
+        positions: Sequence[int],
     ) -> tuple[Array, Array, Array]:
-        """Split (T, H*E), (T, K*E), (T, K*E) into heads; norm (if `norms`) and rotate those of q and k."""
+        """Split (T, H*E), (T, G*E), (T, G*E) into heads; norm (if `norms`) and rotate those of q and k."""
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
         if norms is not None:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
-        return self.rope(q, rope, offset), self.rope(k, rope, offset), v
+        return self.rope(q, rope, positions), self.rope(k, rope, positions), v
 
     @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
@@ -271,9 +270,9 @@ class Backend(ABC):
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 
     @block
-    def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
-        """Logits of the last token (1, V), or of `every` token (T, V). The head is the largest matrix by far."""
-        return self.linear(self.norm(x if every else self.last(x), norm), head)
+    def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
+        """Logits (R, V) of the rows (R, D) that are wanted. The head is the largest matrix by far."""
+        return self.linear(self.norm(x, norm), head)
 
     def compile(self, layers: Layers) -> Program:
         """Return the program that runs a model's layers, which `layers` defines.

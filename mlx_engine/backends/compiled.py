@@ -10,16 +10,18 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import get_args
 
 import numpy as np
 
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
-from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.batch import KVView, Wanted
+from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Visible
+from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
@@ -123,11 +125,9 @@ class CompiledBackend(SimdBackend):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
-    def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
+    def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
         """The norm and the products in one job."""
-        if not _fits(norm):
-            return super().norm_head(x, norm, head, every=every)
-        return self._project(x if every else self.last(x), self._block((head,), norm))
+        return self._project(x, self._block((head,), norm)) if _fits(norm) else super().norm_head(x, norm, head)
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
         n, x = len(x), _rows(x)
@@ -177,16 +177,17 @@ class CompiledBackend(SimdBackend):
         head_dim: int,
         norms: tuple[RMSNorm, RMSNorm] | None,
         rope: Rope,
-        offset: int,
+        positions: Sequence[int],
     ) -> tuple[Array, Array, Array]:
         """Norm and rotation in one pass over the heads."""
-        cos, sin = self.rope_table(rope, offset + len(q))
+        cos, sin = self.rope_table(rope, max(positions) + 1)
+        at = np.array(positions, dtype=np.int64)
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
         q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
         block, q, k = self._head_block(n_q, n_k, head_dim, norms), _in_rows(q), _in_rows(k)
         self.run_entry(
-            self.library.norm_rope_pair, block, n, offset, address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
+            self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
             address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
         return q_out, k_out, v.reshape(n, -1, head_dim)
@@ -207,37 +208,35 @@ class CompiledBackend(SimdBackend):
         """Cosines and sines of at least `length` positions; twice as many each time that they do not suffice."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
-            found = self._tables[rope] = rope_table(rope, 0, max(512, 1 << (length - 1).bit_length()))
+            found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
         return found
 
-    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """In place, by all threads; rows may be apart, as the columns of a larger array are."""
         n, n_heads, width = k.shape
         # Where they do not fit, NumPy says so.
-        fits = 0 <= at <= store.shape[2] - n and store.shape[1::2] == (n_heads, width)
+        fits = n and slots.min() >= 0 and slots.max() < store.shape[2] and store.shape[1::2] == (n_heads, width)
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
-            return super().kv_write(store, at, k, v)
-        by_head = store.strides[1] // 4
-        keys, values = (address(store) + kind * store.strides[0] + 4 * at * width for kind in (0, 1))
+            return super().kv_write(store, slots, k, v)
+        keys, values = (address(store) + kind * store.strides[0] for kind in (0, 1))
         self.run_entry(
             self.library.put_pair, self._tasks["put_span"], n, n_heads, width, address(k), k.strides[0] // 4,
-            address(v), v.strides[0] // 4, keys, values, by_head,
+            address(v), v.strides[0] // 4, keys, values, store.strides[1] // 4, address(slots),
         )  # fmt: skip
         return store
 
-    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
         """Keys and values are read where they lie."""
         n, n_heads, width = q.shape
-        _, n_kv_heads, slots, _ = seen.store.shape
-        if not _attends(n_heads // n_kv_heads, width):
-            return super().attention(q, seen, scale)
-        q, store, out = _rows(q), _rows(seen.store), _aligned(*q.shape)
-        n_blocks = -(-(seen.stop - seen.start) // layout.BLOCK) + 1
-        parts = 0 if n > layout.FEW else self.room_for(n * n_heads * n_blocks * (width + layout.LANES))
+        _, n_kv_heads, slots, _ = kv.store.shape
+        if not _attends(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
+            return super().attention(q, kv, counts, scale)
+        q, out, sequences = _rows(q), _aligned(*q.shape), sequence_words(kv.spans, counts, counts)
+        parts = self.room_for(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_few"], self._tasks["attend_many"], address(q), n, n_heads,
-            n_kv_heads, width, address(store), slots, seen.start, seen.stop, seen.window or 0, seen.first, scale, parts,
-            address(out),
+            n_kv_heads, width, address(kv.store), slots, kv.page, kv.window or 0, address(sequences), len(sequences),
+            layout.SEQ_NEW, scale, parts, address(out),
         )  # fmt: skip
         return out
 
@@ -247,20 +246,21 @@ class CompiledBackend(SimdBackend):
         A subclass that overrides an operation gets the definition, too: steps would not call it.
         """
         try:
-            recordings = [record(layers, every=every) for every in (True, False)]
+            recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
         except CannotCompileError:
             return OpByOp(self, layers)
         builders = Builders(self._block_of, self._head_block, _attends)
         try:
             if self._overrides():
                 raise CannotCompileError("an operation that was overridden")
-            return CompiledProgram(self, layers, *(lower(recording, builders) for recording in recordings))
+            lowered = {want: lower(recording, builders) for want, recording in recordings.items()}
+            return CompiledProgram(self, lowered)
         except CannotCompileError:
-            return OpByOp(self, layers, _fused(recordings[0]))
+            return OpByOp(self, layers, _fused(recordings["every"]))
 
     def _overrides(self) -> bool:
         """Whether an operation that steps do is another one on this backend."""
-        names = (*LOWERED, "kv_write")
+        names = (*LOWERED, "kv_write", "kv_append")
         kind = type(self)
         return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
 

@@ -1,18 +1,20 @@
-"""Programs of the compiled CPU backend: lowered steps, bound to memory, rotary tables and KV views, and run."""
+"""Programs of the compiled CPU backend: lowered steps, bound to memory, rotary tables and page tables, and run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kernels.cpu import layout
+from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
 from mlx_engine.backends.lowering import Lowered
 from mlx_engine.backends.matrices import address
-from mlx_engine.backends.parameters import Array, Visible
-from mlx_engine.backends.program import Layers, OpByOp, Program
+from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.program import Program
 
 if TYPE_CHECKING:
     from mlx_engine.backends.compiled import CompiledBackend
@@ -21,16 +23,13 @@ if TYPE_CHECKING:
 class CompiledProgram(Program):
     """Layers as steps of the compiled kernels: all in one call for few tokens, else one by one."""
 
-    def __init__(self, backend: CompiledBackend, layers: Layers, every: Lowered, last: Lowered) -> None:
-        self._backend, self._op_by_op, self.fused = backend, OpByOp(backend, layers), every.fused
-        self._variants = {True: _Steps(backend, every), False: _Steps(backend, last)}
+    def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
+        self.fused = variants["every"].fused
+        self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
 
-    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
-        """Run the steps; a cache without slots is written to operation by operation."""
-        views = cache.kv_views(len(x))
-        if views is None:
-            return self._op_by_op.run(x, cache, offset, every=every)
-        return self._variants[every].run(x, views, offset)
+    def run(self, x: Array, batch: Batch) -> Array:
+        """Run the steps for what is wanted."""
+        return self._variants[batch.want].run(x, batch)
 
 
 class _Steps:
@@ -45,6 +44,10 @@ class _Steps:
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
         self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
+        # The stores that the words of the layers are about; they may go when nobody else needs them.
+        self._stores: Callable[[], Stores | None] = lambda: None
+        self._layers = np.zeros((len(lowered.kv), layout.KV_WIDTH), dtype=np.int64)
+        self._group_of = np.zeros(len(lowered.kv), dtype=np.int64)
 
     def _bind_rope(self, length: int) -> None:
         """Write where the cosines and sines of at least `length` positions lie."""
@@ -56,31 +59,62 @@ class _Steps:
         self._tables = tables
         self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
 
-    def run(self, x: np.ndarray, views: Sequence[Visible], offset: int) -> np.ndarray:
-        """Return the hidden states behind the last step; one KV view per layer includes the new tokens' slots."""
+    def _bind_stores(self, batch: Batch) -> None:
+        """Write where keys and values of each layer lie."""
+        stores = batch.stores
+        found = [store.shape[1::2] for store in stores.layers]
+        if found != self._of.kv:
+            raise ValueError(f"expected keys and values of (heads, width) {self._of.kv} by layer, found {found}")
+        for layer, (words, store) in enumerate(zip(self._layers, stores.layers, strict=True)):
+            words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
+            words[layout.KV_WINDOW] = batch.group(layer).window or 0
+        self._stores, self._group_of = weakref.ref(stores), np.array(stores.group_of)
+
+    def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
+        """Return the hidden states behind the last step."""
         n, of, be = len(x), self._of, self._backend
-        if self._positions < offset + n:
-            self._bind_rope(offset + n)
-        if [view.store.shape[1::2] for view in views] != of.kv:
-            raise ValueError(f"expected a cache with (heads, width) {of.kv} by layer, found one for another model")
-        kv = np.array(
-            [(address(v.store), v.store.shape[2], v.start, v.stop, v.window or 0, v.first) for v in views],
-            dtype=np.int64,
+        positions, rows = np.array(batch.positions, dtype=np.int64), np.array(batch.rows, dtype=np.int64)
+        length = max(batch.positions) + 1
+        if self._positions < length:
+            self._bind_rope(length)
+        if self._stores() is not batch.stores:
+            self._bind_stores(batch)
+        sequences = [sequence_words(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
+        self._layers[:, layout.KV_SEQUENCES] = np.array([address(words) for words in sequences])[self._group_of]
+        self._layers[:, layout.KV_NEW] = np.array([address(group.slots) for group in batch.groups])[self._group_of]
+        forward_pass = np.array(
+            [n, len(rows), len(batch.lengths), batch.stores.page, address(positions), address(rows)], dtype=np.int64
         )
-        n_blocks = max(v.stop - v.start for v in views) // layout.BLOCK + 2
-        # Of more tokens than a few, the last one alone may attend to blocks side by side.
-        parts = (n if n <= layout.FEW else 1) * of.parts * n_blocks
+        parts = max(parts_of(batch.groups[0].spans, counts) for counts in (batch.lengths, batch.wanted))
         work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
-        room = be.room_for(n * of.floats + work + parts)
+        room = be.room_for(n * of.floats + work + parts * of.parts)
         values = be.room[: n * of.floats]
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
         at_work = room + 4 * n * of.floats
-        arguments = n, offset, address(kv), room, at_work, at_work + 4 * work
+        arguments = address(forward_pass), address(self._layers), room, at_work, at_work + 4 * work
         # More tokens are worth a call for each step; Ctrl-C waits for a call to end.
         together = len(self._steps) if n <= layout.PROGRAM_TOKENS else 1
         for first in range(0, len(self._steps), together):
             last = min(first + together, len(self._steps))
             be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
-        rows = 1 if of.y.one_row else n
-        y = values[n * of.y.buffer.at :][: rows * of.y.width]
-        return np.array(y.reshape(rows, of.y.width))
+        n_rows = len(rows) if of.y.is_wanted else n
+        y = values[n * of.y.buffer.at :][: n_rows * of.y.width]
+        return np.array(y.reshape(n_rows, of.y.width))
+
+
+def sequence_words(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
+    """Return the words (B, SEQ_WIDTH) of the sequences of a pass, with their numbers of new and of wanted tokens."""
+    words = np.zeros((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
+    for row, span, n_new, n_wanted in zip(words, spans, lengths, wanted, strict=True):
+        row[: layout.SEQ_WANTED + 1] = address(span.pages), span.length, n_new, n_wanted
+    return words
+
+
+def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
+    """Return how many results of blocks attention keeps for each head, with `counts` queries of the sequences.
+
+    More queries than a few join the results of blocks as they come.
+    """
+    if sum(counts) > layout.FEW:
+        return 0
+    return sum(n * -(-span.length // layout.BLOCK) for span, n in zip(spans, counts, strict=True))

@@ -16,7 +16,7 @@ import numpy as np
 from kernels.cpu import layout
 from mlx_engine.backends.matrices import Block
 from mlx_engine.backends.parameters import Activation, LayerNorm, Linear, Norm, RMSNorm, Rope
-from mlx_engine.backends.program import CannotCompileError, Fused, Recording, Value
+from mlx_engine.backends.program import BatchValue, CannotCompileError, Fused, Recording, Value
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies: `width` floats from column `column` of a buffer on, of all tokens or of the last one.
+    """Where a value lies: `width` floats from column `column` of a buffer on, of all tokens or of the wanted rows.
 
     `head_dim` is the width of a head where the value has been split into heads, and 0 elsewhere.
     """
@@ -42,7 +42,7 @@ class Place:
     buffer: Buffer
     column: int
     width: int
-    one_row: bool
+    is_wanted: bool
     head_dim: int = 0
 
     @property
@@ -91,6 +91,7 @@ class Lowered:
 @dataclass
 class _Lowering:
     builders: Builders
+    batch: BatchValue
     places: dict[Value, Place] = field(default_factory=dict)
     # Of a KV view: the layer, and its number of heads.
     views: dict[Value, tuple[int, int]] = field(default_factory=dict)
@@ -111,8 +112,8 @@ class _Lowering:
             raise CannotCompileError("an operation on something that no operation has returned")
         return self.places[x]
 
-    def emit(self, op: int, one_row: bool, **words: Any) -> dict[int, Any]:
-        step = {layout.OP: op, layout.ONE_ROW: int(one_row), layout.A_AT: None, layout.B_AT: None}
+    def emit(self, op: int, is_wanted: bool, **words: Any) -> dict[int, Any]:
+        step = {layout.OP: op, layout.WANTED: int(is_wanted), layout.A_AT: None, layout.B_AT: None}
         step |= {getattr(layout, name): value for name, value in words.items()}
         self.steps.append(step)
         return step
@@ -121,17 +122,17 @@ class _Lowering:
         """Make a place an input of a step; `first` is A_AT or B_AT."""
         step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
 
-    def new(self, width: int, one_row: bool, head_dim: int = 0) -> Place:
-        return Place(Buffer(width), 0, width, one_row, head_dim)
+    def new(self, width: int, is_wanted: bool, head_dim: int = 0) -> Place:
+        return Place(Buffer(width), 0, width, is_wanted, head_dim)
 
     def whole(self, place: Place) -> Place:
         """Return a place with the same value whose rows follow each other."""
-        return place if place.is_whole else self.copied(place, one_row=place.one_row)
+        return place if place.is_whole else self.copied(place, is_wanted=place.is_wanted)
 
-    def copied(self, place: Place, *, one_row: bool) -> Place:
-        out = self.new(place.width, one_row, place.head_dim)
-        from_last = int(one_row and not place.one_row)
-        step = self.emit(layout.COPY, one_row, OUT=out.buffer, ROW_WIDTH=place.width, FROM_LAST=from_last)
+    def copied(self, place: Place, *, is_wanted: bool) -> Place:
+        out = self.new(place.width, is_wanted, place.head_dim)
+        from_all = int(is_wanted and not place.is_wanted)
+        step = self.emit(layout.COPY, is_wanted, OUT=out.buffer, ROW_WIDTH=place.width, FROM_ALL=from_all)
         self.read(step, layout.A_AT, place)
         return out
 
@@ -139,11 +140,11 @@ class _Lowering:
         source = self.whole(self.place(x))
         if source.width != block.n_inputs:
             raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
-        out = self.new(block.n_outputs, source.one_row)
+        out = self.new(block.n_outputs, source.is_wanted)
         added = None if residual is None else self.whole(self.place(residual))
-        if added is not None and (added.width, added.one_row) != (out.width, out.one_row):
+        if added is not None and (added.width, added.is_wanted) != (out.width, out.is_wanted):
             raise CannotCompileError("a residual of another shape")
-        step = self.emit(layout.PROJECT, source.one_row, OUT=out.buffer, STEP_BLOCK=block.address)
+        step = self.emit(layout.PROJECT, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
         self.read(step, layout.A_AT, source)
         if added is not None:
             self.read(step, layout.B_AT, added)
@@ -183,22 +184,24 @@ class _Lowering:
     def merge(self, x: Value) -> tuple[Place, ...]:
         return (replace(self.place(x), head_dim=0),)
 
-    def last(self, x: Value) -> tuple[Place, ...]:
+    def take(self, x: Value, rows: object) -> tuple[Place, ...]:
         place = self.place(x)
-        return (place if place.one_row else self.copied(place, one_row=True),)
+        if rows is not self.batch.rows or place.is_wanted:
+            raise CannotCompileError("rows other than those that are wanted")
+        return (self.copied(place, is_wanted=True),)
 
     def head_norm_rope(
-        self, q: Value, k: Value, v: Value, head_dim: int, norms: Any, rope: Rope, offset: Value
+        self, q: Value, k: Value, v: Value, head_dim: int, norms: Any, rope: Rope, positions: object
     ) -> tuple[Place, ...]:
         a, b = self.place(q), self.place(k)
-        if a.one_row != b.one_row:
-            raise CannotCompileError("queries of one token and keys of all")
+        if a.is_wanted or b.is_wanted or positions is not self.batch.positions:
+            raise CannotCompileError("heads of some tokens only, or at other positions")
         if a.width % head_dim or b.width % head_dim or any(norm.gain.size != head_dim for norm in norms or ()):
             raise CannotCompileError("heads of another width")
         n_q, n_k = a.width // head_dim, b.width // head_dim
-        rotated = self.new(a.width, a.one_row, head_dim), self.new(b.width, b.one_row, head_dim)
+        rotated = self.new(a.width, a.is_wanted, head_dim), self.new(b.width, b.is_wanted, head_dim)
         step = self.emit(
-            layout.HEADS, a.one_row, OUT=rotated[0].buffer, OUT_2=rotated[1].buffer,
+            layout.HEADS, a.is_wanted, OUT=rotated[0].buffer, OUT_2=rotated[1].buffer,
             STEP_BLOCK=self.builders.heads(n_q, n_k, head_dim, norms), N_HEADS=n_q, N_KV_HEADS=n_k,
             ROW_WIDTH=head_dim,
         )  # fmt: skip
@@ -208,10 +211,12 @@ class _Lowering:
         self.kept.append(norms)
         return (*rotated, replace(self.place(v), head_dim=head_dim))
 
-    def kv_append(self, layer: int, k: Value, v: Value) -> tuple[int, int]:
+    def kv_append(self, batch: object, layer: int, k: Value, v: Value) -> tuple[int, int]:
         """Return what is known of the KV view: the layer, and its number of heads."""
+        if batch is not self.batch:
+            raise CannotCompileError("another batch")
         a, b = self.place(k), self.place(v)
-        if a.one_row or b.one_row or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
+        if a.is_wanted or b.is_wanted or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
             raise CannotCompileError("keys and values of some tokens only, or without heads")
         n_heads = a.width // a.head_dim
         if layer in self.kv or a.width % a.head_dim:
@@ -222,18 +227,20 @@ class _Lowering:
         self.read(step, layout.B_AT, b)
         return layer, n_heads
 
-    def attention(self, q: Value, view: Value, scale: float) -> tuple[Place, ...]:
+    def attention(self, q: Value, view: Value, counts: object, scale: float) -> tuple[Place, ...]:
         if not isinstance(view, Value) or view not in self.views:
             raise CannotCompileError("attention over something that is no KV view")
         source, (layer, n_kv_heads) = self.whole(self.place(q)), self.views[view]
+        if counts is not (self.batch.wanted if source.is_wanted else self.batch.lengths):
+            raise CannotCompileError("attention of other rows than those that there are")
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
         is_grouped = n_heads > 0 and n_kv_heads > 0 and n_heads % n_kv_heads == 0
         if not is_grouped or not self.builders.attends(n_heads // n_kv_heads, head_dim):
             raise CannotCompileError("heads of this width")
-        out = self.new(source.width, source.one_row, head_dim)
+        out = self.new(source.width, source.is_wanted, head_dim)
         step = self.emit(
-            layout.ATTENTION, source.one_row, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
+            layout.ATTENTION, source.is_wanted, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
             ROW_WIDTH=head_dim, STEP_SCALE=np.float64(scale).view(np.int64),
         )  # fmt: skip
         self.read(step, layout.A_AT, source)
@@ -247,14 +254,14 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
     Raises:
         CannotCompileError: an operation, or its arguments, are none that the kernels have.
     """
-    lowering = _Lowering(builders)
-    x = lowering.new(_width(recording), one_row=False)
+    lowering = _Lowering(builders, recording.batch)
+    x = lowering.new(_width(recording), is_wanted=False)
     lowering.places[recording.x] = x
     for step in recording.steps:
         if step.op == "kv_append":
             lowering.views[step.results[0]] = lowering.kv_append(*step.args)
             continue
-        if step.op not in LOWERED or (step.op == "head_norm_rope" and step.args[-1] is not recording.offset):
+        if step.op not in LOWERED:
             raise CannotCompileError(f"the operation {step.op}")
         places = getattr(lowering, step.op)(*step.args)
         lowering.places |= dict(zip(step.results, places, strict=True))
@@ -279,7 +286,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
 
 # The operations that steps do, by name; `_Lowering` has a method for each.
 LOWERED = (
-    *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "last"),
+    *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "take"),
     *("head_norm_rope", "attention"),
 )
 

@@ -19,7 +19,7 @@ from kernels.metal.rows import MOST_VECTORS
 from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
-from mlx_engine.backends.mlx import MlxBackend
+from mlx_engine.backends.mlx import MlxBackend, indices
 from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, record
 from mlx_engine.quant.types import Q8_0
@@ -88,16 +88,16 @@ class MetalBackend(MlxBackend):
         head_dim: int,
         norms: tuple[RMSNorm, RMSNorm] | None,
         rope: Rope,
-        offset: int,
+        positions: Sequence[int],
     ) -> tuple[Array, Array, Array]:
         """Everything in one launch."""
         if head_dim >= NARROWEST_HEAD:
-            turns = self._table(rope, offset + len(q))[offset : offset + len(q)]
+            turns = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
             made = self.kernels.head_norm_rope(q, k, v, turns, head_dim, norms)
             if made is not None:
                 rotated, both = made
                 return rotated.transpose(1, 0, 2), Half(both, 0), Half(both, 1)
-        return super().head_norm_rope(q, k, v, head_dim, norms, rope, offset)
+        return super().head_norm_rope(q, k, v, head_dim, norms, rope, positions)
 
     def _table(self, rope: Rope, length: int) -> mx.array:
         """Cosines and sines (L, E/2, 2) of the first L >= `length` positions."""
@@ -123,7 +123,7 @@ class MetalBackend(MlxBackend):
     def compile(self, layers: Layers) -> Program:
         """Return the definition itself; what a single vector has in one launch is counted from its steps."""
         try:
-            steps = record(layers, every=False).steps
+            steps = record(layers, want="some").steps
         except CannotCompileError:
             steps = []
         gate_up = [s.args[1:4] for s in steps if s.op == "norm_gate_up"]
@@ -133,19 +133,19 @@ class MetalBackend(MlxBackend):
         ]
         return OpByOp(self, layers, Fused(*count))
 
-    def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
+    def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
         """The norm and the products in one launch."""
-        rows, y = x if every else self.last(x), None
-        if isinstance(norm, RMSNorm) and (weights := _split(rows, (head,))):
-            y = self.kernels.norm_project(rows, norm, weights[0])
-        return super().norm_head(x, norm, head, every=every) if y is None else y
+        y = None
+        if isinstance(norm, RMSNorm) and (weights := _split(x, (head,))):
+            y = self.kernels.norm_project(x, norm, weights[0])
+        return super().norm_head(x, norm, head) if y is None else y
 
-    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """One update for both where they are halves of one array."""
         both = joined(k, v)
         if both is None:
-            return super().kv_write(store, at, _whole(k), _whole(v))
-        store[:, :, at : at + len(k)] = both
+            return super().kv_write(store, slots, _whole(k), _whole(v))
+        store[:, :, indices(slots)] = both
         return store
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from mlx_engine.backends import mlx_device, mlx_sampling
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.mlx_weights import BlockMatrix, reinterpret
-from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
+from mlx_engine.backends.parameters import Array, Linear, Rope
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.simd import hidden_keys, rope_table
 from mlx_engine.quant.types import Q8_0
@@ -26,7 +27,7 @@ from mlx_engine.quant.weight import Weight
 
 
 class MlxBackend(Backend):
-    """Lazy `mx.array`s, float32. A store is one array (2, K, slots, E): keys, then values, contiguous per head.
+    """Lazy `mx.array`s, float32. A store is one array (2, G, slots, E): keys, then values, contiguous per head.
 
     All work goes to one stream, which threads may take turns with: a graph that was built in one thread can be
     evaluated in another. MLX's own streams belong to the thread that made them.
@@ -99,15 +100,15 @@ class MlxBackend(Backend):
         """`mx.fast.layer_norm`."""
         return mx.fast.layer_norm(x, gain, bias, eps)
 
-    def rope(self, x: Array, rope: Rope, offset: int) -> Array:
+    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Both halves at once: each times the cosine, plus the other times the sine with its sign.
 
         `mx.fast.rope` takes its angles in float32, which at position 40,000 are wrong in their third decimal.
         """
-        cos, sin = self.rotation(rope, offset + len(x))
-        here = slice(offset, offset + len(x))
+        cos, sin = self.rotation(rope, max(positions) + 1)
+        here = indices(np.asarray(positions))
         halves = x.reshape(len(x), -1, 2, x.shape[-1] // 2)
-        turned = halves * cos[here, None, None] + halves[:, :, ::-1] * sin[here, None]
+        turned = halves * cos[here][:, None, None] + halves[:, :, ::-1] * sin[here][:, None]
         return turned.reshape(x.shape)
 
     def rotation(self, rope: Rope, length: int) -> tuple[mx.array, mx.array]:
@@ -117,20 +118,28 @@ class MlxBackend(Backend):
         """
         found = self._rotations.get(rope)
         if found is None or len(found[0]) < length:
-            cos, sin = rope_table(rope, 0, max(512, 1 << (length - 1).bit_length()))
+            cos, sin = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
             signed = np.concatenate((-sin, sin), axis=1)
             found = self._rotations[rope] = (mx.array(cos[:, 0]), mx.array(signed))
         return found
 
-    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
-        """`mx.fast.scaled_dot_product_attention`, which repeats no key or value head."""
-        n = len(q)
-        start = seen.start if seen.window is None else max(seen.start, seen.stop - n + 1 - seen.window)
-        keys, values = (seen.store[i, None, :, start : seen.stop] for i in (0, 1))
-        y = mx.fast.scaled_dot_product_attention(
-            q.transpose(1, 0, 2)[None], keys, values, scale=scale, mask=_mask(n, seen.stop - start, seen.window)
-        )
-        return y.squeeze(0).transpose(1, 0, 2)  # y[0] would be a copy
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+        """`mx.fast.scaled_dot_product_attention`, sequence by sequence; it repeats no KV head.
+
+        Pages that follow each other are read where they lie, others are gathered.
+        """
+        outs, end = [], 0
+        for span, n in zip(kv.spans, counts, strict=True):
+            end += n
+            if n:
+                first = kv.first_visible(span, n)
+                slots = indices(span.slots(first, span.length, kv.page))
+                keys, values = (kv.store[i, None][:, :, slots] for i in (0, 1))
+                mask = _mask(n, span.length - first, kv.window)
+                queries = q[end - n : end].transpose(1, 0, 2)[None]
+                y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+                outs.append(y.squeeze(0).transpose(1, 0, 2))  # y[0] would be a copy
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
     def silu(self, x: Array) -> Array:
         """`mx.sigmoid` overflows nowhere."""
@@ -160,9 +169,9 @@ class MlxBackend(Backend):
         """A view for one token."""
         return x.reshape(len(x), -1)
 
-    def last(self, x: Array) -> Array:
-        """A view."""
-        return x[-1:]
+    def take(self, x: Array, rows: Sequence[int]) -> Array:
+        """A view where the rows follow each other."""
+        return x[indices(np.asarray(rows))]
 
     def argmax(self, logits: Array) -> Array:
         """MLX takes the first of equal ones."""
@@ -173,31 +182,26 @@ class MlxBackend(Backend):
         row = mlx_sampling.penalize(logits.squeeze(0), recent, sampling.repetition_penalty)
         return mx.argmax(row) if sampling.is_greedy else mlx_sampling.draw(row, sampling, u, self._real)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
-        """Zeros."""
-        return mx.zeros((2, n_kv_heads, capacity, head_dim))
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+        """Zeros, on the stream of all work: a cache may be made outside of sessions, in any thread."""
+        return mx.zeros((2, n_kv_heads, n_slots, head_dim), stream=self._stream)
 
-    def kv_grow(self, store: Array, capacity: int) -> Array:
-        """One copy of the old slots, with new ones behind them."""
-        _, K, slots, E = store.shape
-        if not slots:  # the empty store may have been made outside of all sessions, where a thread's own stream is
-            return self.kv_empty(K, E, capacity)
-        return mx.concatenate([store, self.kv_empty(K, E, capacity - slots)], axis=2)
-
-    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """In place as the caller sees it, and on the device too: nobody else holds the array that is overwritten."""
-        store[0, :, at : at + len(k)] = k.transpose(1, 0, 2)
-        store[1, :, at : at + len(v)] = v.transpose(1, 0, 2)
-        return store
-
-    def kv_slide(self, store: Array, first: int, n: int) -> Array:
-        """In place as the caller sees it."""
-        store[:, :, :n] = store[:, :, first : first + n]
+        where = indices(slots)
+        store[0, :, where] = k.transpose(1, 0, 2)
+        store[1, :, where] = v.transpose(1, 0, 2)
         return store
 
     def kv_nbytes(self, store: Array) -> int:
         """All slots, filled or not."""
         return int(store.nbytes)
+
+
+def indices(numbers: np.ndarray | slice) -> slice | mx.array:
+    """Return numbers as MLX takes them for an index: a slice where they follow each other."""
+    found = numbers if isinstance(numbers, slice) else in_order(numbers)
+    return found if isinstance(found, slice) else mx.array(found.astype(np.int32))
 
 
 def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | None:

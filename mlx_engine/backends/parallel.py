@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Array, Linear, Visible
+from mlx_engine.backends.parameters import Array, Linear
 from mlx_engine.backends.simd import SimdBackend
 
 # Multiplications below which work stays on one thread, and above which it is cut: handing out a chunk costs some 50
@@ -42,17 +42,16 @@ class ParallelBackend(SimdBackend):
         self._run(multiply, len(w), x.size * len(w))
         return y if linear.bias is None else y + linear.bias
 
-    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
-        """Chunks of the key/value heads."""
-        K, group = seen.store.shape[1], q.shape[1] // seen.store.shape[1]
+    def _attend(self, q: Array, keys: Array, values: Array, window: int | None, scale: float) -> Array:
+        """Chunks of the KV heads."""
+        n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)
 
         def attend(first: int, last: int) -> None:
-            store = Visible(seen.store[:, first:last], seen.start, seen.stop, seen.window, seen.first)
-            heads = slice(first * group, last * group)
-            y[:, heads] = super(ParallelBackend, self).attention(q[:, heads], store, scale)
+            heads, attend_to = slice(first * group, last * group), super(ParallelBackend, self)._attend
+            y[:, heads] = attend_to(q[:, heads], keys[first:last], values[first:last], window, scale)
 
-        self._run(attend, K, q.size * (seen.stop - seen.start))
+        self._run(attend, n_kv_heads, q.size * keys.shape[1])
         return y
 
     def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:

@@ -110,18 +110,3 @@ class Rope:
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
         """Frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2; a factor is "linear" scaling."""
         return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
-
-
-@dataclass(frozen=True)
-class Visible:
-    """What attention may look at: slots [start, stop) of one layer's key/value store.
-
-    The new tokens of a pass are always the last ones, so query t of T sees the slots up to `stop - T + t`, and
-    with a window only the last `window` of those. Slot 0 has the key and value of position `first`.
-    """
-
-    store: Array
-    start: int
-    stop: int
-    window: int | None = None
-    first: int = 0

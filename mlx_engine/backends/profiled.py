@@ -13,7 +13,8 @@ from logging import DEBUG
 from typing import Any, cast
 
 from mlx_engine.backends.base import OPERATIONS, Backend
-from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm, Visible
+from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
@@ -84,7 +85,7 @@ def _role(name: str, args: tuple[Any, ...]) -> str:
     linears = [arg for arg in _flat(args) if isinstance(arg, Linear)]
     if linears:
         return role_of(linears)
-    if name == "attention" and cast(Visible, args[1]).window:
+    if name == "attention" and cast(KVView, args[1]).window:
         return "attention, window"
     return "embedding" if name == "embed" else name
 
@@ -107,22 +108,21 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
         n_rows = len(result) if name == "norm_head" else len(args[0])
         return Cost(2.0 * n_rows * sum(math.prod(shape_of(linear.weight)) for linear in linears), nbytes)
     if name == "attention":
-        q, seen = args[0], cast(Visible, args[1])
-        n_tokens, *head = shape_of(q)
-        n_slots = seen.stop - seen.start
-        n_pairs = _n_pairs(n_tokens, n_slots, seen.window)
-        return Cost(4.0 * math.prod(head) * n_pairs, 2 * nbytes_of(q) + _slots_nbytes(seen.store, n_slots))
+        q, kv = args[0], cast(KVView, args[1])
+        _, *head = shape_of(q)
+        spans = list(zip(kv.spans, args[2], strict=True))
+        n_pairs = sum(_n_pairs(n, span.length, kv.window) for span, n in spans)
+        n_slots = sum(span.length - kv.first_visible(span, n) for span, n in spans if n)
+        return Cost(4.0 * math.prod(head) * n_pairs, 2 * nbytes_of(q) + _slots_nbytes(kv.store, n_slots))
     if name == "kv_write":
-        return Cost(nbytes=2 * sum(map(nbytes_of, _arrays(args[1:]))))
-    if name == "kv_grow":
-        return Cost(nbytes=2 * nbytes_of(args[0]))
-    if name == "kv_slide":
-        return Cost(nbytes=2 * _slots_nbytes(args[0], args[2]))
+        return Cost(nbytes=2 * sum(map(nbytes_of, _arrays(args[2:]))))
     return Cost(nbytes=nbytes)
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
     """Scores of one head: the last token sees all slots, the one before it one fewer; none sees more than a window."""
+    if not n_tokens:
+        return 0
     most = n_slots if window is None else min(n_slots, window)
     whole = min(n_tokens, n_slots - most + 1)  # tokens that see as much as any
     rest = n_tokens - whole

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from mlx_engine.backends.batch import Batch, Wanted
 from mlx_engine.backends.parameters import Array
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class Layers(Protocol):
     """The definition of all layers, written in a backend's operations."""
 
-    def __call__(self, be: Any, x: Array, cache: Any, offset: Any, *, every: bool) -> Array:
-        """Return hidden states (T, D) of `every` token, or (1, D) of the last one."""
+    def __call__(self, be: Any, x: Array, batch: Any, *, want: Wanted) -> Array:
+        """Return hidden states (T, D) of every token, or (R, D) of those that are wanted."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class Program(ABC):
     fused: Fused = Fused()
 
     @abstractmethod
-    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
-        """Return what the layers make of (T, D): (T, D) of `every` token, or (1, D) of the last one.
+    def run(self, x: Array, batch: Batch) -> Array:
+        """Return what the layers make of (T, D): (R, D) of the tokens whose logits are wanted.
 
-        Keys and values go to the slots that `cache` has reserved, from position `offset` on.
+        Keys and values go to the slots that the batch has for them. Where no logits are wanted, what is returned has no
+        meaning.
         """
 
 
@@ -56,9 +58,9 @@ class OpByOp(Program):
         self._backend, self._layers = backend, layers
         self.fused = fused or Fused()
 
-    def run(self, x: Array, cache: Any, offset: int, *, every: bool) -> Array:
+    def run(self, x: Array, batch: Batch) -> Array:
         """Run the definition."""
-        return self._layers(self._backend, x, cache, offset, every=every)
+        return self._layers(self._backend, x, batch, want=batch.want)
 
 
 # ---- recording ----
@@ -87,12 +89,21 @@ class Step(NamedTuple):
     results: tuple[Value, ...]
 
 
+class BatchValue(NamedTuple):
+    """Stands in for a batch: what a definition may use of it."""
+
+    positions: Value
+    lengths: Value
+    wanted: Value
+    rows: Value
+
+
 class Recording(NamedTuple):
-    """The definition of all layers as steps. `kv_append` is a step, too: (layer, k, v) -> KV view."""
+    """The definition of all layers as steps."""
 
     steps: list[Step]
     x: Value
-    offset: Value
+    batch: BatchValue
     y: Value
 
 
@@ -101,7 +112,7 @@ class CannotCompileError(Exception):
 
 
 class Recorder:
-    """Stands in for a backend and for a cache, and writes down which operations are called."""
+    """Stands in for a backend, and writes down which operations are called."""
 
     tap = None
 
@@ -111,10 +122,6 @@ class Recorder:
     def note(self, name: str, x: Value) -> Value:
         """Return x: there is nothing to look at."""
         return x
-
-    def append(self, layer: int, k: Value, v: Value) -> Value:
-        """Record that keys and values are stored; return the KV view."""
-        return self._record("kv_append", (layer, k, v), 1)[0]
 
     def norm_project(self, *args: Any, **kwargs: Any) -> list[Value]:
         """Record a block that returns one array for each projection."""
@@ -146,7 +153,7 @@ def _positional(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 def _operations() -> frozenset[str]:
     from mlx_engine.backends.base import OPERATIONS
 
-    return frozenset(name for names in OPERATIONS.values() for name in names)
+    return frozenset((*(name for names in OPERATIONS.values() for name in names), "kv_append"))
 
 
 @cache
@@ -156,15 +163,15 @@ def _signature(op: str) -> inspect.Signature:
     return inspect.signature(getattr(Backend, op))
 
 
-def record(layers: Layers, *, every: bool) -> Recording:
-    """Run the definition with a recorder in place of a backend and of a cache.
+def record(layers: Layers, *, want: Wanted) -> Recording:
+    """Run the definition with a recorder in place of a backend, and values in place of arrays.
 
     Raises:
         CannotCompileError: the definition does with values what can be done with arrays only.
     """
-    recorder, x, offset = Recorder(), Value(), Value()
+    recorder, x, batch = Recorder(), Value(), BatchValue(Value(), Value(), Value(), Value())
     try:
-        y = layers(recorder, x, recorder, offset, every=every)
+        y = layers(recorder, x, batch, want=want)
     except (TypeError, AttributeError) as error:
         raise CannotCompileError(f"a definition that needs arrays: {error}") from error
-    return Recording(recorder.steps, x, offset, y)
+    return Recording(recorder.steps, x, batch, y)

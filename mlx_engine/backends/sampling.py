@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mlx_engine.backends.parameters import Token
 from mlx_engine.errors import is_number, is_whole, require
 
 # Below this temperature a float32 logit could at best win against its own last digit: it is greedy.
@@ -59,6 +60,26 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, after the penalty."""
         return self.temperature < COLDEST
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether neither tokens seen before nor a draw have a say: the largest logit is taken."""
+        return self.is_greedy and self.repetition_penalty == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """How one token is chosen from a row of logits.
+
+    Attributes:
+        sampling: the options.
+        recent: the tokens before it, for the repetition penalty.
+        u: in [0, 1), selects among the tokens that the options leave.
+    """
+
+    sampling: Sampling
+    recent: Sequence[Token]
+    u: float
 
 
 def penalize(logits: np.ndarray, recent: Sequence[int], penalty: float) -> np.ndarray:

@@ -14,7 +14,8 @@ from operator import mul
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
+from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.parameters import Array, Linear, Rope
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant.weight import Weight
 
@@ -53,30 +54,28 @@ class ScalarBackend(Backend):
         """The variance is the mean squared distance from the mean: no cancellation."""
         return on_rows(lambda row: _layer_norm(row, gain, bias, eps), x)
 
-    def rope(self, x: Array, rope: Rope, offset: int) -> Array:
+    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Each pair (j, j + E/2) turns by its own angle."""
-        return [[_rotate(head, rope, offset + t) for head in heads] for t, heads in enumerate(x)]
+        return [[_rotate(head, rope, p) for head in heads] for heads, p in zip(x, positions, strict=True)]
 
-    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
         """Every query over every key that it may see."""
-        keys, values = seen.store
-        group = len(q[0]) // len(keys[0])
-        out = []
-        for t, heads in enumerate(q):
-            stop = seen.stop - len(q) + t + 1
-            start = seen.start if seen.window is None else max(seen.start, stop - seen.window)
-            visible = range(start, stop)
-            out.append(
-                [
-                    _attend(
-                        head,
-                        [keys[s][h // group] for s in visible],
-                        [values[s][h // group] for s in visible],
-                        scale,
-                    )
-                    for h, head in enumerate(heads)
-                ]
-            )
+        keys, values = kv.store
+        queries, out = iter(q), []
+        for span, n in zip(kv.spans, counts, strict=True):
+            for position in range(span.length - n, span.length):
+                heads = next(queries)
+                group = len(heads) // len(keys[0])
+                first = 0 if kv.window is None else max(0, position + 1 - kv.window)
+                slots = [int(span.pages[p // kv.page]) + p % kv.page for p in range(first, position + 1)]
+                out.append(
+                    [
+                        _attend(
+                            head, [keys[s][h // group] for s in slots], [values[s][h // group] for s in slots], scale
+                        )
+                        for h, head in enumerate(heads)
+                    ]
+                )
         return out
 
     def silu(self, x: Array) -> Array:
@@ -108,9 +107,9 @@ class ScalarBackend(Backend):
         """Join each row's heads."""
         return [[v for head in heads for v in head] for heads in x]
 
-    def last(self, x: Array) -> Array:
-        """The last row."""
-        return x[-1:]
+    def take(self, x: Array, rows: Sequence[int]) -> Array:
+        """The same lists."""
+        return [x[r] for r in rows]
 
     def argmax(self, logits: Array) -> Array:
         """The first of the largest."""
@@ -133,24 +132,14 @@ class ScalarBackend(Backend):
                 return i
         return max(kept)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
         """A list of keys and one of values, a slot each."""
-        return ([None] * capacity, [None] * capacity)
+        return ([None] * n_slots, [None] * n_slots)
 
-    def kv_grow(self, store: Array, capacity: int) -> Array:
-        """Longer lists."""
-        return tuple(slots + [None] * (capacity - len(slots)) for slots in store)
-
-    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """In place."""
-        store[0][at : at + len(k)] = k
-        store[1][at : at + len(v)] = v
-        return store
-
-    def kv_slide(self, store: Array, first: int, n: int) -> Array:
-        """In place."""
-        for slots in store:
-            slots[:n] = slots[first : first + n]
+        for t, slot in enumerate(slots):
+            store[0][slot], store[1][slot] = k[t], v[t]
         return store
 
     def kv_nbytes(self, store: Array) -> int:

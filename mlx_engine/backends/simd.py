@@ -13,17 +13,17 @@ import numpy as np
 
 from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
-from mlx_engine.backends.parameters import Array, Linear, Rope, Visible
+from mlx_engine.backends.parameters import Array, Linear, Rope
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant.weight import Weight
 
 
 class SimdBackend(Backend):
-    """NumPy on one thread. A store is one array (2, K, slots, E): keys, then values, contiguous per head."""
+    """NumPy on one thread. A store is one array (2, G, slots, E): keys, then values, contiguous per head."""
 
     name = "simd"
-    kv_step = None
 
     def __init__(self) -> None:
         # The first search for BLAS libraries takes a tenth of a second or two; no pass shall pay for it.
@@ -68,25 +68,37 @@ class SimdBackend(Backend):
         variance = np.mean(np.square(centred), axis=-1, keepdims=True)
         return gain * (centred / np.sqrt(variance + np.float32(eps))) + bias
 
-    def rope(self, x: Array, rope: Rope, offset: int) -> Array:
+    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Both halves of every head at once."""
-        cos, sin = rope_table(rope, offset, len(x))
+        cos, sin = rope_table(rope, tuple(positions))
         half = x.shape[-1] // 2
         a, b = x[..., :half], x[..., half:]
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
-    def attention(self, q: Array, seen: Visible, scale: float) -> Array:
-        """The queries of one key/value head are stacked, so that keys and values are never repeated."""
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+        """Sequence by sequence; pages that do not follow each other are gathered."""
+        y, ends = np.empty_like(q), np.cumsum(counts)
+        for span, end, n in zip(kv.spans, ends, counts, strict=True):
+            if n:
+                rows, first = slice(end - n, end), kv.first_visible(span, n)
+                keys, values = kv.store[:, :, span.slots(first, span.length, kv.page)]
+                y[rows] = self._attend(q[rows], keys, values, kv.window, scale)
+        return y
+
+    def _attend(self, q: Array, keys: Array, values: Array, window: int | None, scale: float) -> Array:
+        """(T, H, E) attention of a sequence's last T tokens over keys and values (G, S, E).
+
+        The queries of one KV head are stacked, so that keys and values are never repeated.
+        """
         T, H, E = q.shape
-        keys, values = seen.store[:, :, seen.start : seen.stop]
-        K, S, _ = keys.shape
-        stacked = (q * np.float32(scale)).reshape(T, K, H // K, E).transpose(1, 2, 0, 3).reshape(K, -1, E)
-        scores = (stacked @ keys.transpose(0, 2, 1)).reshape(K, H // K, T, S)
-        hidden = hidden_keys(T, S, seen.window)
+        G, S, _ = keys.shape
+        stacked = (q * np.float32(scale)).reshape(T, G, H // G, E).transpose(1, 2, 0, 3).reshape(G, -1, E)
+        scores = (stacked @ keys.transpose(0, 2, 1)).reshape(G, H // G, T, S)
+        hidden = hidden_keys(T, S, window)
         if hidden is not None:
             scores[..., hidden] = -np.inf
-        weights = softmax(scores).reshape(K, -1, S)
-        return (weights @ values).reshape(K, H // K, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
+        weights = softmax(scores).reshape(G, -1, S)
+        return (weights @ values).reshape(G, H // G, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
 
     def silu(self, x: Array) -> Array:
         """For a very negative x the exponential overflows to infinity, and x / infinity is the right answer: 0."""
@@ -119,9 +131,9 @@ class SimdBackend(Backend):
         """A view where memory allows."""
         return x.reshape(len(x), -1)
 
-    def last(self, x: Array) -> Array:
-        """A view."""
-        return x[-1:]
+    def take(self, x: Array, rows: Sequence[int]) -> Array:
+        """A copy."""
+        return x[list(rows)]
 
     def argmax(self, logits: Array) -> Array:
         """NumPy takes the first of equal ones."""
@@ -134,26 +146,15 @@ class SimdBackend(Backend):
             return int(np.argmax(row))
         return definition.draw(definition.probabilities(row, sampling), u)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, capacity: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
         """Memory that the system need not touch until a slot is written."""
-        return np.empty((2, n_kv_heads, capacity, head_dim), dtype=np.float32)
+        return np.empty((2, n_kv_heads, n_slots, head_dim), dtype=np.float32)
 
-    def kv_grow(self, store: Array, capacity: int) -> Array:
-        """One copy of the old slots."""
-        _, K, slots, E = store.shape
-        grown = self.kv_empty(K, E, capacity)
-        grown[:, :, :slots] = store
-        return grown
-
-    def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """In place."""
-        store[0, :, at : at + len(k)] = k.transpose(1, 0, 2)
-        store[1, :, at : at + len(v)] = v.transpose(1, 0, 2)
-        return store
-
-    def kv_slide(self, store: Array, first: int, n: int) -> Array:
-        """In place; NumPy minds that the slots may overlap."""
-        store[:, :, :n] = store[:, :, first : first + n]
+        where = in_order(slots)
+        store[0, :, where] = k.transpose(1, 0, 2)
+        store[1, :, where] = v.transpose(1, 0, 2)
         return store
 
     def kv_nbytes(self, store: Array) -> int:
@@ -162,13 +163,12 @@ class SimdBackend(Backend):
 
 
 @lru_cache(maxsize=8)
-def rope_table(rope: Rope, offset: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines (T, 1, E/2) for positions offset .. offset + length - 1; every layer of a pass asks again.
+def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines (T, 1, E/2) of positions that can be hashed; every layer of a pass asks again.
 
     The angles are float64: at position 40,000 a float32 angle is already wrong in its third decimal.
     """
-    positions = np.arange(offset, offset + length, dtype=np.float64)
-    angles = np.outer(positions, np.asarray(rope.frequencies))[:, None, :]
+    angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 

@@ -17,9 +17,11 @@ from typing import Any
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.estimate import rest
+from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, decode_without_cache, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 from mlx_engine.errors import require
 
@@ -163,7 +165,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
                 start = time.perf_counter()
                 if probed and start + n * per_token > deadline:
                     break
-                engine.backend.wait(engine.model.forward(ids[:n], engine.model.no_cache()))
+                engine.backend.wait(forward(engine.model, New(ids[:n], engine.model.scratch_kv(n))))
                 probed, per_token = n, (time.perf_counter() - start) / n
     return probed, per_token
 
@@ -183,13 +185,13 @@ def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool,
     """One repetition."""
     model, be = engine.model, engine.backend
     pick, metrics = Sampler(be, Sampling(), ()), Metrics()
-    cache = model.new_cache(test.depth + test.n_tokens)
+    held = model.new_kv(test.depth + test.n_tokens)
     n_read = 1 if test.n_prompt else 0  # passes that read the prompt
     with be.session():
         if kv and test.depth:
-            be.wait(prefill(model, ids[: test.depth], cache))
+            be.wait(prefill(model, ids[: test.depth], held))
         if kv:
-            tokens = decode(model, ids[test.depth :], cache, pick, metrics, overlap=overlap)
+            tokens = decode(model, ids[test.depth :], held, pick, metrics, overlap=overlap)
         else:
             tokens = decode_without_cache(model, ids, pick, metrics)
         for i, _ in enumerate(islice(tokens, n_read + test.n_gen)):

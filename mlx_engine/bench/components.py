@@ -46,12 +46,12 @@ def _pass(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
     pick = Sampler(model.backend, Sampling(), ())
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
     with model.backend.session():
-        cache = model.new_cache(len(ids) + 1)
+        kv = model.new_kv(len(ids) + 1)
         if test.depth:
-            model.backend.wait(prefill(model, ids[: test.depth], cache))
+            model.backend.wait(prefill(model, ids[: test.depth], kv))
         profiler.ops.clear()
         profiler.begin_pass()
-        pick(prefill(model, ids[test.depth :], cache))
+        pick(prefill(model, ids[test.depth :], kv))
         taken = profiler.end_pass()
     ops = {
         name: {"calls": op.calls, "ms": op.seconds * 1e3, "flops": op.flops, "nbytes": op.nbytes}

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.launch import counted
+from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal_weights import SplitMatrix, joined
 from mlx_engine.backends.mlx import MlxBackend
 from mlx_engine.backends.mlx_weights import AffineMatrix
-from mlx_engine.backends.parameters import Linear, Visible
+from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.cells import Test
 from mlx_engine.bench.work import bytes_per_weight, sizes, work
+from mlx_engine.cache import New, begin
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.engine import Engine, load
 
@@ -25,8 +27,6 @@ from mlx_engine.engine import Engine, load
 TWO_PASSES = 1024
 # Heads that MLX has a kernel for, for a single query. For others it scales, multiplies, takes softmax and multiplies.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
-# New slots, and two copies: old slots and new ones.
-GROWING = 3
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,16 @@ class Dispatches:
     Attributes:
         layer: of each layer, by kernel or operation.
         around: before the first and after the last.
-        growing: more in each layer when the cache grows, which it does by whole steps.
     """
 
     layer: dict[str, int]
     around: dict[str, int]
-    growing: int = GROWING
 
 
-def _attention(backend: Any, q: Any, seen: Visible, scale: float) -> int:
+def _attention(backend: Any, q: Any, kv: KVView, counts: Any, scale: float) -> int:
     if q.shape[-1] not in FUSED_HEADS:
         return UNFUSED
-    return 1 if seen.stop - seen.start < TWO_PASSES else 2
+    return 1 if kv.spans[0].length - kv.first_visible(kv.spans[0], 1) < TWO_PASSES else 2
 
 
 def _linear(backend: Any, x: Any, linear: Linear) -> int:
@@ -68,7 +66,7 @@ def _embed(backend: Any, table: Any, ids: Any) -> int:
     return 4 if isinstance(table, AffineMatrix) else 1
 
 
-# What an operation of `MlxBackend` costs for one token. Views cost nothing: `heads`, `merge`, `last`.
+# What an operation of `MlxBackend` costs for one token. Views cost nothing: `heads`, `merge`, `take`.
 STOCK: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "linear": _linear,
@@ -82,7 +80,7 @@ STOCK: dict[str, Callable[..., int]] = {
     "multiply": lambda *_: 1,
     "argmax": lambda *_: 1,
     # Nobody else holds the store: it is written in place.
-    "kv_write": lambda backend, store, at, k, v: 1 if joined(k, v) is not None else 2,
+    "kv_write": lambda backend, store, slots, k, v: 1 if joined(k, v) is not None else 2,
 }
 AROUND = ("embed", "norm_head", "argmax")
 
@@ -100,15 +98,16 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
     model = copy.copy(engine.model)
     model.backend = _counting(engine.backend, layers, around)
     with engine.backend.session():
-        cache = model.new_cache(depth + 1)
-        cache.reserve(depth + 1)
-        cache.advance(depth)
-        model.backend.argmax(model.forward([0], cache))  # where kernels are tried, if they have not been
-        cache.trim(1)
+        kv = model.new_kv(depth + 1, longest_pass=depth + 1)
+        if depth:
+            kv.begin(depth)
+            kv.commit(depth)
+        batch = begin([New([0], kv)])
+        model.backend.argmax(model.forward(batch))  # where kernels are tried, if they have not been
         layers.clear()
         around.clear()
         with counted() as launches:
-            model.backend.argmax(model.forward([0], cache))
+            model.backend.argmax(model.forward(batch))
     layers.update(launches)
     layers.subtract(around)
     n = engine.config.n_layers
@@ -131,7 +130,6 @@ def decode_cost(model: str, backend: str) -> dict[str, Any]:
         "per_layer": sum(few.layer.values()),
         "per_layer_from_1024_keys": sum(many.layer.values()),
         "per_step": n_layers * sum(few.layer.values()) + sum(few.around.values()),
-        "more_per_layer_when_the_cache_grows": few.growing,
         "weight_bytes": needed.nbytes,
         "cache_bytes_per_token": needed.cached,
         "bytes_per_token": work(needed, Test(n_gen=1), kv=True).nbytes,

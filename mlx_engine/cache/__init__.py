@@ -1,9 +1,7 @@
-"""Key/value caches: what they promise (`base`), and the layouts that keep it."""
+"""Keys and values of the tokens read so far: pages of memory (`pool.py`), and the sequences that hold them."""
 
-from mlx_engine.cache.base import Cache
-from mlx_engine.cache.full import FullCache
-from mlx_engine.cache.mixed import MixedCache
-from mlx_engine.cache.nothing import NoCache
-from mlx_engine.cache.sliding import SlidingCache
+from mlx_engine.cache.batch import New, begin
+from mlx_engine.cache.pool import KVLayer, KVPool
+from mlx_engine.cache.sequence import KVSequence
 
-__all__ = ["Cache", "FullCache", "MixedCache", "NoCache", "SlidingCache"]
+__all__ = ["KVLayer", "KVPool", "KVSequence", "New", "begin"]

@@ -1,56 +1,56 @@
-"""How many bytes a cache takes: arithmetic on a model's sizes, so that it can be said before there is one."""
+"""How many bytes keys and values take: arithmetic on a model's sizes, so that it can be reported before there is one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mlx_engine.cache.sliding import STEP, slots_for
+from mlx_engine.cache.pool import LONGEST_PASS, PAGE, KVLayer, pages_for
 
 BYTES_PER_FLOAT = 4
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """A cache of float32 keys and values for up to `n_tokens` tokens.
+    """Float32 keys and values of one sequence of up to `n_tokens` tokens.
 
     Attributes:
-        n_local: how many of the layers see no more than a `window` of the latest tokens.
-        chunk: tokens of the longest pass.
+        layers: what each layer keeps of a token.
+        page: tokens of a page.
+        longest_pass: the most new tokens in one forward pass.
     """
 
-    n_layers: int
-    n_kv_heads: int
-    head_dim: int
+    layers: Sequence[KVLayer]
     n_tokens: int
-    n_local: int = 0
-    window: int = 0
-    chunk: int = STEP
-
-    @classmethod
-    def of(cls, config: Any, n_tokens: int, chunk: int) -> CacheSize:
-        """That of a model of these sizes."""
-        local = getattr(config, "is_local", ())
-        return cls(
-            config.n_layers,
-            config.n_kv_heads,
-            config.head_dim,
-            n_tokens,
-            n_local=sum(local),
-            window=config.window if local else 0,
-            chunk=max(STEP, min(chunk, n_tokens)),
-        )
+    page: int = PAGE
+    longest_pass: int = LONGEST_PASS
 
     @property
     def whole(self) -> int:
-        """Bytes if every layer remembered every token."""
-        return self.n_layers * self._layer(self.n_tokens)
+        """Bytes if every layer remembered every token, and pages had no unused slots."""
+        return sum(_bytes_per_token(layer) * self.n_tokens for layer in self.layers)
 
     @property
     def held(self) -> int:
-        """Bytes that are held once the last token has been read: local layers keep their window."""
-        local = self._layer(slots_for(self.n_tokens, self.window, self.chunk)) if self.n_local else 0
-        return (self.n_layers - self.n_local) * self._layer(self.n_tokens) + self.n_local * local
+        """Bytes of the pages that a pool for one such sequence has: layers with a window have fewer."""
+        return sum(_bytes_per_token(layer) * self.page * self._pages(layer.window) for layer in self.layers)
 
-    def _layer(self, slots: int) -> int:
-        return 2 * self.n_kv_heads * slots * self.head_dim * BYTES_PER_FLOAT
+    @property
+    def saved(self) -> int:
+        """Bytes that windows save."""
+        return sum(
+            _bytes_per_token(layer) * self.page * (self._pages(None) - self._pages(layer.window))
+            for layer in self.layers
+        )
+
+    @property
+    def n_windows(self) -> int:
+        """How many layers have a window."""
+        return sum(layer.window is not None for layer in self.layers)
+
+    def _pages(self, window: int | None) -> int:
+        return pages_for(window, self.n_tokens, 1, self.page, self.longest_pass)
+
+
+def _bytes_per_token(layer: KVLayer) -> int:
+    return 2 * layer.n_kv_heads * layer.head_dim * BYTES_PER_FLOAT

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlx_engine.cache.size import CacheSize
-from mlx_engine.decode.loop import CHUNK
 
 if TYPE_CHECKING:
     from mlx_engine.decode.stream import Generation, Stream
@@ -39,24 +38,26 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
     kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
     if not kv:
         return [f"Tokenizer: {kind}", "KV cache: none"]
-    longest = max(runs, key=lambda run: run.n_read)
-    lines = [kv_cache(CacheSize.of(engine.config, longest.n_read, min(longest.n_prompt, CHUNK)))]
+    layers = engine.model.kv_layers
+    lines = [kv_cache(CacheSize(layers, max(run.n_read for run in runs)))]
     if context_len is not None:
-        whole = CacheSize.of(engine.config, min(context_len, engine.config.context_length), CHUNK)
+        whole = CacheSize(layers, min(context_len, engine.config.context_length))
         lines = [kv_cache(whole), f"Reserved: {lines[0].removeprefix('KV cache: ')}"]
     return [f"Tokenizer: {kind}", *lines]
 
 
 def kv_cache(size: CacheSize) -> str:
-    """The bytes of a cache, how they come about, and what windows save of them."""
-    heads = f"{size.n_kv_heads} {'head' if size.n_kv_heads == 1 else 'heads'}"
-    shape = f"{size.n_layers} layers x {heads} x {size.n_tokens:,} x {size.head_dim} x f32 x 2"
+    """The bytes of keys and values, how they come about, and what windows save of them."""
+    layer = size.layers[0]
+    heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
+    shape = f"{len(size.layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
     line = f"KV cache: {_mb(size.whole)} ({shape})"
-    if size.held == size.whole:
+    if not size.saved:
         return line
+    window = next(layer.window for layer in size.layers if layer.window)
     return (
-        f"{line}; sliding windows of {size.window:,} tokens in {size.n_local} layers save "
-        f"{_mb(size.whole - size.held)}: {_mb(size.held)} are allocated"
+        f"{line}; sliding windows of {window:,} tokens in {size.n_windows} layers save {_mb(size.saved)}: "
+        f"{_mb(size.held)} are allocated"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw, Sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,40 +20,41 @@ class Choice:
     Attributes:
         token: what `Backend.embed` takes for an id.
         logits: (1, V), what it was chosen from.
-        place: where it stands in the history.
+        position: where it stands in the sequence.
     """
 
     token: Token
     logits: Array
-    place: int
+    position: int
 
 
 class Sampler:
-    """Logits (1, V) in, the chosen id out; or in two steps, the choice and then its id."""
+    """What chooses the tokens of one sequence: `draw` for `Backend.choose`, then `add` and `settle` what it chose."""
 
     def __init__(self, backend: Backend, sampling: Sampling, prompt: Sequence[int]) -> None:
         self._backend, self._sampling = backend, sampling
         self._recent: list[Token] = list(prompt)
-        self._random = random.Random(None if sampling.seed is None else int(sampling.seed))
-        self._is_argmax = sampling.is_greedy and sampling.repetition_penalty == 1
+        self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
 
     def __call__(self, logits: Array) -> int:
-        """Choose, wait until the id is on the host, and remember it."""
-        return self.settle(self.choose(logits))
+        """Choose from logits (1, V), wait until the id is on the host, and return it."""
+        (token,) = self._backend.choose(logits, [self.draw()])
+        return self.settle(self.add(token, logits))
 
-    def choose(self, logits: Array) -> Choice:
-        """Choose; nothing waits for the id. The next choice may be made before this one is settled."""
-        if self._is_argmax:
-            token = self._backend.argmax(logits)
-        else:
-            token = self._backend.sample(logits, self._sampling, self._recent, self._random.random())
+    def draw(self) -> Draw:
+        """Return how the next token is chosen. The choice before it need not be settled."""
+        u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent))
+        return Draw(self._sampling, self._recent, u)
+
+    def add(self, token: Token, logits: Array) -> Choice:
+        """Append a token that was chosen from logits (1, V); nothing waits for its id."""
         self._recent.append(token)
         return Choice(token, logits, len(self._recent) - 1)
 
     def settle(self, choice: Choice) -> int:
-        """The id of a choice, on the host."""
-        chosen = self._recent[choice.place] = self._backend.token_id(choice.token)
+        """Return the id of a choice, on the host."""
+        chosen = self._recent[choice.position] = self._backend.token_id(choice.token)
         self._settled = choice
         return chosen
 
@@ -66,4 +67,13 @@ class Sampler:
             return None
         row = self._backend.host(self._settled.logits)[0].astype(np.float64)
         p = np.exp(row - row.max())
-        return float(p[self._recent[self._settled.place]] / p.sum())
+        return float(p[self._recent[self._settled.position]] / p.sum())
+
+
+def random_number(seed: int, position: int) -> float:
+    """Return a number in [0, 1) that depends on the seed and the position alone, for the draw of one token.
+
+    A sequence that is interrupted and computed again, or runs beside others, draws the same numbers.
+    """
+    (bits,) = np.random.SeedSequence((seed, position)).generate_state(1, np.uint64)
+    return float(bits >> np.uint64(11)) * 2.0**-53

@@ -119,8 +119,8 @@ class Stream:
     def _loop(self, model: Model, options: Options) -> Iterator[int]:
         if not options.kv:
             return decode_without_cache(model, self._prompt_ids, self._pick, self._metrics)
-        cache = model.new_cache(self.n_read)
-        return decode(model, self._prompt_ids, cache, self._pick, self._metrics, progress=self._read)
+        kv = model.new_kv(self.n_read)
+        return decode(model, self._prompt_ids, kv, self._pick, self._metrics, progress=self._read)
 
     def _read(self, done: int, total: int) -> None:
         """Called after each chunk of the prompt."""

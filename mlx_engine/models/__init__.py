@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.program import Program
-from mlx_engine.cache import Cache
+from mlx_engine.cache import KVLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.models.conversion import Conversion, Converted
@@ -26,20 +27,27 @@ MODULES = {
 
 
 class Model(Protocol):
-    """What a model file builds: a function of token ids and a cache."""
+    """What a model file builds: a function of a batch."""
 
     config: Any
     backend: Backend
     program: Program
 
-    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
-        """Logits (1, V) of the last token, or (T, V) of `every` token."""
+    @property
+    def kv_layers(self) -> list[KVLayer]:
+        """What each layer keeps of a token."""
 
-    def new_cache(self, capacity: int) -> Cache:
-        """An empty cache for at most `capacity` tokens."""
+    def forward(self, batch: Batch) -> Array | None:
+        """Logits (R, V) of the tokens that are wanted, or None if there are none."""
 
-    def no_cache(self) -> Cache:
-        """A cache that remembers nothing."""
+    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
+        """An empty sequence of at most `n_tokens` tokens, with a pool of its own."""
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Memory for the keys and values of `n_tokens` tokens."""
+
+    def scratch_kv(self, n_tokens: int) -> KVSequence:
+        """An empty sequence for one pass of `n_tokens` tokens, of which no later pass reads anything."""
 
 
 def model_file(checkpoint: Checkpoint) -> Any:

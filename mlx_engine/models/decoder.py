@@ -12,40 +12,41 @@ from functools import partial
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Layer, Norm
+from mlx_engine.backends.batch import Batch, Wanted
+from mlx_engine.backends.parameters import Array, Layer, Norm, Token
 from mlx_engine.backends.program import Layers, Program
-from mlx_engine.cache import Cache, FullCache, NoCache
+from mlx_engine.cache import KVLayer, KVPool, KVSequence
 from mlx_engine.models.parameters import Parameters
 
 
 def decoder_layer(
-    be: Backend, w: Layer, i: int, x: Array, cache: Cache, *, head_dim: int, scale: float, offset: int, last_only: bool
+    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, scale: float, want: Wanted
 ) -> Array:
-    """Return the hidden states (T, D) that layer i makes of x, or (1, D) of the last token alone.
+    """Return the hidden states (T, D) that layer i makes of x, or (R, D) of the tokens that are wanted.
 
     Args:
         be: the operations.
         w: the layer's parameters.
-        i: the layer's number, for the cache and for names.
+        i: the layer's number, for its keys and values and for names.
         x: hidden states (T, D).
-        cache: where keys and values go.
+        batch: whose tokens these are, and where their keys and values go.
         head_dim: E.
         scale: of the attention scores.
-        offset: position of the first token.
-        last_only: whether the other tokens' hidden states are wanted by nobody: then only their keys and values are
-            computed.
+        want: whose hidden states anybody reads. Of the other tokens only keys and values are computed.
     """
     q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
     if w.rope is None:
         q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
     else:
-        q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, offset)
+        q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, batch.positions)
         be.note(f"blk.{i}.q_rope", q)
         be.note(f"blk.{i}.k_rope", k)
-    kv = cache.append(i, k, v)
-    if last_only:
-        q, x = be.last(q), be.last(x)
-    y = be.note(f"blk.{i}.attn_out", be.merge(be.attention(q, kv, scale)))
+    kv, counts = be.kv_append(batch, i, k, v), batch.lengths
+    if want == "none":
+        return x
+    if want == "some":
+        q, x, counts = be.take(q, batch.rows), be.take(x, batch.rows), batch.wanted
+    y = be.note(f"blk.{i}.attn_out", be.merge(be.attention(q, kv, counts, scale)))
     if w.post_attention_norm is None:
         x = be.project_add(y, w.attn_output, x)
     else:
@@ -63,18 +64,17 @@ def decoder_layer(
 
 
 def decoder_layers(
-    be: Backend, x: Array, cache: Cache, offset: int, *, every: bool, layers: Sequence[Layer], head_dim: int,
-    scale: float,
-) -> Array:  # fmt: skip
-    """Return the hidden states behind all layers: (T, D) of `every` token, or (1, D) of the last one."""
+    be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer], head_dim: int, scale: float
+) -> Array:
+    """Return the hidden states after all layers: (T, D), or (R, D) of the tokens that are wanted."""
     for i, w in enumerate(layers):
-        last_only = not every and i == len(layers) - 1
-        x = decoder_layer(be, w, i, x, cache, head_dim=head_dim, scale=scale, offset=offset, last_only=last_only)
+        here = want if i == len(layers) - 1 else "every"
+        x = decoder_layer(be, w, i, x, batch, head_dim=head_dim, scale=scale, want=here)
     return x
 
 
 class Decoder:
-    """Token ids in, logits out; the cache is the caller's. Model files derive their `Model` from this class."""
+    """A batch in, logits out; keys and values are the caller's. Model files derive their `Model` from this class."""
 
     config: Any
     program: Program
@@ -113,30 +113,33 @@ class Decoder:
         """The order of all layers, as a function of a backend."""
         return partial(decoder_layers, layers=self.layers, head_dim=self.config.head_dim, scale=self.scale)
 
-    def embed(self, ids: Sequence[int], offset: int) -> Array:
-        """Return the hidden states (T, D) before the first layer; `offset` is the first token's position."""
+    def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
+        """Return the hidden states (T, D) before the first layer, of tokens at these positions."""
         return self.backend.embed(self.token_embd, ids)
 
-    def forward(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Array:
-        """Return logits (1, V) of the last of the T tokens, or (T, V) of `every` token.
+    def forward(self, batch: Batch) -> Array | None:
+        """Return logits (R, V) of the tokens that are wanted, or None if there are none.
 
-        Raises:
-            CacheFullError: the tokens do not fit the cache.
+        Keys and values of all new tokens are written; the caller commits the batch, or rolls it back.
         """
-        offset = cache.reserve(len(ids))
-        x = self.backend.note("embed", self.embed(ids, offset))
-        x = self.program.run(x, cache, offset, every=every or len(ids) == 1)
-        logits = self.backend.norm_head(x, self.output_norm, self.output, every=every)
-        cache.advance(len(ids))
-        return logits
+        x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
+        x = self.program.run(x, batch)
+        return None if batch.want == "none" else self.backend.norm_head(x, self.output_norm, self.output)
 
-    def new_cache(self, capacity: int) -> Cache:
-        """Return an empty cache for at most `capacity` tokens."""
+    @property
+    def kv_layers(self) -> list[KVLayer]:
+        """What each layer keeps of a token."""
         cfg = self.config
-        return FullCache(
-            self.backend, n_layers=cfg.n_layers, n_kv_heads=cfg.n_kv_heads, head_dim=cfg.head_dim, capacity=capacity
-        )
+        return [KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) for w in self.layers]
 
-    def no_cache(self) -> Cache:
-        """Return a cache that remembers nothing: every pass brings the whole sequence."""
-        return NoCache(self.backend, n_kv_heads=self.config.n_kv_heads, head_dim=self.config.head_dim)
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return memory for the keys and values of `n_tokens` tokens; the options are those of `KVPool`."""
+        return KVPool(self.backend, self.kv_layers, n_tokens, **options)
+
+    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
+        """Return an empty sequence of at most `n_tokens` tokens, with a pool of its own."""
+        return self.new_pool(n_tokens, **options).sequence()
+
+    def scratch_kv(self, n_tokens: int) -> KVSequence:
+        """Return an empty sequence for one pass of `n_tokens` tokens, of which no later pass reads anything."""
+        return self.new_kv(n_tokens, page=n_tokens, longest_pass=n_tokens, kept=False)

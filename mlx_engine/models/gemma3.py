@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Rope
-from mlx_engine.cache import Cache, FullCache, MixedCache, NoCache, SlidingCache
+from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Rope, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.gemma3_config import Config, config_from_gguf, config_from_hf, text_settings
@@ -40,43 +39,25 @@ class Model(Decoder):
         everywhere = Rope.plain(config.head_dim, config.rope_theta, config.rope_factor)
         nearby = Rope.plain(config.head_dim, config.local_rope_theta)
         layers = [
-            _layer(parameters, config.norm_eps, f"blk.{i}.", nearby if local else everywhere)
-            for i, local in enumerate(config.is_local)
+            _layer(parameters, config.norm_eps, f"blk.{i}.", nearby, config.window)
+            if is_local
+            else _layer(parameters, config.norm_eps, f"blk.{i}.", everywhere, None)
+            for i, is_local in enumerate(config.is_local)
         ]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(
             config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.attention_scale
         )
 
-    def embed(self, ids: Sequence[int], offset: int) -> Array:
+    def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D): the embeddings times the square root of D.
 
         Where activations are bfloat16 the reference rounds the factor to bfloat16; here both are float32.
         """
-        return self.backend.scale(super().embed(ids, offset), self.config.hidden_size**0.5)
-
-    def new_cache(self, capacity: int) -> Cache:
-        """An empty cache for at most `capacity` tokens, of which local layers keep a window."""
-        cfg, n_local = self.config, sum(self.config.is_local)
-        n_kv_heads, head_dim = cfg.n_kv_heads, cfg.head_dim
-        everything = FullCache(
-            self.backend, n_layers=cfg.n_layers - n_local, n_kv_heads=n_kv_heads, head_dim=head_dim, capacity=capacity
-        )
-        latest = SlidingCache(
-            self.backend, n_layers=n_local, n_kv_heads=n_kv_heads, head_dim=head_dim, capacity=capacity,
-            window=cfg.window,
-        )  # fmt: skip
-        return MixedCache((everything, latest), cfg.is_local)
-
-    def no_cache(self) -> Cache:
-        """A cache that remembers nothing: every pass brings the whole sequence."""
-        cfg = self.config
-        everything = NoCache(self.backend, n_kv_heads=cfg.n_kv_heads, head_dim=cfg.head_dim)
-        latest = NoCache(self.backend, n_kv_heads=cfg.n_kv_heads, head_dim=cfg.head_dim, window=cfg.window)
-        return MixedCache((everything, latest), cfg.is_local)
+        return self.backend.scale(super().embed(ids, positions), self.config.hidden_size**0.5)
 
 
-def _layer(p: Parameters, eps: float, blk: str, rope: Rope) -> Layer:
+def _layer(p: Parameters, eps: float, blk: str, rope: Rope, window: int | None) -> Layer:
     return Layer(
         attn_norm=p.rms_norm(blk + "attn_norm", eps),
         attn_q=p.linear(blk + "attn_q"),
@@ -92,6 +73,7 @@ def _layer(p: Parameters, eps: float, blk: str, rope: Rope) -> Layer:
         ffn_down=p.linear(blk + "ffn_down"),
         post_ffw_norm=p.rms_norm(blk + "post_ffw_norm", eps),
         rope=rope,
+        window=window,
     )
 
 

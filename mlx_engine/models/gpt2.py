@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Layer
+from mlx_engine.backends.parameters import Array, Layer, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
@@ -72,10 +72,10 @@ class Model(Decoder):
             config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
         )
 
-    def embed(self, ids: Sequence[int], offset: int) -> Array:
+    def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D): the embeddings of tokens and positions."""
-        positions = self.backend.embed(self.position_embd, range(offset, offset + len(ids)))
-        return self.backend.add(super().embed(ids, offset), positions)
+        be = self.backend
+        return be.add(super().embed(ids, positions), be.embed(self.position_embd, positions))
 
 
 def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:

@@ -18,9 +18,11 @@ from itertools import islice
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.cells import Test
+from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 from mlx_engine.observe.profiler import Profiler, Span
 
@@ -77,10 +79,10 @@ def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> M
     model, be = engine.model, engine.backend
     pick, metrics = Sampler(be, Sampling(), ()), Metrics(clock)
     with be.session():
-        cache = model.new_cache(test.depth + test.n_tokens)
+        kv = model.new_kv(test.depth + test.n_tokens)
         if test.depth:
-            be.wait(prefill(model, ids[: test.depth], cache))
-        for _ in islice(decode(model, ids[test.depth :], cache, pick, metrics), 1 + test.n_gen):
+            be.wait(prefill(model, ids[: test.depth], kv))
+        for _ in islice(decode(model, ids[test.depth :], kv, pick, metrics), 1 + test.n_gen):
             pass
     return metrics
 
@@ -92,14 +94,14 @@ def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> l
     model.backend = be = profiled(engine.backend, profiler)
     pick, found = Sampler(be, Sampling(), ()), list[Pass]()
     with be.session():
-        cache = model.new_cache(test.depth + test.n_tokens)
+        kv = model.new_kv(test.depth + test.n_tokens)
         if test.depth:
-            be.wait(prefill(model, ids[: test.depth], cache))
-        forward = partial(prefill, model, ids[test.depth :], cache)
+            be.wait(prefill(model, ids[: test.depth], kv))
+        read = partial(prefill, model, ids[test.depth :], kv)
         for _ in range(1 + test.n_gen):
             profiler.begin_pass()
             start = clock()
-            token = pick(forward())
+            token = pick(read())
             found.append(Pass(profiler.spans, clock() - start))
-            forward = partial(model.forward, [token], cache)
+            read = partial(forward, model, New([token], kv))
     return found

@@ -1,0 +1,73 @@
+"""New tokens of one or more sequences as a batch: pages are found, and slots and positions follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_engine.backends.batch import Batch, KVGroup
+from mlx_engine.backends.parameters import Token
+from mlx_engine.cache.sequence import KVSequence
+
+
+@dataclass(frozen=True, eq=False)
+class New:
+    """New tokens of a sequence.
+
+    Attributes:
+        ids: (n,), at least one.
+        kv: the sequence.
+        wanted: of how many of the last ones logits are wanted; None is all of them.
+    """
+
+    ids: Sequence[Token]
+    kv: KVSequence
+    wanted: int | None = 1
+
+
+def begin(parts: Sequence[New]) -> Batch:
+    """Find pages for the new tokens and return them as one batch, which is to be committed or rolled back.
+
+    Raises:
+        CacheFullError: there is no room for all of them; no sequence has changed.
+    """
+    pools = {part.kv.pool for part in parts}
+    if len(pools) != 1 or len({part.kv for part in parts}) != len(parts):
+        raise ValueError(f"expected new tokens of different sequences of one pool, found {len(parts)} of {len(pools)}")
+    lengths = tuple(len(part.ids) for part in parts)
+    wanted = tuple(n if part.wanted is None else part.wanted for part, n in zip(parts, lengths, strict=True))
+    if any(not 0 <= want <= n for want, n in zip(wanted, lengths, strict=True)):
+        raise ValueError(f"expected logits of at most {lengths} tokens to be wanted, found {wanted}")
+    firsts: list[int] = []
+    try:
+        for part, n in zip(parts, lengths, strict=True):
+            firsts.append(part.kv.begin(n))
+        return _batch(parts, lengths, wanted, firsts)
+    except BaseException:
+        for part, n in list(zip(parts, lengths, strict=True))[: len(firsts)]:
+            part.kv.roll_back(n)
+        raise
+
+
+def _batch(parts: Sequence[New], lengths: tuple[int, ...], wanted: tuple[int, ...], firsts: Sequence[int]) -> Batch:
+    pool, sequences = parts[0].kv.pool, tuple(part.kv for part in parts)
+    places = list(zip(sequences, firsts, lengths, strict=True))
+    groups = tuple(
+        KVGroup(
+            window,
+            tuple(kv.span(group, first + n, n) for kv, first, n in places),
+            np.concatenate([kv.slots(group, first, n) for kv, first, n in places]),
+        )
+        for group, window in enumerate(pool.windows)
+    )
+    return Batch(
+        ids=[i for part in parts for i in part.ids],
+        lengths=lengths,
+        positions=tuple(p for first, n in zip(firsts, lengths, strict=True) for p in range(first, first + n)),
+        wanted=wanted,
+        kv=sequences,
+        stores=pool.stores,
+        groups=groups,
+    )
