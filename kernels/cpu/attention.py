@@ -66,8 +66,8 @@ from kernels.cpu.vectors import (
     zeros,
 )
 
-# Words of a job. Q is (R, H, E), OUT as well; SLOTS is the store's, PAGE the tokens of a page. Word COLUMN of a sequence
-# says how many queries it has. A chunk for many queries has SPAN of them.
+# Words of a job. Q is (R, H, E), OUT as well; SLOTS is the store's, PAGE the tokens of a page. Word COLUMN of a
+# sequence says how many queries it has. A chunk for many queries has SPAN of them.
 Q, STORE, OUT, H, KV, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN = range(14)
 
 # Bytes ahead of the multiplications at which memory is asked for keys.

@@ -7,19 +7,19 @@ import numpy as np
 from kernels.cpu.norms_numpy import Floats
 
 
-def attend(q: Floats, kv: Floats, start: int, stop: int, window: int, scale: float, out: Floats) -> None:
-    """(T, H, E) attention of queries over slots [start, stop) of a store, of which the last T are the queries' own.
+def attend(q: Floats, kv: Floats, window: int, scale: float, out: Floats) -> None:
+    """(T, H, E) attention of queries over keys and values (2, G, S, E), of which the last T are the queries' own.
 
-    A query sees the slots up to its own; with a window, other than 0, only so many of the last of them.
+    A query sees the keys up to its own; with a window, other than 0, only so many of the last of them.
     """
-    n_tokens, n_heads, _ = q.shape
+    (n_tokens, n_heads, _), n_keys = q.shape, kv.shape[2]
     group = n_heads // kv.shape[1]
-    slot, own = np.arange(start, stop), np.arange(stop - n_tokens, stop)[:, None]
-    hidden = slot > own
+    key, own = np.arange(n_keys), np.arange(n_keys - n_tokens, n_keys)[:, None]
+    hidden = key > own
     if window:
-        hidden |= slot <= own - window
+        hidden |= key <= own - window
     for h in range(n_heads):
-        keys, values = kv[:, h // group, start:stop]
+        keys, values = kv[:, h // group]
         scores = scale * (q[:, h] @ keys.T)
         scores[hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))

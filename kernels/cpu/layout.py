@@ -113,8 +113,8 @@ KV_STORE, KV_SLOTS, KV_WINDOW, KV_SEQUENCES, KV_NEW, KV_WIDTH = range(6)
 # Keys that are summed together, counted from position 0: part of what attention is, to the last bit (`attention.py`).
 BLOCK = 128
 # Words of a sequence: where its page table lies, the slot of each page's first token; how many tokens there are, those
-# of the pass included; how many of the last ones are new, and how many of those are wanted. A job sets the others: which
-# row is its first, which chunk, which block of keys and which place for what blocks find; and how many blocks it has.
+# of the pass included; how many of the last ones are new, and how many of those are wanted. A job sets the others:
+# which row is its first, which chunk, which block of keys and which place for what blocks find; how many blocks it has.
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip

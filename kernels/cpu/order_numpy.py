@@ -74,41 +74,38 @@ def exp2_below(x: Floats) -> Floats:
     return (power.view(np.int32) + (n.astype(np.int32) << 23)).view(np.float32)
 
 
-def attend(q: Floats, kv: Floats, first: int, start: int, stop: int, window: int, scale: float) -> Floats:
-    """Return (T, H, E) attention of queries over slots [start, stop) of a store, the last T of which are their own.
+def attend(q: Floats, kv: Floats, window: int, scale: float) -> Floats:
+    """Return (T, H, E) attention of queries over keys and values, of which the last T are the queries' own.
 
     Args:
         q: (T, H, E).
-        kv: (2, G, slots, E): keys, then values.
-        first: position of slot 0.
-        start: the first slot that is visible.
-        stop: the slot behind the last one.
-        window: how many of the last slots a query sees; 0 is all.
+        kv: (2, G, S, E): keys, then values, from position 0 on.
+        window: how many of the latest tokens a query sees; 0 is all.
         scale: of the scores.
     """
     (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
     out = np.empty_like(q)
     for t in range(n_tokens):
-        end = stop - n_tokens + 1 + t
-        begin = max(start, end - window) if window else start
+        end = kv.shape[2] - n_tokens + 1 + t
+        begin = max(0, end - window) if window else 0
         heads = q[t].reshape(n_kv_heads, n_heads // n_kv_heads, 1, width)
-        out[t] = _attend_token(heads, kv[:, :, None], first, begin, end, np.float32(scale / math.log(2)))
+        out[t] = _attend_token(heads, kv[:, :, None], begin, end, np.float32(scale / math.log(2)))
     return out
 
 
-def _attend_token(q: Floats, kv: Floats, first: int, begin: int, end: int, scale: np.float32) -> Floats:
-    """Return (H, E) attention of one token over slots [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, slots, E)."""
+def _attend_token(q: Floats, kv: Floats, begin: int, end: int, scale: np.float32) -> Floats:
+    """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E)."""
     largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
     divisor, sums = np.zeros(q.shape[:2], dtype=np.float32), np.zeros((*q.shape[:2], q.shape[3]), dtype=np.float32)
-    for block in range((first + begin) // BLOCK, -(-(first + end) // BLOCK)):
-        slot = block * BLOCK - first
-        seen = slice(max(begin, slot), min(end, slot + BLOCK))
+    for block in range(begin // BLOCK, -(-end // BLOCK)):
+        first = block * BLOCK
+        seen = slice(max(begin, first), min(end, first + BLOCK))
         scores = dot(kv[0][..., seen, :], q) * scale
         found = scores.max(axis=-1)
         weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
         # Sums by lane: that of key j of the block is lane j % 16.
         places = np.zeros((*q.shape[:2], BLOCK), dtype=np.float32)
-        places[..., seen.start - slot : seen.stop - slot] = weights
+        places[..., seen.start - first : seen.stop - first] = weights
         by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
         for j in range(0, BLOCK, LANES):
             by_lane = by_lane + places[..., j : j + LANES]

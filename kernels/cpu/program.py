@@ -12,9 +12,9 @@ from typing import Any
 from kernels.cpu.heads import norm_rope_to, put_pair
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
-    ATTENTION,
     A_AT,
     A_ROW,
+    ATTENTION,
     B_AT,
     B_ROW,
     COPY,
@@ -47,10 +47,10 @@ from kernels.cpu.layout import (
     SEQ_NEW,
     SEQ_WANTED,
     SIN,
-    STEPS,
     STEP_BLOCK,
     STEP_SCALE,
     STEP_WIDTH,
+    STEPS,
     TASK_ATTEND_FEW,
     TASK_ATTEND_MANY,
     TASK_PUT_SPAN,
@@ -74,7 +74,7 @@ def _out(room: int, n_tokens: int, step: Any, word: int) -> Any:
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that begin `row` elements apart, all of them or the chosen `numbers`, to where they follow each other."""
+    """Copy rows that begin `row` elements apart, all or those with the chosen `numbers`, to where rows follow rows."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t

@@ -1,7 +1,7 @@
 """The seam: the words that models are written in, and what each backend must be able to say.
 
-Axis letters, here and everywhere: T tokens in the pass, R rows that are wanted of it, B sequences, S cached tokens,
-D hidden size, F FFN size, H query heads, G KV heads, E head dim, V vocabulary, N outputs and K inputs of a linear layer.
+Axis letters, here and everywhere: T tokens in the pass, R wanted rows of it, B sequences, S cached tokens, D hidden
+size, F FFN size, H query heads, G KV heads, E head dim, V vocabulary, N outputs and K inputs of a linear layer.
 
 Two layers. *Primitives* are abstract: an incomplete backend cannot even be made. *Blocks* are what models call;
 this class composes them from primitives, and a backend overrides a block where fusing pays. The composed form

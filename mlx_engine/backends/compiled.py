@@ -187,8 +187,8 @@ class CompiledBackend(SimdBackend):
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
         block, q, k = self._head_block(n_q, n_k, head_dim, norms), _in_rows(q), _in_rows(k)
         self.run_entry(
-            self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k), k.strides[0] // 4,
-            address(cos), address(sin), address(q_out), address(k_out),
+            self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k),
+            k.strides[0] // 4, address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
         return q_out, k_out, v.reshape(n, -1, head_dim)
 

@@ -65,9 +65,9 @@ class ScalarBackend(Backend):
         for span, n in zip(kv.spans, counts, strict=True):
             for position in range(span.length - n, span.length):
                 heads = next(queries)
-                group = len(heads) // len(keys[0])
                 first = 0 if kv.window is None else max(0, position + 1 - kv.window)
                 slots = [int(span.pages[p // kv.page]) + p % kv.page for p in range(first, position + 1)]
+                group = len(heads) // len(keys[slots[0]])
                 out.append(
                     [
                         _attend(

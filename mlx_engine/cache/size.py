@@ -1,4 +1,4 @@
-"""How many bytes keys and values take: arithmetic on a model's sizes, so that it can be reported before there is one."""
+"""How many bytes keys and values take: arithmetic on a model's sizes, before any memory is asked for."""
 
 from __future__ import annotations
 

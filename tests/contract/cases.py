@@ -7,15 +7,16 @@ case, an extreme one and a degenerate one, and where the layout matters an input
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm, Rope, Visible
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.sampling import Draw, Sampling
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from tests.random_blocks import random_blocks
@@ -156,45 +157,62 @@ def layer_norm(shape: tuple[int, int], scale: float = 1.0, shift: float = 0.0) -
     return run
 
 
-def rope(t: int, heads: int, head_dim: int, offset: int, theta: float = 1e4) -> Run:
+def rope(positions: Sequence[int], heads: int, head_dim: int, theta: float = 1e4) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        x = be.heads(be.array(normal(rng, t, heads * head_dim)), head_dim)
-        return be.rope(x, Rope.plain(head_dim, theta), offset)
+        x = be.heads(be.array(normal(rng, len(positions), heads * head_dim)), head_dim)
+        return be.rope(x, Rope.plain(head_dim, theta), positions)
 
     return run
 
 
 def attention(
-    t: int, past: int, heads: int, kv_heads: int, head_dim: int = 16, *, window: int | None = None, start: int = 0,
-    scale: float = 1.0, spare: int = 5,
+    t: int, past: int, heads: int, kv_heads: int, head_dim: int = 16, *, window: int | None = None, scale: float = 1.0,
+    page: int = 4,
 ) -> Run:  # fmt: skip
-    """`past` tokens stored first, then t more, in a store with `spare` slots of garbage behind them."""
+    """`past` tokens stored first, then t more."""
+    return attention_of_batch([(past, t, t)], heads, kv_heads, head_dim, window=window, scale=scale, page=page)
+
+
+def attention_of_batch(
+    sequences: list[tuple[int, int, int]], heads: int, kv_heads: int, head_dim: int = 16, *,
+    window: int | None = None, scale: float = 1.0, page: int = 4,
+) -> Run:  # fmt: skip
+    """Sequences of (past, new, queries): tokens stored first, then others, of which the last are queries.
+
+    Pages lie in no order, with garbage in those that nobody has.
+    """
 
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        def split(n: int, h: int, s: float = 1.0) -> Any:
-            return be.heads(be.array(normal(rng, n, h * head_dim, scale=s)), head_dim)
-
-        store = be.kv_empty(kv_heads, head_dim, past + t)
-        if past:
-            store = be.kv_write(store, 0, split(past, kv_heads), split(past, kv_heads))
-        store = be.kv_write(store, past, split(t, kv_heads), split(t, kv_heads))
-        store = be.kv_grow(store, past + t + spare)
-        store = be.kv_write(store, past + t, split(spare, kv_heads, 9.0), split(spare, kv_heads, 9.0))
-        seen = Visible(store, start, past + t, window)
-        return be.attention(split(t, heads, scale), seen, head_dim**-0.5)
+        store, spans = stored(be, rng, [(past, new) for past, new, _ in sequences], kv_heads, head_dim, page)
+        counts = [n for _, _, n in sequences]
+        q = be.heads(be.array(normal(rng, sum(counts), heads * head_dim, scale=scale)), head_dim)
+        return be.attention(q, KVView(store, page, spans, window), counts, head_dim**-0.5)
 
     return run
 
 
-def attention_after_sliding(be: Backend, rng: np.random.Generator) -> Any:
-    """Of nine tokens the last six slide over the first three, themselves in part; then come three more."""
+def stored(
+    be: Backend, rng: np.random.Generator, sequences: list[tuple[int, int]], kv_heads: int, head_dim: int, page: int
+) -> tuple[Any, list[KVSpan]]:
+    """A store, and where in it the keys and values of sequences of (past, new) tokens lie."""
 
-    def split(n: int, h: int) -> Any:
-        return be.heads(be.array(normal(rng, n, h * 16)), 16)
+    def split(n: int, scale: float = 1.0) -> Any:
+        return be.heads(be.array(normal(rng, n, kv_heads * head_dim, scale=scale)), head_dim)
 
-    store = be.kv_write(be.kv_empty(2, 16, 12), 0, split(9, 2), split(9, 2))
-    store = be.kv_write(be.kv_slide(store, 3, 6), 6, split(3, 2), split(3, 2))
-    return be.attention(split(3, 4), Visible(store, 1, 9, 5), 0.25)
+    n_pages = [-(-(past + new) // page) for past, new in sequences]
+    order = rng.permutation(sum(n_pages) + 2) * page
+    n_slots = page * len(order)
+    store = be.kv_empty(kv_heads, head_dim, n_slots)
+    store = be.kv_write(store, np.arange(n_slots), split(n_slots, 9.0), split(n_slots, 9.0))
+    spans = []
+    for (past, new), n, end in zip(sequences, n_pages, np.cumsum(n_pages), strict=True):
+        span = KVSpan(order[end - n : end].astype(np.int64), past + new, new)
+        for first, last in ((0, past), (past, past + new)):
+            if last > first:
+                slots = np.arange(n_slots)[span.slots(first, last, page)]
+                store = be.kv_write(store, slots, split(last - first), split(last - first))
+        spans.append(span)
+    return store, spans
 
 
 def shape_op(method: str, *arguments: Any, shape: tuple[int, ...] = (3, 8)) -> Run:
@@ -216,9 +234,22 @@ def sample(sampling: Sampling, u: float, recent: tuple[int, ...] = ()) -> Run:
     return run
 
 
+GREEDY = Draw(Sampling(), [], 0.0)
+
+
+def choose(*draws: Draw) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        tokens = be.choose(be.array(normal(rng, len(draws), 40, scale=2.0)), draws)
+        return tuple(be.token_id(token) for token in tokens)
+
+    return run
+
+
 def kv_nbytes(be: Backend, rng: np.random.Generator) -> Any:
     """Bytes differ between backends; what all promise is that an empty store has none and a filled one has some."""
-    filled = be.kv_write(be.kv_empty(2, 4, 3), 0, *(be.heads(be.array(normal(rng, 3, 8)), 4) for _ in range(2)))
+    filled = be.kv_write(
+        be.kv_empty(2, 4, 3), np.arange(3), *(be.heads(be.array(normal(rng, 3, 8)), 4) for _ in range(2))
+    )
     return int(be.kv_nbytes(be.kv_empty(2, 4, 0)) == 0) + 2 * int(be.kv_nbytes(filled) >= 2 * 2 * 4 * 3 * 2)
 
 
@@ -259,11 +290,11 @@ def norm_project(t: int, rows: tuple[int, ...], type_name: str = "F32") -> Run:
     return run
 
 
-def head_norm_rope(t: int, offset: int, *, normed: bool) -> Run:
+def head_norm_rope(positions: Sequence[int], *, normed: bool) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        q, k, v = (be.array(normal(rng, t, n)) for n in (64, 32, 32))
+        q, k, v = (be.array(normal(rng, len(positions), n)) for n in (64, 32, 32))
         norms = (RMSNorm("q", gain(be, rng, 16), 1e-6), RMSNorm("k", gain(be, rng, 16), 1e-6)) if normed else None
-        return be.head_norm_rope(q, k, v, 16, norms, Rope.plain(16, 1e4), offset)
+        return be.head_norm_rope(q, k, v, 16, norms, Rope.plain(16, 1e4), positions)
 
     return run
 
@@ -302,10 +333,10 @@ def norm_up(t: int, activation: str, type_name: str = "F32", *, kind: str = "lay
     return run
 
 
-def norm_head(type_name: str = "F32", *, t: int = 3, kind: str = "rms", every: bool) -> Run:
+def norm_head(type_name: str = "F32", *, t: int = 3, kind: str = "rms") -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x, n = be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind)
-        return be.norm_head(x, n, linear(be, rng, 17, 64, type_name), every=every)
+        return be.norm_head(x, n, linear(be, rng, 17, 64, type_name))
 
     return run
 
@@ -348,9 +379,10 @@ CASES = [
     OpCase("layer_norm", "far-from-zero", layer_norm((2, 64), shift=100.0), rtol=2e-5, atol=1e-4,
            why="float32 inputs near 100 carry 4e-6 of rounding against a spread of 1"),
     OpCase("layer_norm", "constant", layer_norm((2, 16), scale=0.0, shift=3.0)),
-    OpCase("rope", "start", rope(5, 2, 8, 0)),
-    OpCase("rope", "one-token-deep", rope(1, 4, 16, 4095)),
-    OpCase("rope", "far", rope(3, 2, 32, 40_000, theta=1e6)),
+    OpCase("rope", "start", rope(range(5), 2, 8)),
+    OpCase("rope", "one-token-deep", rope([4095], 4, 16)),
+    OpCase("rope", "far", rope(range(40_000, 40_003), 2, 32, theta=1e6)),
+    OpCase("rope", "several-sequences", rope([7, 8, 9, 0, 1, 700, 3], 2, 16)),
     OpCase("attention", "prefill", attention(6, 0, 4, 4)),
     OpCase("attention", "decode", attention(1, 9, 4, 4)),
     OpCase("attention", "chunk-in-the-middle", attention(3, 5, 4, 2)),
@@ -361,9 +393,12 @@ CASES = [
     OpCase("attention", "window", attention(5, 4, 4, 2, window=3)),
     OpCase("attention", "window-decode", attention(1, 7, 4, 2, window=3)),
     OpCase("attention", "window-wider", attention(2, 2, 2, 1, window=50)),
-    OpCase("attention", "first-slots-hidden", attention(2, 6, 2, 2, start=3)),
-    OpCase("attention", "empty-store-behind", attention(2, 3, 2, 1, spare=1)),
-    OpCase("attention", "after-sliding", attention_after_sliding),
+    OpCase("attention", "one-page", attention(3, 9, 4, 2, page=16)),
+    OpCase("attention", "pages-of-one-token", attention(2, 6, 2, 1, page=1)),
+    OpCase("attention", "batch-decode", attention_of_batch([(9, 1, 1), (0, 1, 1), (30, 1, 1)], 4, 2)),
+    OpCase("attention", "batch", attention_of_batch([(5, 3, 3), (0, 12, 12), (17, 1, 1)], 4, 2)),
+    OpCase("attention", "batch-window", attention_of_batch([(5, 3, 3), (0, 12, 12), (17, 1, 1)], 6, 2, window=5)),
+    OpCase("attention", "batch-last-queries", attention_of_batch([(5, 4, 2), (3, 2, 0), (0, 6, 1)], 4, 4, window=4)),
     OpCase("silu", "typical", on_rows("silu", (3, 40))),
     OpCase("silu", "extremes", elementwise(EXTREMES, "silu"), each=1e-6),
     OpCase("gelu", "typical", on_rows("gelu", (3, 40))),
@@ -379,8 +414,10 @@ CASES = [
     OpCase("scale", "not-contiguous", lambda be, rng: be.scale(be.array(normal(rng, 8, 5).T), -2.0)),
     OpCase("heads", "split", shape_op("heads", 4)),
     OpCase("merge", "join", merge),
-    OpCase("last", "row", shape_op("last")),
-    OpCase("last", "only-row", shape_op("last", shape=(1, 8))),
+    OpCase("take", "last-row", shape_op("take", (2,))),
+    OpCase("take", "only-row", shape_op("take", (0,), shape=(1, 8))),
+    OpCase("take", "rows-apart", shape_op("take", (0, 3, 4, 6), shape=(7, 8))),
+    OpCase("take", "heads", lambda be, rng: be.take(be.heads(be.array(normal(rng, 4, 24)), 4), (1, 3))),
     OpCase("argmax", "typical", argmax([0.5, 3.0, -1.0])),
     OpCase("argmax", "tie-takes-the-lowest", argmax([1.0, 7.0, 7.0, 7.0])),
     OpCase("argmax", "all-negative", argmax([-5.0, -2.0, -9.0])),
@@ -393,6 +430,9 @@ CASES = [
     OpCase("sample", "penalty", sample(Sampling(temperature=1.0, repetition_penalty=5.0), 0.8, (1, 2, 30, 31, 32))),
     OpCase("sample", "greedy-with-penalty", sample(Sampling(repetition_penalty=1e6), 0.5, tuple(range(0, 40, 2)))),
     OpCase("sample", "cold", sample(Sampling(temperature=1e-9), 0.5)),
+    OpCase("choose", "one", choose(GREEDY)),
+    OpCase("choose", "each-its-own", choose(GREEDY, Draw(Sampling(1.0), [], 0.7), Draw(Sampling(2.0, 3), [], 0.1),
+           Draw(Sampling(repetition_penalty=1e6), list(range(0, 40, 2)), 0.0), GREEDY)),
     OpCase("kv_nbytes", "law", kv_nbytes),
     OpCase("norm", "rms", norm("rms")),
     OpCase("norm", "layer", norm("layer")),
@@ -402,8 +442,9 @@ CASES = [
     OpCase("norm_project", "q8_0-two", norm_project(3, (48, 17), "Q8_0")),
     OpCase("norm_project", "layer-norm-and-biases", norm_project_layer(3)),
     OpCase("norm_project", "layer-norm-and-biases-vector", norm_project_layer(1)),
-    OpCase("head_norm_rope", "normed", head_norm_rope(3, 2, normed=True)),
-    OpCase("head_norm_rope", "plain", head_norm_rope(1, 7, normed=False)),
+    OpCase("head_norm_rope", "normed", head_norm_rope(range(2, 5), normed=True)),
+    OpCase("head_norm_rope", "plain", head_norm_rope([7], normed=False)),
+    OpCase("head_norm_rope", "several-sequences", head_norm_rope([40, 41, 0, 3, 1000], normed=True)),
     OpCase("project_add", "vector", project_add(1)),
     OpCase("project_add", "matrix", project_add(5)),
     OpCase("project_add", "q8_0", project_add(1, "Q8_0")),
@@ -426,10 +467,10 @@ CASES = [
     OpCase("norm_up", "q8_0", norm_up(3, "gelu", "Q8_0")),
     OpCase("norm_up", "q8_0-matrix", norm_up(17, "gelu", "Q8_0")),
     OpCase("norm_up", "silu-behind-rms", norm_up(2, "silu", kind="rms")),
-    OpCase("norm_head", "last", norm_head(every=False)),
-    OpCase("norm_head", "every", norm_head(every=True)),
-    OpCase("norm_head", "layer", norm_head(t=9, kind="layer", every=True)),
-    OpCase("norm_head", "q8_0", norm_head("Q8_0", t=9, every=False)),
-    OpCase("norm_head", "q8_0-every", norm_head("Q8_0", every=True)),
-    OpCase("norm_head", "q8_0-every-of-many", norm_head("Q8_0", t=9, every=True)),
+    OpCase("norm_head", "one-row", norm_head(t=1)),
+    OpCase("norm_head", "rows", norm_head()),
+    OpCase("norm_head", "layer", norm_head(t=9, kind="layer")),
+    OpCase("norm_head", "q8_0-one-row", norm_head("Q8_0", t=1)),
+    OpCase("norm_head", "q8_0", norm_head("Q8_0")),
+    OpCase("norm_head", "q8_0-many-rows", norm_head("Q8_0", t=9)),
 ]  # fmt: skip

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mlx_engine.backends.parameters import Linear, Rope, Visible
+from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract import formulas
 
@@ -38,7 +39,7 @@ def test_layer_norm():
 @pytest.mark.parametrize("offset", [0, 1, 5000])
 def test_rope(offset: int):
     x, rope = normal(3, 2, 8), Rope.plain(8, 1e4)
-    agree(be.rope(x.tolist(), rope, offset), formulas.rope(x, rope, offset))
+    agree(be.rope(x.tolist(), rope, range(offset, offset + 3)), formulas.rope(x, rope, offset))
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 9])
@@ -47,8 +48,10 @@ def test_rope(offset: int):
 )
 def test_attention(queries: int, keys: int, heads: int, kv_heads: int, window: int | None):
     q, k, v = normal(queries, heads, 8), normal(keys, kv_heads, 8), normal(keys, kv_heads, 8) + 1
-    store = be.kv_write(be.kv_empty(kv_heads, 8, keys), 0, k.tolist(), v.tolist())
-    found = be.attention(q.tolist(), Visible(store, 0, keys, window), 0.3)
+    span = KVSpan(np.array([4, 0, 2]), keys, queries)  # pages of two tokens
+    slots = np.arange(6)[span.slots(0, keys, 2)]
+    store = be.kv_write(be.kv_empty(kv_heads, 8, 6), slots, k.tolist(), v.tolist())
+    found = be.attention(q.tolist(), KVView(store, 2, [span], window), [queries], 0.3)
     agree(found, formulas.attention(q, k, v, 0.3, window))
 
 
