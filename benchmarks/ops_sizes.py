@@ -17,8 +17,10 @@ import mlx_engine
 from benchmarks.ops import Call, seconds_per_call
 from benchmarks.text import Row
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Linear, Visible
+from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import nbytes_of
+from mlx_engine.cache.pool import PAGE
 from mlx_engine.engine import Engine
 from tests.contract.check import BACKENDS, PLAIN
 
@@ -105,8 +107,9 @@ def attentions(be: Backend, cfg: Any, rng: np.random.Generator, T: int) -> Itera
     q, stores = random(H, T), []
     k, v = random(K, DEPTH), random(K, DEPTH)
     for _ in range(CACHES if T == FEW else 1):
-        stores.append(be.kv_write(be.kv_empty(K, E, DEPTH), 0, k, v))
-    calls = [Call("attention", (q, Visible(store, 0, DEPTH), E**-0.5), {}) for store in stores]
+        stores.append(be.kv_write(be.kv_empty(K, E, DEPTH), np.arange(DEPTH), k, v))
+    span = KVSpan(np.arange(0, DEPTH, PAGE), DEPTH, T)
+    calls = [Call("attention", (q, KVView(store, PAGE, [span]), [T], E**-0.5), {}) for store in stores]
     # Of T queries the first does not see the last T - 1 tokens.
     seen = T * DEPTH - T * (T - 1) // 2
     yield Sized(f"attention, {DEPTH} tokens, T={T}", calls, 4.0 * H * E * seen, 8.0 * K * E * DEPTH + 8.0 * T * H * E)
@@ -116,7 +119,7 @@ def head(be: Backend, model: Any, rng: np.random.Generator) -> Iterator[Sized]:
     """The largest matrix, and the choice of a token."""
     V, D = model.output.weight.shape
     x = be.array(rng.standard_normal((FEW, D)).astype(np.float32))
-    calls = [Call("norm_head", (x, model.output_norm, model.output), {"every": False})]
+    calls = [Call("norm_head", (x, model.output_norm, model.output), {})]
     yield Sized("norm_head, T=1", calls, 2.0 * V * D, nbytes_of(model.output.weight) + 4.0 * (V + D))
     rows = itertools.repeat(be.array(rng.standard_normal((FEW, V)).astype(np.float32)), 1)
     yield Sized("argmax, T=1", [Call("argmax", (row,), {}) for row in rows], V, 4.0 * V)

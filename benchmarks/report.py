@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import (
+    batch_section,
     chunks_section,
     crossover_section,
     emulator,
@@ -108,6 +109,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "llama_quants": ("Files of llama.cpp's making", llama_quants_section.section),
     "sweep": ("The ladder", sweeps),
     "rows": ("Several rows in one pass", rows_section.section),
+    "batch": ("Several sequences in one decode step", batch_section.section),
     "ways": ("Memory in several places in turns", ways_section.section),
     "chunks": ("When work is handed out", chunks_section.section),
     "crossover": ("From which width on quantising pays", crossover_section.section),

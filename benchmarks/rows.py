@@ -18,6 +18,8 @@ import mlx_engine
 from benchmarks.text import Row
 from mlx_engine.backends.compiled import CompiledBackend
 from mlx_engine.bench.run import origin
+from mlx_engine.cache import New, begin
+from mlx_engine.decode.step import forward
 
 RESULTS = Path(__file__).parent / "results" / "rows.jsonl"
 
@@ -44,14 +46,15 @@ def measure(engine: mlx_engine.Engine) -> Row:
     model, ids = engine.model, [(7 * i + 3) % engine.config.vocab_size for i in range(DEPTH + max(ROWS))]
     samples: dict[str, list[float]] = {str(n): [] for n in ROWS}
     with engine.backend.session():
-        cache = model.new_cache(DEPTH + max(ROWS))
-        model.forward(ids[:DEPTH], cache)
+        kv = model.new_kv(DEPTH + max(ROWS))
+        forward(model, New(ids[:DEPTH], kv, wanted=0))
         for counted in range(-1, ROUNDS):
             for n in ROWS:
                 start = time.perf_counter()
-                model.forward(ids[DEPTH : DEPTH + n], cache, every=True)
+                batch = begin([New(ids[DEPTH : DEPTH + n], kv, wanted=None)])
+                model.forward(batch)
                 seconds = time.perf_counter() - start
-                cache.trim(n)
+                batch.roll_back()
                 if counted >= 0:  # the first round meets cold memory
                     samples[str(n)].append(n / seconds)
     return {"samples_ts": samples, "medians_ts": {n: statistics.median(rates) for n, rates in samples.items()}}

@@ -37,13 +37,13 @@ def open_peer(request: Request) -> Peer:
 
 
 class Ours(Peer):
-    """An engine and one cache."""
+    """An engine and one sequence."""
 
     def __init__(self, path: Path, *, context: int, backend: str = "auto", quant: str = "keep") -> None:
         self._engine, self._conversion = mlx_engine.load(path, backend, quant), Conversion(quant)
         self._checkpoint = open_checkpoint(path)
         self._model, self._backend = self._engine.model, self._engine.backend
-        self._cache = self._model.new_cache(context)
+        self._kv = self._model.new_kv(context)
         self._pick = Sampler(self._backend, Sampling(), ())
         self.n_vocab = self._engine.config.vocab_size
 
@@ -62,12 +62,12 @@ class Ours(Peer):
         return self._backend.session()
 
     def rewind(self, length: int) -> None:
-        """The cache stays as large as it has grown."""
-        self._cache.trim(self._cache.length - length)
+        """Pages stay with the sequence."""
+        self._kv.truncate(length)
 
     def read(self, ids: Sequence[int]) -> int:
         """A prompt in chunks, as `generate` reads it."""
-        return self._pick(prefill(self._model, ids, self._cache))
+        return self._pick(prefill(self._model, ids, self._kv))
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """The public way."""

@@ -49,6 +49,7 @@ class Sizes:
         local: the share of layers whose tokens see the last `window` tokens alone.
         behind: weights of the last layer that only the last token of a pass is multiplied with.
         scored_last: what the last layer has of `scored`: its only query is the last token's.
+        head_nbytes: what the head has of `nbytes`.
     """
 
     layers: int
@@ -60,6 +61,7 @@ class Sizes:
     window: int = 0
     behind: int = 0
     scored_last: int = 0
+    head_nbytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         window=cfg.window if any(is_local) else 0,
         behind=sum(counts[name] for name in layers if name.startswith(last) and not name.startswith(before)),
         scored_last=2 * cfg.n_heads * cfg.head_dim,
+        head_nbytes=bytes_of(head),
     )
 
 
@@ -116,13 +119,13 @@ def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
 def work(of: Sizes, test: Test, *, kv: bool) -> Work:
     """What the timed passes of a test need, with a cache or without."""
     flops = nbytes = 0.0
-    for n, before in passes(test, kv=kv):
+    for n, before, wanted in passes(test, kv=kv):
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
         scored = (of.scored - of.scored_last) * _mean(of, everything, latest)
-        scored += of.scored_last * _mean(of, before + n, min(of.window, before + n))
-        flops += 2.0 * (of.layers * n - of.behind * (n - 1) + of.head + scored)
+        scored += wanted * of.scored_last * _mean(of, before + n, min(of.window, before + n))
+        flops += 2.0 * (of.layers * n - of.behind * (n - wanted) + wanted * of.head + scored)
         # What any of the new tokens sees has to be read.
-        nbytes += of.nbytes
+        nbytes += of.nbytes if wanted else of.nbytes - of.head_nbytes
         nbytes += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
     return Work(flops, nbytes)
 
@@ -132,13 +135,13 @@ def _mean(of: Sizes, everywhere: int, nearby: int) -> float:
     return (1 - of.local) * everywhere + of.local * nearby
 
 
-def passes(test: Test, *, kv: bool) -> Iterator[tuple[int, int]]:
-    """(Tokens, tokens in the cache before them) of every pass that a test times."""
+def passes(test: Test, *, kv: bool) -> Iterator[tuple[int, int, int]]:
+    """(Tokens, tokens in the cache before them, of how many logits are wanted) of every pass that a test times."""
     before = test.depth + test.n_prompt
     if not kv:
-        yield from [(before, 0)] if test.n_prompt else []
-        yield from ((before + 1 + i, 0) for i in range(test.n_gen))
+        yield from [(before, 0, 1)] if test.n_prompt else []
+        yield from ((before + 1 + i, 0, 1) for i in range(test.n_gen))
         return
     for start in range(0, test.n_prompt, CHUNK):
-        yield min(CHUNK, test.n_prompt - start), test.depth + start
-    yield from ((1, before + i) for i in range(test.n_gen))
+        yield min(CHUNK, test.n_prompt - start), test.depth + start, int(start + CHUNK >= test.n_prompt)
+    yield from ((1, before + i, 1) for i in range(test.n_gen))

@@ -81,6 +81,20 @@ class KVSequence:
         self._check("roll_back", n)
         self.pending -= n
 
+    def truncate(self, length: int) -> None:
+        """Forget the tokens from position `length` on; pages stay, for those that come instead.
+
+        Raises:
+            ValueError: there are fewer tokens, some are begun and not committed, or a layer with a window has given
+                tokens back that it would see again.
+        """
+        if not 0 <= length <= self.length or self.pending:
+            raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
+        for group, window in enumerate(self.pool.windows):
+            if window is not None and self._firsts[group] * self.pool.page > max(0, length + 1 - window):
+                raise ValueError(f"truncate: tokens that a window of {window} sees after {length} have been given back")
+        self.length = length
+
     def close(self) -> None:
         """Give all pages back, and forget all tokens. The sequence may begin again."""
         for group in range(len(self._tables)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mlx_engine.backends.base import Backend

@@ -206,6 +206,19 @@ class PoolMachine(RuleBasedStateMachine):
             error = caught.value
             assert (error.length, error.wanted, error.capacity) == (self.kind.n_tokens, 1, self.kind.n_tokens)
 
+    @rule(i=st.integers(0, 2), n=st.integers(0, 9))
+    def forget_the_last_tokens(self, i, n):
+        i %= len(self.sequences)
+        kv, length = self.sequences[i], max(0, len(self.want[i]) - n)
+        seen = [max(0, length + 1 - (window or length + 1)) for window in self.pool.windows]
+        held = [first * self.kind.page for first in kv._firsts]
+        if any(first > needed for first, needed in zip(held, seen, strict=True)):
+            with pytest.raises(ValueError, match="given back"):
+                kv.truncate(length)
+        else:
+            kv.truncate(length)
+            del self.want[i][length:]
+
     @rule(i=st.integers(0, 2))
     def end_a_sequence(self, i):
         i %= len(self.sequences)

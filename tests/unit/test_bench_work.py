@@ -121,8 +121,9 @@ def test_a_prompt_reads_the_weights_once_per_chunk_and_asks_the_head_for_one_tok
     pairs, last = 27 * SCORED * 512 * 513 // 2, SCORED * 512
     assert one.flops == 2.0 * (512 * LAYERS - 511 * BEHIND + HEAD + pairs + last)
     assert one.nbytes == 633_233_408.0 + 512 * 229_376
-    assert two.nbytes == 2 * 633_233_408.0 + (512 + 513) * 229_376
-    assert two.flops == one.flops + 2.0 * (LAYERS + HEAD + 28 * SCORED * 513)
+    # The logits of the first chunk are wanted by nobody.
+    assert two.nbytes == 2 * 633_233_408.0 - HEAD * 34 / 32 + (512 + 513) * 229_376
+    assert two.flops == 2.0 * (512 * (LAYERS - BEHIND) + pairs) + 2.0 * (LAYERS + HEAD + 28 * SCORED * 513)
 
 
 def test_without_a_cache_every_pass_runs_the_whole_sequence():
@@ -146,9 +147,9 @@ def test_the_passes_are_those_that_a_cell_makes(test, kv, monkeypatch):
     model = Spy(Backend(clock, lazy=False), lambda n, at: 1.0)
     engine = SimpleNamespace(model=model, backend=model.backend, config=model.config)
     cells.measure(engine, Cell(*test), kv=kv, repetitions=1)
-    made = [(n, at or 0) for n, at in zip(model.lengths, model.at, strict=True)]
+    made = [(n, at or 0, wanted) for n, at, wanted in zip(model.lengths, model.at, model.wanted, strict=True)]
     made = made[len(made) // 2 :]
-    before = sum(1 for n, at in made if kv and at + n <= test[2])
+    before = sum(1 for n, at, _ in made if kv and at + n <= test[2])
     assert made[before:] == list(passes(Cell(*test), kv=kv))
 
 

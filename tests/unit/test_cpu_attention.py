@@ -51,7 +51,7 @@ def attend_batch(
     parts: list[tuple[np.ndarray, np.ndarray]], window: int = 0, scale: float | None = None, page: int = 64,
     seed: int | None = 0,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Attention of several sequences' (queries, keys and values) in one call, as `CompiledBackend.attention` does it."""
+    """Attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does it."""
     store, spans = paged([kv for _, kv in parts], page, seed)
     q, counts = np.concatenate([q for q, _ in parts]), [len(q) for q, _ in parts]
     n, n_heads, width = q.shape

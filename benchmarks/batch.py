@@ -1,0 +1,97 @@
+"""Tokens per second of decode for several sequences in one forward pass, beside both limits.
+
+    python -m benchmarks.batch [MODEL [DEPTH]]      appends to benchmarks/results/batch.jsonl, every sample kept
+
+B = 1 to 32 sequences on the compiled CPU backend, each after DEPTH tokens of its own; numbers of sequences are
+interleaved. A step reads one token of every sequence and chooses the next. The limits beside each: all weights and all
+keys and values read once per step at the memory bandwidth, and all multiplications at the peak, both measured on this
+machine between the steps.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import mlx_engine
+from benchmarks.text import Row
+from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.bench.roofline import Limits, matrices
+from mlx_engine.bench.run import origin
+from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes
+from mlx_engine.cache import New
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import Running, forward, step
+
+RESULTS = Path(__file__).parent / "results" / "batch.jsonl"
+
+SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Tokens of each sequence before the first step.
+DEPTH = 128
+STEPS, ROUNDS = 4, 7
+# Tokens of a pass that reads prompts.
+CHUNK = 512
+
+
+def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
+    """Measure all numbers of sequences."""
+    engine = mlx_engine.load(source, "parallel")
+    if not isinstance(engine.backend, CompiledBackend):
+        raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
+    checkpoint = open_checkpoint(engine.path)
+    of = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_))
+    limits = Limits(matrices(engine, checkpoint), engine.backend.threads)
+    found = measure(engine, limits, int(depth))
+    row = {**origin(), "model_name": engine.path.stem, "threads": engine.backend.threads, "depth": int(depth), **found}
+    row["limits_ts"] = {str(n): limit(of, n, int(depth), row["read_gbs"], row["peak_gflops"]) for n in SEQUENCES}
+    for n, rate in row["medians_ts"].items():
+        memory, arithmetic = row["limits_ts"][n]
+        share = rate / min(memory, arithmetic)
+        print(
+            f"{n:>4} sequences: {rate:7.1f} tokens/s; limit {memory:7.1f} by memory, {arithmetic:7.1f} by arithmetic; "
+            f"{share:.0%} of the smaller"
+        )
+    with RESULTS.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+
+
+def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
+    """Return every sample and the medians, tokens/s by number of sequences, and what the machine reaches."""
+    model, n_vocab, most = engine.model, engine.config.vocab_size, max(SEQUENCES)
+    capacity = depth + STEPS * len(SEQUENCES) * (ROUNDS + 1) + 1
+    pool = model.new_pool(most * capacity, n_sequences=most)
+    running = [Running(pool.sequence(capacity), Sampler(engine.backend, Sampling(), ())) for _ in range(most)]
+    samples: dict[str, list[float]] = {str(n): [] for n in SEQUENCES}
+    with engine.backend.session():
+        for b, one in enumerate(running):
+            ids = [(7 * i + 3 * b) % n_vocab for i in range(depth)]
+            for start in range(0, depth, CHUNK):
+                forward(model, New(ids[start : start + CHUNK], one.kv, wanted=0))
+            one.unread = [b % n_vocab]
+        for counted in range(-1, ROUNDS):
+            limits.sample()
+            for n in SEQUENCES:
+                start_time = time.perf_counter()
+                for _ in range(STEPS):
+                    step(model, running[:n])
+                seconds = time.perf_counter() - start_time
+                if counted >= 0:  # the first round meets cold memory
+                    samples[str(n)].append(n * STEPS / seconds)
+    medians = {n: statistics.median(rates) for n, rates in samples.items()}
+    return {"samples_ts": samples, "medians_ts": medians, **limits.take()}
+
+
+def limit(of: Sizes, n: int, depth: int, read_gbs: float, peak_gflops: float) -> tuple[float, float]:
+    """Return tokens/s of n sequences if only memory counted, and if only arithmetic did."""
+    nbytes = of.nbytes + n * of.cached * depth
+    flops = 2.0 * (of.layers + of.head + of.scored * depth)
+    return n * read_gbs * 1e9 / nbytes, peak_gflops * 1e9 / flops
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
