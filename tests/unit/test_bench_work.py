@@ -63,7 +63,7 @@ def test_the_sizes_of_06b():
     assert (LAYERS, HEAD) == (440_401_920, 155_582_464)
     # Keys and values: 28 layers x 2 x 8 heads x 128 x 4 bytes. Attention: 28 x (scores and sums) x 16 heads x 128.
     assert of_06b() == Sizes(
-        LAYERS, HEAD, 633_233_408.0, 229_376, 114_688, behind=BEHIND, scored_last=SCORED
+        LAYERS, HEAD, 633_233_408.0, 229_376, 114_688, behind=BEHIND, scored_last=SCORED, head_nbytes=HEAD * 34 / 32
     )  # fmt: skip
 
 
