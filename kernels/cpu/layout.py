@@ -104,9 +104,10 @@ PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
 # Words of a forward pass: tokens, rows that are wanted, sequences, tokens of a page; where the positions (T,) of the
 # tokens and the numbers (R,) of the wanted rows lie, 64-bit integers both.
 PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_WIDTH = range(7)
-# Words of a layer's keys and values: where its store lies, how many slots that has, and the layer's window or 0; where
-# the words of the sequences lie, and the slots (T,) of the new tokens, 64-bit integers.
-KV_STORE, KV_SLOTS, KV_WINDOW, KV_SEQUENCES, KV_NEW, KV_WIDTH = range(6)
+# Words of a layer's keys and values: where its store lies, how many slots that has, the layer's window or 0, and where
+# the words of its group lie: those of the sequences, and the slots (T,) of the new tokens, 64-bit integers.
+KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_WIDTH = range(5)
+GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
 # ---- attention ----
 

@@ -22,10 +22,11 @@ from kernels.cpu.layout import (
     ENTRY_ATTEND,
     ENTRY_PROJECT,
     FROM_ALL,
+    GROUP_SEQUENCES,
+    GROUP_SLOTS,
     HEADS,
     KV_APPEND,
-    KV_NEW,
-    KV_SEQUENCES,
+    KV_GROUP,
     KV_SLOTS,
     KV_STORE,
     KV_WIDTH,
@@ -90,7 +91,7 @@ def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, 
     values = keys + 4 * n_kv_heads * slots * width
     put_pair(
         address, task, n_tokens, n_kv_heads, width, k, step[A_ROW], v, step[B_ROW], keys, values, slots * width,
-        kv[KV_NEW],
+        words(kv[KV_GROUP])[GROUP_SLOTS],
     )  # fmt: skip
 
 
@@ -113,8 +114,9 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
     elif step[OP] == ATTENTION:
         arguments = (
             address, entries[TASK_ATTEND_FEW], entries[TASK_ATTEND_MANY], a, n_rows, step[N_HEADS], step[N_KV_HEADS],
-            step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW], kv[KV_SEQUENCES],
-            of[PASS_SEQUENCES], SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]), parts, out,
+            step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
+            words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
+            SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]), parts, out,
         )  # fmt: skip
         invoke(entries[ENTRY_ATTEND], arguments)
     elif step[OP] == COPY:

@@ -7,10 +7,11 @@ page is whose.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class KV(Protocol):
         """Forget the last n of the tokens that were begun."""
 
 
-@dataclass(frozen=True, eq=False)
-class KVSpan:
+class KVSpan(NamedTuple):
     """Keys and values of one sequence in one pass.
 
     Attributes:
@@ -51,8 +51,7 @@ class KVSpan:
         return in_order(self.pages[positions // page] + positions % page)
 
 
-@dataclass(frozen=True, eq=False)
-class KVView:
+class KVView(NamedTuple):
     """What the queries of a pass attend to in one layer. Of each sequence they are the last tokens.
 
     Attributes:
@@ -72,8 +71,7 @@ class KVView:
         return 0 if self.window is None else max(0, span.length - n_queries + 1 - self.window)
 
 
-@dataclass(frozen=True, eq=False)
-class KVGroup:
+class KVGroup(NamedTuple):
     """What layers with one window have in common in a pass.
 
     Attributes:
@@ -104,7 +102,7 @@ class Stores:
     are_kept: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
     """The new tokens of one or more sequences, and where their keys and values lie.
 
@@ -129,7 +127,9 @@ class Batch:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """(R,) the numbers of the tokens whose logits are wanted, ascending."""
-        ends = np.cumsum(self.lengths).tolist()
+        if self.wanted == self.lengths:
+            return tuple(range(len(self.positions)))
+        ends = itertools.accumulate(self.lengths)
         return tuple(t for end, n in zip(ends, self.wanted, strict=True) for t in range(end - n, end))
 
     @property

@@ -47,7 +47,7 @@ class _Steps:
         # The stores that the words of the layers are about; they may go when nobody else needs them.
         self._stores: Callable[[], Stores | None] = lambda: None
         self._layers = np.zeros((len(lowered.kv), layout.KV_WIDTH), dtype=np.int64)
-        self._group_of = np.zeros(len(lowered.kv), dtype=np.int64)
+        self._groups = np.zeros((len(lowered.kv), layout.GROUP_WIDTH), dtype=np.int64)
 
     def _bind_rope(self, length: int) -> None:
         """Write where the cosines and sines of at least `length` positions lie."""
@@ -68,23 +68,21 @@ class _Steps:
         for layer, (words, store) in enumerate(zip(self._layers, stores.layers, strict=True)):
             words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
             words[layout.KV_WINDOW] = batch.group(layer).window or 0
-        self._stores, self._group_of = weakref.ref(stores), np.array(stores.group_of)
+            words[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
+        self._stores = weakref.ref(stores)
 
     def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
         """Return the hidden states behind the last step."""
         n, of, be = len(x), self._of, self._backend
-        positions, rows = np.array(batch.positions, dtype=np.int64), np.array(batch.rows, dtype=np.int64)
         length = max(batch.positions) + 1
         if self._positions < length:
             self._bind_rope(length)
         if self._stores() is not batch.stores:
             self._bind_stores(batch)
         sequences = [sequence_words(group.spans, batch.lengths, batch.wanted) for group in batch.groups]
-        self._layers[:, layout.KV_SEQUENCES] = np.array([address(words) for words in sequences])[self._group_of]
-        self._layers[:, layout.KV_NEW] = np.array([address(group.slots) for group in batch.groups])[self._group_of]
-        forward_pass = np.array(
-            [n, len(rows), len(batch.lengths), batch.stores.page, address(positions), address(rows)], dtype=np.int64
-        )
+        for words, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
+            words[:] = address(of_group), address(group.slots)
+        forward_pass = _pass_words(batch)
         parts = max(parts_of(batch.groups[0].spans, counts) for counts in (batch.lengths, batch.wanted))
         work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
         room = be.room_for(n * of.floats + work + parts * of.parts)
@@ -97,16 +95,31 @@ class _Steps:
         for first in range(0, len(self._steps), together):
             last = min(first + together, len(self._steps))
             be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
-        n_rows = len(rows) if of.y.is_wanted else n
+        n_rows = len(batch.rows) if of.y.is_wanted else n
         y = values[n * of.y.buffer.at :][: n_rows * of.y.width]
         return np.array(y.reshape(n_rows, of.y.width))
 
 
+def _pass_words(batch: Batch) -> np.ndarray:
+    """Return the words of a pass, and behind them its tokens' positions and the numbers of the wanted rows."""
+    n, n_rows = len(batch.positions), len(batch.rows)
+    words = np.empty(layout.PASS_WIDTH + n + n_rows, dtype=np.int64)
+    positions = address(words) + words.itemsize * layout.PASS_WIDTH
+    words[: layout.PASS_WIDTH] = (
+        n, n_rows, len(batch.lengths), batch.stores.page, positions, positions + words.itemsize * n,
+    )  # fmt: skip
+    words[layout.PASS_WIDTH : layout.PASS_WIDTH + n] = batch.positions
+    words[layout.PASS_WIDTH + n :] = batch.rows
+    return words
+
+
 def sequence_words(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
     """Return the words (B, SEQ_WIDTH) of the sequences of a pass, with their numbers of new and of wanted tokens."""
-    words = np.zeros((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
-    for row, span, n_new, n_wanted in zip(words, spans, lengths, wanted, strict=True):
-        row[: layout.SEQ_WANTED + 1] = address(span.pages), span.length, n_new, n_wanted
+    words = np.empty((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
+    words[:, : layout.SEQ_WANTED + 1] = [
+        (address(span.pages), span.length, n_new, n_wanted)
+        for span, n_new, n_wanted in zip(spans, lengths, wanted, strict=True)
+    ]
     return words
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from mlx_engine.backends.parameters import Token
 from mlx_engine.cache.sequence import KVSequence
 
 
-@dataclass(frozen=True, eq=False)
-class New:
+class New(NamedTuple):
     """New tokens of a sequence.
 
     Attributes:
@@ -33,11 +32,10 @@ def begin(parts: Sequence[New]) -> Batch:
     Raises:
         CacheFullError: there is no room for all of them; no sequence has changed.
     """
-    pools = {part.kv.pool for part in parts}
-    if len(pools) != 1 or len({part.kv for part in parts}) != len(parts):
-        raise ValueError(f"expected new tokens of different sequences of one pool, found {len(parts)} of {len(pools)}")
-    lengths = tuple(len(part.ids) for part in parts)
+    pool, lengths = parts[0].kv.pool, tuple(len(part.ids) for part in parts)
     wanted = tuple(n if part.wanted is None else part.wanted for part, n in zip(parts, lengths, strict=True))
+    if len({part.kv for part in parts if part.kv.pool is pool}) != len(parts):
+        raise ValueError(f"expected new tokens of {len(parts)} different sequences of one pool, found others")
     if any(not 0 <= want <= n for want, n in zip(wanted, lengths, strict=True)):
         raise ValueError(f"expected logits of at most {lengths} tokens to be wanted, found {wanted}")
     firsts: list[int] = []
@@ -53,11 +51,11 @@ def begin(parts: Sequence[New]) -> Batch:
 
 def _batch(parts: Sequence[New], lengths: tuple[int, ...], wanted: tuple[int, ...], firsts: Sequence[int]) -> Batch:
     pool, sequences = parts[0].kv.pool, tuple(part.kv for part in parts)
-    places = list(zip(sequences, firsts, lengths, strict=True))
+    places = tuple(zip(sequences, firsts, lengths, strict=True))
     groups = tuple(
         KVGroup(
             window,
-            tuple(kv.span(group, first + n, n) for kv, first, n in places),
+            tuple([kv.span(group, first + n, n) for kv, first, n in places]),
             np.concatenate([kv.slots(group, first, n) for kv, first, n in places]),
         )
         for group, window in enumerate(pool.windows)

@@ -108,8 +108,11 @@ class KVSequence:
 
     def slots(self, group: int, first: int, n: int) -> np.ndarray:
         """Return the slots (n,) int64 of positions [first, first + n) in a group of layers."""
+        table, page = self._tables[group], self.pool.page
+        if n == 1:
+            return table[first // page : first // page + 1] + first % page
         positions = np.arange(first, first + n)
-        return self._tables[group][positions // self.pool.page] + positions % self.pool.page
+        return table[positions // page] + positions % page
 
     def _give_back(self, group: int, end: int) -> None:
         """Give back the pages before page `end` of a group."""
