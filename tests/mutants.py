@@ -52,7 +52,13 @@ GPT2, GEMMA3, PARAMETERS, SLIDING = (
 GAINS, APART, ROUNDS = (f"bench/bottlenecks/{name}.py" for name in ("gains", "apart", "kinds"))
 CONVERSION, REQUANTISE = "models/conversion.py", "models/requantise.py"
 GGUF_FORM, TO_GGUF, SPM_SCORES = "models/gguf_form.py", "tokenizer/to_gguf.py", "tokenizer/spm_scores.py"
+CONFIG = "models/config.py"
 MUTANTS = [
+    Mutant("what repeats a setting is not compared", CONFIG, "s.expect(again, value)", "pass"),
+    Mutant("conditions of settings are not checked", CONFIG, "if expected is not None:", "if False:"),
+    Mutant("what a config expects is not checked", CONFIG,
+           "s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))", "s._get(key, None)"),
+    Mutant("a window is lost", "models/mistral.py", "window=window)", "window=None)"),
     Mutant("heads are not dealt for GGUF", PARAMETERS, "return halves.transpose(0, 2, 1, 3).reshape(-1)",
            "return halves.reshape(-1)"),
     Mutant("a scale without a key is lost", PARAMETERS, "(part.dequantize() - plus) * times",

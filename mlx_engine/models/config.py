@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
-# A key, or a key and the default where a file lacks it: a value, or a function of the fields before.
+# A key; or a key and the default for files that lack it, which is a value or a function of the fields before.
 Where: TypeAlias = str | tuple[str, object] | None
-# What was expected of a value where it does not hold, else None; it is given the value and the fields before.
+# A function of a value and the fields before: what was expected, or None if the value is sound.
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
 # Far above any model. For a damaged width frequencies would be made until memory ends.
 WIDEST_HEAD = 65_536
-# What is left out of a file, because it follows from the rest, was computed in another way: the same to so much.
+# The relative error up to which two floats are one value: a default may have been computed in another way.
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="Declared")
@@ -84,10 +84,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Expected:
-    """Settings that must be absent or have the value that is implemented, by key; several values are a tuple.
+    """Settings that are no field, and change nothing as they are expected.
 
-    A function of (settings, key, config) checks what depends on the config. `harmless` are keys of config.json that
-    change nothing in the forward pass.
+    Attributes:
+        gguf: the value that is implemented, by GGUF key, or a tuple of such values; the key may be absent. A function
+            of (settings, key, config) checks what depends on the config.
+        hf: the same for config.json.
+        harmless: keys of config.json that change nothing in the forward pass, whatever their value.
     """
 
     gguf: Mapping[str, object] = field(default_factory=dict)

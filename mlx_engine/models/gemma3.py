@@ -178,7 +178,7 @@ class Model(Decoder):
     """Local layers see a window and have a rotation of their own; embeddings are scaled."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        everywhere, nearby = config.rope.rope(config.head_dim), config.local_rope.rope(config.head_dim)
+        everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
         layers = [
             Layer(
                 **parts(parameters, i, config.norm_eps),

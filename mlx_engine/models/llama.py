@@ -99,7 +99,7 @@ class Model(Decoder):
 
 def _rope(p: Parameters, cfg: Config) -> Rope:
     """Llama 3's GGUF files say by what each frequency is divided, where others state a rule."""
-    rope = cfg.rope.rope(cfg.head_dim)
+    rope = cfg.rope.for_heads(cfg.head_dim)
     if f"{FREQUENCIES}.weight" not in p:
         return rope
     factors = p.values(FREQUENCIES).tolist()

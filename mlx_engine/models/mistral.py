@@ -34,7 +34,7 @@ class Model(Decoder):
     """Llama's layers, with a window."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps, window = config.rope.rope(config.head_dim), config.norm_eps, config.window
+        rope, eps, window = config.rope.for_heads(config.head_dim), config.norm_eps, config.window
         layers = [LlamaLayer(**parts(parameters, i, eps), rope=rope, window=window) for i in range(config.n_layers)]
         output_norm = parameters.rms_norm("output_norm", eps)
         super().__init__(

@@ -79,7 +79,7 @@ class Model(Decoder):
     """Llama's layers, with a norm of each query and key head."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope = config.rope.rope(config.head_dim)
+        rope = config.rope.for_heads(config.head_dim)
         layers = [LlamaLayer(**parts(parameters, i, config.norm_eps), rope=rope) for i in range(config.n_layers)]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(

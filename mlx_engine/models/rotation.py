@@ -35,7 +35,7 @@ class Rotation:
     high: float = 1.0
     context: int = 1
 
-    def rope(self, head_dim: int) -> Rope:
+    def for_heads(self, head_dim: int) -> Rope:
         """Return the frequencies for heads of this width."""
         plain = Rope.plain(head_dim, self.theta)
         if self.rule == "llama3":
@@ -44,13 +44,13 @@ class Rotation:
 
     def divisors(self, head_dim: int) -> tuple[float, ...]:
         """Return by what the rule divides each frequency."""
-        plain, rope = Rope.plain(head_dim, self.theta), self.rope(head_dim)
+        plain, rope = Rope.plain(head_dim, self.theta), self.for_heads(head_dim)
         return tuple(f / slow for f, slow in zip(plain.frequencies, rope.frequencies, strict=True))
 
 
 @dataclass(frozen=True)
 class RotationSetting:
-    """A rotation in a file's settings; arguments as of `rotation`."""
+    """How a `Rotation` is read and written; the attributes are the arguments of `rotation`."""
 
     gguf: str
     hf: str
@@ -85,6 +85,8 @@ class RotationSetting:
             return Rotation(theta)
         found = self._scaled(scaling, scaling.number("rope_theta", theta))
         scaling.refuse_rest()
+        # A base beside the mapping, too, may not contradict it.
+        s.expect(self.hf, found.theta)
         return found
 
     def _scaled(self, s: Settings, theta: float) -> Rotation:
@@ -119,7 +121,7 @@ def rotation(
         gguf: the key of the base.
         hf: the key of the base in config.json, where `rope_parameters` does not say it.
         theta: the base that a file leaves out.
-        rules: those that are implemented besides "default".
+        rules: those that are implemented besides "default"; without any, `rope_scaling` is not read.
         layers: the kind of layers in `rope_parameters` that rotate so, where kinds differ.
         always: whether a GGUF file says the base even if it is `theta`.
     """

@@ -27,7 +27,7 @@ LLAMA3 = {
 
 def rope(**settings: object) -> Rope:
     setting = RotationSetting("rope.freq_base", "rope_theta", 1e4, ("linear", "llama3"), layers=None, always=True)
-    return setting.read(Settings(settings, where="here"), "hf", None).rope(64)
+    return setting.read(Settings(settings, where="here"), "hf", None).for_heads(64)
 
 
 def test_both_spellings_of_the_rotation_mean_the_same():
@@ -63,12 +63,13 @@ def test_between_the_two_the_change_is_gradual():
         {**LLAMA3, "attention_factor": 2.0},
         {"rope_type": "linear"},
         {"rope_type": "default", "factor": 2.0},
+        {"rope_type": "default", "rope_theta": 2e4},
     ],
 )
 def test_a_scaling_that_is_not_understood_is_refused(scaling: dict[str, object]):
     for settings in ({"rope_scaling": scaling}, {"rope_parameters": scaling}):
         with pytest.raises(UnsupportedConfigError):
-            rope(**settings)
+            rope(rope_theta=1e4, **settings)
 
 
 @pytest.mark.parametrize(
