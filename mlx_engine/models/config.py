@@ -151,7 +151,14 @@ def declared(setting: Setting) -> Any:
 
 
 def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: Condition | None = None) -> Any:
-    """Declare a field that is a whole number >= 1."""
+    """Declare a field that is a whole number >= 1.
+
+    Args:
+        gguf: GGUF's key below the architecture's prefix, or the key and the default where a file lacks it.
+        hf: the same for config.json.
+        repeated: GGUF keys that have to say the same, if they are there.
+        condition: what must hold.
+    """
     return declared(Key(Settings.whole, gguf, hf, repeated, condition))
 
 
