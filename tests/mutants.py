@@ -52,11 +52,18 @@ GPT2, GEMMA3, PARAMETERS, SLIDING = (
 GAINS, APART, ROUNDS = (f"bench/bottlenecks/{name}.py" for name in ("gains", "apart", "kinds"))
 CONVERSION, REQUANTISE = "models/conversion.py", "models/requantise.py"
 GGUF_FORM, TO_GGUF, SPM_SCORES = "models/gguf_form.py", "tokenizer/to_gguf.py", "tokenizer/spm_scores.py"
+CONFIG = "models/config.py"
 MUTANTS = [
+    Mutant("what repeats a setting is not compared", CONFIG, "s.expect(again, value)", "pass"),
+    Mutant("conditions of settings are not checked", CONFIG, "if expected is not None:", "if False:"),
+    Mutant("what a config expects is not checked", CONFIG,
+           "s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))", "s._get(key, None)"),
+    Mutant("a window is lost", "models/mistral.py", "window=window)", "window=None)"),
     Mutant("heads are not dealt for GGUF", PARAMETERS, "return halves.transpose(0, 2, 1, 3).reshape(-1)",
            "return halves.reshape(-1)"),
-    Mutant("a scale without a key is lost", GGUF_FORM, "dequantize() * np.float32(gain)", "dequantize()"),
-    Mutant("what GGUF cannot say is dropped", GGUF_FORM, "if name not in said.in_tensors", "if False"),
+    Mutant("a scale without a key is lost", PARAMETERS, "(part.dequantize() - plus) * times",
+           "part.dequantize() - plus"),
+    Mutant("what GGUF cannot say is dropped", GGUF_FORM, "if name not in plan.in_tensors", "if False"),
     Mutant("the least urgent merge is last", SPM_SCORES, "rank, i = min(steps)", "rank, i = max(steps)"),
     Mutant("any scores will do", SPM_SCORES, "if rank is None and any(", "if False and any("),
     Mutant("spaces are looked for as a mark", TO_GGUF, "types[token_id] = TokenType.NORMAL", "pass"),

@@ -36,7 +36,7 @@ def open_qwen3(path: Path) -> Checkpoint:
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.context_length,
         "rms_norm_eps": cfg.norm_eps,
-        "rope_theta": cfg.rope_theta,
+        "rope_theta": cfg.rope.theta,
         "tie_word_embeddings": "output.weight" not in checkpoint.shapes,
     }
     names = {tensor.name: tensor.stored("hf").name for tensor in plan.tensors}

@@ -8,7 +8,7 @@ as what lies behind the keys and values of the last layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,15 +91,15 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         return counts[name] * held(conversion.type_of(name, tensors[name].shape, stored)[0])
 
     cfg: Any = plan.config
-    is_local: Sequence[bool] = getattr(cfg, "is_local", ())
+    windows: list[int] = [window for window in cfg.windows if window is not None]
     return Sizes(
         layers=sum(counts[name] for name in layers),
         head=counts[head],
         nbytes=sum(map(bytes_of, [*layers, head])),
         cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
         scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
-        local=sum(is_local) / cfg.n_layers,
-        window=cfg.window if any(is_local) else 0,
+        local=len(windows) / cfg.n_layers,
+        window=windows[0] if windows else 0,
         behind=sum(counts[name] for name in layers if name.startswith(last) and not name.startswith(before)),
         scored_last=2 * cfg.n_heads * cfg.head_dim,
         head_nbytes=bytes_of(head),

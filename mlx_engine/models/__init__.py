@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from pkgutil import iter_modules
+from typing import Any, NamedTuple, Protocol, cast
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
@@ -13,16 +15,7 @@ from mlx_engine.cache import KVLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.models.conversion import Conversion, Converted
-from mlx_engine.models.parameters import Parameters, Progress, check
-
-MODULES = {
-    "gemma3": "mlx_engine.models.gemma3",
-    "gemma3_text": "mlx_engine.models.gemma3",
-    "gpt2": "mlx_engine.models.gpt2",
-    "llama": "mlx_engine.models.llama",
-    "qwen2": "mlx_engine.models.qwen2",
-    "qwen3": "mlx_engine.models.qwen3",
-}
+from mlx_engine.models.parameters import Parameters, Plan, Progress, check
 
 
 class Model(Protocol):
@@ -49,18 +42,43 @@ class Model(Protocol):
         """An empty sequence for one pass of `n_tokens` tokens, of which no later pass reads anything."""
 
 
-def model_file(checkpoint: Checkpoint) -> Any:
-    """The module that implements a checkpoint's architecture: `plan(checkpoint)`, and the class `Model`.
+class ModelFile(Protocol):
+    """A module of this folder that implements architectures.
+
+    Attributes:
+        ARCHITECTURES: what GGUF's `general.architecture` and config.json's `model_type` call them.
+        GGUF_ARCHITECTURE: what a GGUF file that is written from a folder calls them.
+        Model: the class, called with (config, parameters, backend).
+    """
+
+    ARCHITECTURES: tuple[str, ...]
+    GGUF_ARCHITECTURE: str
+    Model: Callable[[Any, Parameters, Backend], Model]
+
+    def plan(self, checkpoint: Checkpoint) -> Plan:
+        """Return the sizes and tensors of a checkpoint.
+
+        Raises:
+            UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        """
+
+
+def model_file(checkpoint: Checkpoint) -> ModelFile:
+    """Return the module that implements a checkpoint's architecture: whichever of this folder says that it does.
 
     Raises:
         UnknownArchitectureError: no model file does.
     """
-    name = MODULES.get(checkpoint.architecture)
-    if name is None:
-        raise UnknownArchitectureError(
-            where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(MODULES)
-        )
-    return importlib.import_module(name)
+    architecture, supported = checkpoint.architecture, list[str]()
+    # A file is mostly named after its architecture, so that no other has to be imported.
+    for name in sorted((file.name for file in iter_modules(__path__)), key=lambda name: name != architecture):
+        module: Any = importlib.import_module(f"{__name__}.{name}")
+        supported += getattr(module, "ARCHITECTURES", ())
+        if architecture in supported:
+            return cast(ModelFile, module)
+    raise UnknownArchitectureError(
+        where=checkpoint.where, architecture=checkpoint.architecture, supported=sorted(supported)
+    )
 
 
 class Loaded(NamedTuple):
@@ -96,5 +114,5 @@ def convert_model(
     tensors = check(checkpoint, plan)
     conversion.check(checkpoint.where, tensors)
     parameters = Parameters(checkpoint, tensors, backend, conversion=conversion, progress=progress)
-    model: Model = module.Model(plan.config, parameters, backend)
+    model = module.Model(plan.config, parameters, backend)
     return Loaded(model, parameters.converted)

@@ -11,17 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import model_file
-from mlx_engine.models.gguf_settings import ARCHITECTURES, Said, differences, gguf_settings
 from mlx_engine.models.parameters import Plan, Stored, Tensor, check
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
-
-FREQUENCIES, QUERY_NORM = "rope_freqs.weight", "attn_q_norm.weight"
 
 
 @dataclass(frozen=True)
@@ -54,41 +49,30 @@ def from_folder(folder: Path) -> GGUFForm:
     from mlx_engine.tokenizer.to_gguf import to_gguf  # the library below it takes a moment to load
 
     checkpoint = open_checkpoint(folder)
-    plan = model_file(checkpoint).plan(checkpoint)
-    tensors = check(checkpoint, plan)
-    architecture = ARCHITECTURES.get(checkpoint.architecture, checkpoint.architecture)
-    said = gguf_settings(checkpoint, plan.config)
+    module = model_file(checkpoint)
+    plan = module.plan(checkpoint)
+    tensors, architecture = check(checkpoint, plan), module.GGUF_ARCHITECTURE
+    keys = plan.config.to_gguf()
     metadata = {
         "general.architecture": architecture,
         "general.name": folder.resolve().name,
-        **{f"{architecture}.{key}": value for key, value in said.keys.items()},
+        **{f"{architecture}.{key}": value for key, value in keys.items()},
         **to_gguf(folder / "tokenizer.json", plan.config.vocab_size),
     }
-    parts = _parts(checkpoint, tensors, said)
-    _read_back(checkpoint, plan, metadata, said, parts)
+    parts = _parts(checkpoint, tensors, plan)
+    _read_back(checkpoint, plan, metadata, keys, parts)
     return GGUFForm(metadata, parts)
 
 
-def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], said: Said) -> dict[str, Part]:
+def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
     """The tensors of the file: several of the model may be rows of one, and some stand for a setting."""
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
     parts = {name: _part(checkpoint, of) for name, of in rows.items()}
-    if said.divisors:
-        shape, values = (len(said.divisors),), said.divisors
-        parts[FREQUENCIES] = Part(FREQUENCIES, shape, F32, lambda: Weight.pack(FREQUENCIES, values, F32))
-    if said.query_gain != 1:
-        for name in [name for name in parts if name.endswith(QUERY_NORM)]:
-            parts[name] = _times(parts[name], said.query_gain)
+    for name, values in plan.gguf_only.items():
+        parts[name] = Part(name, (len(values),), F32, partial(Weight.pack, name, values, F32))
     return parts
-
-
-def _times(part: Part, gain: float) -> Part:
-    def make() -> Weight:
-        return Weight.pack(part.name, part.make().dequantize() * np.float32(gain), F32)
-
-    return replace(part, make=make)
 
 
 def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
@@ -109,7 +93,7 @@ def _read_back(
     checkpoint: Checkpoint,
     plan: Plan,
     metadata: Mapping[str, object],
-    said: Said,
+    keys: Mapping[str, object],
     parts: Mapping[str, Part],
 ) -> None:
     """The model file understands what was written as it did the folder.
@@ -121,18 +105,18 @@ def _read_back(
         checkpoint,
         naming="gguf",
         architecture=str(metadata["general.architecture"]),
-        settings=said.keys,
+        settings=keys,
         metadata=metadata,
         shapes={name: part.shape for name, part in parts.items()},
         weight=lambda name: parts[name].make(),
     )
     again = model_file(written).plan(written)
     check(written, again)
-    lost = [name for name in differences(plan.config, again.config) if name not in said.in_tensors]
+    lost = [name for name in plan.config.differences(again.config) if name not in plan.in_tensors]
     if lost:
         raise UnsupportedConfigError(
             where=checkpoint.where,
             key=lost[0],
-            expected=f"what GGUF can say, {vars(again.config)[lost[0]]!r:.60}",
-            found=f"{vars(plan.config)[lost[0]]!r:.60}",
+            expected=f"what GGUF can say, {getattr(again.config, lost[0], None)!r:.60}",
+            found=getattr(plan.config, lost[0]),
         )

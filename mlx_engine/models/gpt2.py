@@ -9,46 +9,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Layer, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.config import Declared, Expected, believable, divides, n_embeddings, number, whole
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
-from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.table import Head, head_of, parts
 
-# Keys of config.json that concern training or other tasks than the next token; `n_ctx` repeats `n_positions`.
-HARMLESS = {
-    *HF_HARMLESS,
-    "_num_labels",
-    "attn_pdrop",
-    "embd_pdrop",
-    "gradient_checkpointing",
-    "n_ctx",
-    "n_special",
-    "predict_special_tokens",
-    "reorder_and_upcast_attn",  # the same product in another order, for half precision
-    "resid_pdrop",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-}
+ARCHITECTURES = ("gpt2",)
+GGUF_ARCHITECTURE = "gpt2"
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Declared):
     """The sizes of a GPT-2."""
 
-    n_layers: int
-    hidden_size: int
-    intermediate_size: int
-    n_heads: int
-    vocab_size: int
-    context_length: int
-    norm_eps: float
+    n_layers: int = whole("block_count", "n_layer", condition=believable)
+    hidden_size: int = whole("embedding_length", "n_embd")
+    intermediate_size: int = whole("feed_forward_length", ("n_inner", lambda known: 4 * known.hidden_size))
+    n_heads: int = whole(
+        "attention.head_count", "n_head", repeated=("attention.head_count_kv",), condition=divides("hidden_size")
+    )
+    vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
+    context_length: int = whole("context_length", "n_positions")
+    norm_eps: float = number("attention.layer_norm_epsilon", ("layer_norm_epsilon", 1e-5))
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        # They concern training or other tasks than the next token; `n_ctx` repeats `n_positions`.
+        harmless=(
+            "_num_labels",
+            "attn_pdrop",
+            "embd_pdrop",
+            "gradient_checkpointing",
+            "n_ctx",
+            "n_special",
+            "predict_special_tokens",
+            "reorder_and_upcast_attn",  # the same product in another order, for half precision
+            "resid_pdrop",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        ),
+    )
 
     @property
     def n_kv_heads(self) -> int:
@@ -66,7 +80,7 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.position_embd = parameters.table("position_embd")
-        layers = [_layer(parameters, config, f"blk.{i}.") for i in range(config.n_layers)]
+        layers = [Layer(**parts(parameters, i, config.norm_eps), activation="gelu") for i in range(config.n_layers)]
         output_norm = parameters.layer_norm("output_norm", config.norm_eps)
         super().__init__(
             config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
@@ -78,87 +92,24 @@ class Model(Decoder):
         return be.add(super().embed(ids, positions), be.embed(self.position_embd, positions))
 
 
-def _layer(p: Parameters, cfg: Config, blk: str) -> Layer:
-    return Layer(
-        attn_norm=p.layer_norm(blk + "attn_norm", cfg.norm_eps),
-        attn_q=p.linear(blk + "attn_q"),
-        attn_k=p.linear(blk + "attn_k"),
-        attn_v=p.linear(blk + "attn_v"),
-        attn_output=p.linear(blk + "attn_output"),
-        ffn_norm=p.layer_norm(blk + "ffn_norm", cfg.norm_eps),
-        ffn_up=p.linear(blk + "ffn_up"),
-        activation="gelu",
-        ffn_down=p.linear(blk + "ffn_down"),
-    )
-
-
 def plan(checkpoint: Checkpoint) -> Plan:
-    """The sizes and tensors of a checkpoint.
+    """Return the sizes and tensors of a checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
     """
-    settings = Settings(checkpoint.settings, where=checkpoint.where)
-    if checkpoint.naming == "gguf":
-        # GGUF does not say whether the head is tied: the file has a matrix for it, or it has none.
-        config = _config_from_gguf(settings, checkpoint.n_embeddings)
-        return Plan(config, tensors(config, head="optional"))
-    config, tied = _config_from_hf(settings), settings.flag("tie_word_embeddings", True)
+    s = Settings(checkpoint.settings, where=checkpoint.where)
+    head = head_of(checkpoint, s, tied=True)
+    config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     # Files of the bare model lack the name that the one with a head has for it.
     stem = "" if "wte.weight" in checkpoint.shapes else "transformer."
     # Some files carry the triangle that hides what is to come, in two spellings, or the tied head once more.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
-    unused = (*masks, "lm_head.weight") if tied else tuple(masks)
-    return Plan(config, tensors(config, stem=stem, head="absent" if tied else "required"), unused)
+    unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)
+    return Plan(config, tensors(config, head, stem=stem), unused)
 
 
-def _config_from_gguf(s: Settings, vocab_size: int) -> Config:
-    config = Config(
-        n_layers=s.whole("block_count"),
-        hidden_size=s.whole("embedding_length"),
-        intermediate_size=s.whole("feed_forward_length"),
-        n_heads=s.whole("attention.head_count"),
-        vocab_size=s.whole("vocab_size", vocab_size),
-        context_length=s.whole("context_length"),
-        norm_eps=s.number("attention.layer_norm_epsilon"),
-    )
-    s.expect("attention.head_count_kv", config.n_heads)
-    s.expect("attention.causal", True)
-    s.refuse_rest()
-    return _sound(config, s)
-
-
-def _config_from_hf(s: Settings) -> Config:
-    hidden_size = s.whole("n_embd")
-    config = Config(
-        n_layers=s.whole("n_layer"),
-        hidden_size=hidden_size,
-        intermediate_size=s.whole("n_inner", 4 * hidden_size),
-        n_heads=s.whole("n_head"),
-        vocab_size=s.whole("vocab_size"),
-        context_length=s.whole("n_positions"),
-        norm_eps=s.number("layer_norm_epsilon", 1e-5),
-    )
-    # Two names of the tanh form.
-    s.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
-    s.expect("scale_attn_weights", True)
-    s.expect("scale_attn_by_inverse_layer_idx", False)
-    s.expect("add_cross_attention", False)
-    s.refuse_rest({*HARMLESS, "tie_word_embeddings"})
-    return _sound(config, s)
-
-
-def _sound(config: Config, s: Settings) -> Config:
-    if config.hidden_size % config.n_heads:
-        raise s.error("n_heads", f"a divisor of the width {config.hidden_size}", config.n_heads)
-    if config.n_layers > MOST_LAYERS:
-        raise s.error("n_layers", f"at most {MOST_LAYERS:,}", config.n_layers)
-    return config
-
-
-def tensors(
-    cfg: Config, *, stem: str = "transformer.", head: Literal["required", "optional", "absent"]
-) -> list[Tensor]:
+def tensors(cfg: Config, head: Head, *, stem: str) -> list[Tensor]:
     """The tensors of a model of these sizes, under GGUF's names and under transformers' behind `stem`."""
     D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
     table = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ class Stored:
         rows: (first, of) where the tensor is a part of a larger one of `of` rows and begins at row `first`.
         transposed: whether the file has columns for rows, as Conv1D layers do.
         plus: what has to be added to every value.
+        times: by what every value, less `plus`, is multiplied there.
         heads: in each of so many, the rows of its two halves lie in turn.
     """
 
@@ -38,6 +39,12 @@ class Stored:
     transposed: bool = False
     plus: float = 0.0
     heads: int | None = None
+    times: float = 1.0
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether the values are others than the model's."""
+        return self.plus != 0 or self.times != 1
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The stored tensor's, of which the model's has `shape`."""
@@ -57,7 +64,10 @@ class Stored:
         if self.heads is not None:
             data = data.reshape(self.heads, shape[0] // self.heads // 2, 2, -1).transpose(0, 2, 1, 3).reshape(-1)
         taken = Weight(weight.name, shape, weight.type, data)
-        return Weight.pack(weight.name, taken.dequantize() + np.float32(self.plus), F32) if self.plus else taken
+        if not self.is_shifted:
+            return taken
+        values = taken.dequantize() / np.float32(self.times) + np.float32(self.plus)
+        return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight]) -> Weight:
         """The stored tensor out of the model's, the inverse of `take`: of all that are rows of it, in their order.
@@ -68,9 +78,9 @@ class Stored:
         if len({part.type for part in parts}) > 1:
             raise ValueError(f"{self.name}: expected parts of one type, found {[part.type.name for part in parts]}")
         type_, width = parts[0].type, parts[0].shape[1:]
-        if self.plus:
-            type_ = F32
-            parts = [Weight.pack(part.name, part.dequantize() - np.float32(self.plus), F32) for part in parts]
+        if self.is_shifted:
+            type_, plus, times = F32, np.float32(self.plus), np.float32(self.times)
+            parts = [Weight.pack(part.name, (part.dequantize() - plus) * times, F32) for part in parts]
         data = np.concatenate([self._dealt(part) for part in parts])
         shape = (sum(part.shape[0] for part in parts), *width)
         if self.transposed:
@@ -115,12 +125,19 @@ class Tensor:
 class Plan:
     """What a model file makes of a checkpoint's settings: sizes, and the tensors that they call for.
 
-    Tensors named in `unused` may be there and are not read.
+    Attributes:
+        config: the sizes.
+        tensors: those of the model, and where the checkpoint has them.
+        unused: names of stored tensors that may be there and are not read.
+        in_tensors: fields of the config that a GGUF file says in tensors, because it has no key for them.
+        gguf_only: tensors that a GGUF file needs for those fields alone, by name.
     """
 
     config: Any
     tensors: Sequence[Tensor]
     unused: tuple[str, ...] = ()
+    in_tensors: tuple[str, ...] = ()
+    gguf_only: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:

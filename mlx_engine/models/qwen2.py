@@ -7,162 +7,49 @@ Different from Llama: queries, keys and values have biases; small sizes tie the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan, Tensor
-from mlx_engine.models.rotation import rope_from_gguf, rope_from_hf
-from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, Settings
+from mlx_engine.models import llama
+from mlx_engine.models.config import Expected, each_layer
+from mlx_engine.models.parameters import Plan
+from mlx_engine.models.table import Row, decoder_plan
+
+ARCHITECTURES = ("qwen2",)
+GGUF_ARCHITECTURE = "qwen2"
 
 
 @dataclass(frozen=True)
-class Config:
-    """The sizes of a Qwen2, and how it rotates."""
+class Config(llama.Config):
+    """The sizes of a Qwen2: Llama's."""
 
-    n_layers: int
-    hidden_size: int
-    intermediate_size: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int
-    norm_eps: float
-    rope: Rope
-
-
-class Model(Decoder):
-    """Llama's layers, with biases of queries, keys and values."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope = config.rope
-        layers = [_layer(parameters, config, rope, f"blk.{i}.") for i in range(config.n_layers)]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
-        )
-
-
-def _layer(p: Parameters, cfg: Config, rope: Rope, blk: str) -> LlamaLayer:
-    return LlamaLayer(
-        attn_norm=p.rms_norm(blk + "attn_norm", cfg.norm_eps),
-        attn_q=p.linear(blk + "attn_q"),
-        attn_k=p.linear(blk + "attn_k"),
-        attn_v=p.linear(blk + "attn_v"),
-        rope=rope,
-        attn_output=p.linear(blk + "attn_output"),
-        ffn_norm=p.rms_norm(blk + "ffn_norm", cfg.norm_eps),
-        ffn_gate=p.linear(blk + "ffn_gate"),
-        ffn_up=p.linear(blk + "ffn_up"),
-        ffn_down=p.linear(blk + "ffn_down"),
+    expected = Expected(
+        gguf={"attention.causal": True, "expert_count": 0},
+        hf={
+            "hidden_act": "silu",
+            "use_sliding_window": False,
+            "use_mrope": False,  # rotation by three coordinates, of models that see images
+            "layer_types": each_layer("full_attention"),
+        },
+        harmless=("sliding_window", "max_window_layers"),
     )
 
 
+TENSORS = {
+    **llama.TENSORS,
+    "blk.*.attn_q.bias": Row("model.layers.*.self_attn.q_proj.bias", "HE"),
+    "blk.*.attn_k.bias": Row("model.layers.*.self_attn.k_proj.bias", "GE"),
+    "blk.*.attn_v.bias": Row("model.layers.*.self_attn.v_proj.bias", "GE"),
+}
+
+
+class Model(llama.Model):
+    """Llama's layers, with biases of queries, keys and values."""
+
+
 def plan(checkpoint: Checkpoint) -> Plan:
-    """The sizes and tensors of a checkpoint.
+    """Return the sizes and tensors of a checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
     """
-    settings = Settings(checkpoint.settings, where=checkpoint.where)
-    if checkpoint.naming == "gguf":
-        # GGUF does not say whether the head is tied: the file has a matrix for it, or it has none.
-        config = _config_from_gguf(settings, checkpoint.n_embeddings)
-        return Plan(config, tensors(config, head="optional"))
-    config = _config_from_hf(settings)
-    if not settings.flag("tie_word_embeddings", False):
-        return Plan(config, tensors(config, head="required"))
-    # A tied head needs no matrix of its own, but some files carry it all the same.
-    return Plan(config, tensors(config, head="absent"), unused=("lm_head.weight",))
-
-
-def _config_from_gguf(s: Settings, vocab_size: int) -> Config:
-    hidden_size, n_heads = s.whole("embedding_length"), s.whole("attention.head_count")
-    head_dim = s.whole("attention.key_length", max(1, hidden_size // n_heads))
-    config = Config(
-        n_layers=s.whole("block_count"),
-        hidden_size=hidden_size,
-        intermediate_size=s.whole("feed_forward_length"),
-        n_heads=n_heads,
-        n_kv_heads=s.whole("attention.head_count_kv", n_heads),
-        head_dim=head_dim,
-        vocab_size=s.whole("vocab_size", vocab_size),
-        context_length=s.whole("context_length"),
-        norm_eps=s.number("attention.layer_norm_rms_epsilon"),
-        rope=rope_from_gguf(s, head_dim),
-    )
-    s.expect("attention.value_length", head_dim)
-    s.expect("rope.dimension_count", head_dim)
-    s.expect("attention.causal", True)
-    s.expect("expert_count", 0)
-    s.refuse_rest()
-    return _sound(config, s)
-
-
-def _config_from_hf(s: Settings) -> Config:
-    hidden_size, n_heads = s.whole("hidden_size"), s.whole("num_attention_heads")
-    head_dim = s.whole("head_dim", max(1, hidden_size // n_heads))
-    config = Config(
-        n_layers=s.whole("num_hidden_layers"),
-        hidden_size=hidden_size,
-        intermediate_size=s.whole("intermediate_size"),
-        n_heads=n_heads,
-        n_kv_heads=s.whole("num_key_value_heads", n_heads),
-        head_dim=head_dim,
-        vocab_size=s.whole("vocab_size"),
-        context_length=s.whole("max_position_embeddings"),
-        norm_eps=s.number("rms_norm_eps", 1e-6),
-        rope=rope_from_hf(s, head_dim),
-    )
-    s.expect("hidden_act", "silu")
-    s.expect("use_sliding_window", False)
-    s.expect("use_mrope", False)  # rotation by three coordinates, of models that see images
-    s.words("layer_types", config.n_layers, "full_attention")
-    s.refuse_rest({*HF_HARMLESS, "sliding_window", "max_window_layers", "tie_word_embeddings"})
-    return _sound(config, s)
-
-
-def _sound(config: Config, s: Settings) -> Config:
-    if config.n_heads % config.n_kv_heads:
-        raise s.error("n_heads", f"a multiple of the {config.n_kv_heads} key/value heads", config.n_heads)
-    if config.n_layers > MOST_LAYERS:
-        raise s.error("n_layers", f"at most {MOST_LAYERS:,}", config.n_layers)
-    if config.head_dim % 2:
-        raise s.error("head_dim", "an even number, for its halves are rotated against each other", config.head_dim)
-    return config
-
-
-def tensors(cfg: Config, *, head: Literal["required", "optional", "absent"]) -> list[Tensor]:
-    """Every tensor of a checkpoint; without a matrix of its own the head is tied to the embedding table."""
-    D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
-    H, K = cfg.n_heads * cfg.head_dim, cfg.n_kv_heads * cfg.head_dim
-    layer = {
-        "attn_norm": ("input_layernorm", (D,)),
-        "attn_q": ("self_attn.q_proj", (H, D)),
-        "attn_k": ("self_attn.k_proj", (K, D)),
-        "attn_v": ("self_attn.v_proj", (K, D)),
-        "attn_output": ("self_attn.o_proj", (D, H)),
-        "ffn_norm": ("post_attention_layernorm", (D,)),
-        "ffn_gate": ("mlp.gate_proj", (F, D)),
-        "ffn_up": ("mlp.up_proj", (F, D)),
-        "ffn_down": ("mlp.down_proj", (D, F)),
-    }
-    table = [
-        Tensor("token_embd.weight", "model.embed_tokens.weight", (V, D)),
-        Tensor("output_norm.weight", "model.norm.weight", (D,)),
-    ]
-    if head != "absent":
-        table.append(Tensor("output.weight", "lm_head.weight", (V, D), required=head == "required"))
-    for i in range(cfg.n_layers):
-        table += [
-            Tensor(f"blk.{i}.{gguf}.weight", f"model.layers.{i}.{hf}.weight", shape)
-            for gguf, (hf, shape) in layer.items()
-        ]
-        table += [
-            Tensor(f"blk.{i}.attn_{part}.bias", f"model.layers.{i}.self_attn.{part}_proj.bias", (rows,))
-            for part, rows in (("q", H), ("k", K), ("v", K))
-        ]
-    return table
+    return decoder_plan(checkpoint, Config, TENSORS)

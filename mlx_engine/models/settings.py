@@ -8,7 +8,8 @@ from typing import Any
 
 from mlx_engine.errors import UnsupportedConfigError
 
-_REQUIRED: Any = object()
+# The default of a setting that has none.
+REQUIRED: Any = object()
 
 # Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
 MOST_LAYERS = 10_000
@@ -56,14 +57,19 @@ class Settings:
     def __init__(self, values: Mapping[str, object], *, where: str) -> None:
         self._values, self._where, self._read = values, where, set[str]()
 
-    def whole(self, key: str, default: Any = _REQUIRED) -> int:
+    def whole(self, key: str, default: Any = REQUIRED) -> int:
         """A whole number >= 1."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(key, "a whole number >= 1", value)
         return value
 
-    def number(self, key: str, default: Any = _REQUIRED) -> float:
+    def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
+        """A whole number >= 1, or None for null; the default is that of a key that is absent."""
+        self._read.add(key)
+        return None if self._values.get(key, default) is None else self.whole(key, default)
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
         """A finite number > 0."""
         value = self._get(key, default)
         # A whole number beyond all floats would not convert.
@@ -71,7 +77,7 @@ class Settings:
             raise self.error(key, "a finite number > 0", value)
         return float(value)
 
-    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
@@ -91,7 +97,7 @@ class Settings:
         """One of several words."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in (default, *others):
-            raise self.error(key, " or ".join(map(repr, (default, *others))), value)
+            raise self.error(key, " or ".join(map(repr, dict.fromkeys((default, *others)))), value)
         return value
 
     def words(self, key: str, n: int, *allowed: str) -> list[str] | None:
@@ -122,11 +128,11 @@ class Settings:
 
     def _get(self, key: str, default: object) -> object:
         self._read.add(key)
-        if key not in self._values and default is _REQUIRED:
+        if key not in self._values and default is REQUIRED:
             raise self.error(key, "present", "nothing")
         value = self._values.get(key, default)
         # null is how config.json leaves a setting to its default.
-        return default if value is None and default is not _REQUIRED else value
+        return default if value is None and default is not REQUIRED else value
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
         """The error about one setting, to raise."""

@@ -56,14 +56,16 @@ LLAMA = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-NAMES = {"gpt2": GPT2, "gemma3_text": GEMMA3, "llama": LLAMA, "qwen2": LLAMA}
+NAMES = {"gpt2": GPT2, "gemma3_text": GEMMA3, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA}
+# Names of config.json's model_type that GGUF has another name for.
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 
 
 def convert(folder: Path, path: Path, type_: str) -> None:
     """Write `path` with matrices of `type_`, "F32" or "Q8_0"; what a token is looked up by position stays F32."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
-    writer = gguf.GGUFWriter(path, kind.removesuffix("_text"))
+    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(kind, kind))
     (_gpt2_settings if kind == "gpt2" else _settings)(writer, config)
     for name, values in read_safetensors(folder / "model.safetensors").items():
         *stem, part = name.split(".")
@@ -73,7 +75,7 @@ def convert(folder: Path, path: Path, type_: str) -> None:
             values = values.T
         if kind == "gemma3_text" and values.ndim == 1:
             values = values + np.float32(1)
-        if kind == "llama" and known in ("attn_q", "attn_k"):
+        if kind in ("llama", "mistral") and known in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if known == "attn_q" else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         _add(writer, ".".join([*layer, known, part]), values, type_)
@@ -112,11 +114,13 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
-    if config["model_type"] != "gemma3_text":
+    if config["model_type"] in ("llama", "qwen2"):
         writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
         return
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
+    if config["model_type"] == "mistral":
+        return
     writer.add_sliding_window(config["sliding_window"])
     # Which real files leave out: of theirs it follows from the sizes.
     writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)

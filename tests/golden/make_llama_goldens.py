@@ -1,10 +1,11 @@
-"""Make the Llama and Qwen2 checkpoints of tests/data and what transformers computes with them. Tests never run this.
+"""Make the Llama, Qwen2 and Mistral checkpoints of tests/data and what transformers computes. Tests never run this.
 
 Tiny models with random weights: a Llama 3 whose context is longer than that of its training, with a head of its own;
-a Qwen2 with biases and a tied head. Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round
-trip through Q8_0.
+a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice as wide as the model.
+Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
 
-    python -m tests.golden.make_llama_goldens
+    python -m tests.golden.make_llama_goldens            # all
+    python -m tests.golden.make_llama_goldens mistral    # some
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from unittest import mock
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
@@ -36,14 +38,23 @@ LLAMA3 = {
 }  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 PROMPTS = (1, 7, 41)
+# The class, its settings, and a seed with which no greedy step is nearly a tie.
+MODELS = {
+    "llama": (modeling_llama.LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), 1),
+    "qwen2": (
+        modeling_qwen2.Qwen2ForCausalLM, Qwen2Config(**SIZES, rope_parameters=PLAIN, tie_word_embeddings=True), 1,
+    ),
+    "mistral": (
+        modeling_mistral.MistralForCausalLM,
+        MistralConfig(**SIZES, rope_parameters=PLAIN, head_dim=32, sliding_window=None, rms_norm_eps=1e-5), 2,
+    ),
+}  # fmt: skip
 
 
-def build(name: str, seed: int) -> PreTrainedModel:
+def build(name: str) -> PreTrainedModel:
     """Random weights that make every part matter."""
-    if name == "llama":
-        made: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5))
-    else:
-        made = Qwen2ForCausalLM(Qwen2Config(**SIZES, rope_parameters=PLAIN, tie_word_embeddings=True))
+    of, config, seed = MODELS[name]
+    made: PreTrainedModel = of(config)
     random = np.random.default_rng(seed)
     for stem, parameter in made.named_parameters():
         if stem.endswith("bias"):
@@ -69,17 +80,18 @@ def to_q8_0(model: PreTrainedModel) -> None:
             parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).astype(np.float64))
 
 
-def make(name: str, seed: int) -> None:
+def make(name: str) -> None:
     """One folder of tests/data."""
+    seed = MODELS[name][2]
     folder = DATA / f"{name}-micro"
     (folder / "hf").mkdir(parents=True, exist_ok=True)
     random, golden = np.random.default_rng(seed + 1000), {}
     prompts = [random.integers(0, SIZES["vocab_size"], n).tolist() for n in PROMPTS]
     with ExitStack() as stack:
-        for module in (modeling_llama, modeling_qwen2, rope_utils):
+        for module in (modeling_llama, modeling_qwen2, modeling_mistral, rope_utils):
             stack.enter_context(mock.patch.object(module, "torch", DoubleTorch()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
-        model = build(name, seed)
+        model = build(name)
         stored = {stem: values.to(torch.float32) for stem, values in model.state_dict().items()}
         if model.config.tie_word_embeddings:
             del stored["lm_head.weight"]
@@ -98,5 +110,5 @@ def make(name: str, seed: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, seed in zip(("llama", "qwen2"), map(int, sys.argv[1:] or ("1", "1")), strict=True):
-        make(name, seed)
+    for chosen in sys.argv[1:] or MODELS:
+        make(chosen)

@@ -22,11 +22,15 @@ from transformers import modeling_rope_utils as rope_utils
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
 from tests.golden.make_goldens import DATA, DoubleTorch, logits_of
 
-MODULES = {"gemma3": modeling_gemma3, "gpt2": modeling_gpt2, "llama": modeling_llama, "qwen2": modeling_qwen2}
+MODULES = {
+    "gemma3": modeling_gemma3, "gpt2": modeling_gpt2, "llama": modeling_llama, "mistral": modeling_mistral,
+    "qwen2": modeling_qwen2,
+}  # fmt: skip
 Keep = Callable[[str, torch.Tensor], None]
 
 
@@ -65,7 +69,7 @@ def watch_gpt2(model: Any, keep: Keep) -> None:
 
 
 def watch_llama(model: Any, keep: Keep) -> None:
-    """Name the values of Llama, Qwen2 and Gemma 3, which has norms of heads and of what is added."""
+    """Name the values of Llama, Mistral, Qwen2 and Gemma 3, which has norms of heads and of what is added."""
     is_gemma = model.config.model_type.startswith("gemma3")
     output_of(model.model.embed_tokens, "embed", keep)
     for i, layer in enumerate(model.model.layers):

@@ -8,7 +8,7 @@ import pytest
 from mlx_engine.backends.taps import tapped
 from tests.golden.goldens import DATA, Golden, check_close, engine, variant
 
-MICRO = ("gpt2", "gemma3", "llama", "qwen2")
+MICRO = ("gpt2", "gemma3", "llama", "mistral", "qwen2")
 GOLDENS = [variant("gqa"), *(Golden(m, DATA / f"{m}-micro/hf", DATA / f"{m}-micro/golden.npz") for m in MICRO)]
 
 

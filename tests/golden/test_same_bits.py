@@ -36,6 +36,7 @@ STORED: dict[str, str | Path] = {
     "gemma3": DATA / "gemma3-micro" / "hf",
     "gpt2": DATA / "gpt2-micro" / "hf",
     "llama": DATA / "llama-micro" / "hf",
+    "mistral": DATA / "mistral-micro" / "hf",
     "qwen2": DATA / "qwen2-micro" / "hf",
 }
 BACKENDS = [("parallel", 2), ("parallel", 1), ("simd", 1)]

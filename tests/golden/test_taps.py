@@ -12,7 +12,7 @@ from mlx_engine.backends.taps import tapped
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
 # Those of `make_tap_goldens.py`.
-ARCHITECTURES = ("gemma3", "gpt2", "llama", "qwen2")
+ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral", "qwen2")
 # How a prompt may be cut into passes; None runs it in one pass without a cache.
 CUTS = (None, 1, 3)
 

@@ -10,15 +10,15 @@ from mlx_engine.cache.size import CacheSize
 from mlx_engine.commands.diagnostics import kv_cache
 from mlx_engine.decode.loop import CHUNK
 from mlx_engine.models import gemma3, gpt2, qwen3
-from mlx_engine.models.gemma3_config import Config as Gemma3Config
+from mlx_engine.models.rotation import Rotation
 
-GEMMA3_1B = Gemma3Config(
-    hidden_size=1152, intermediate_size=6912, n_heads=4, n_kv_heads=1, head_dim=256, vocab_size=262_144,
-    context_length=32_768, norm_eps=1e-6, rope_theta=1e6, rope_factor=1.0, local_rope_theta=1e4,
+GEMMA3_1B = gemma3.Config(
+    n_layers=26, hidden_size=1152, intermediate_size=6912, n_heads=4, n_kv_heads=1, head_dim=256, vocab_size=262_144,
+    context_length=32_768, norm_eps=1e-6, rope=Rotation(1e6), local_rope=Rotation(1e4),
     attention_scale=256**-0.5, window=512, is_local=tuple((i + 1) % 6 != 0 for i in range(26)),
 )  # fmt: skip
 GPT2 = gpt2.Config(12, 768, 3072, 12, 50_257, 1024, 1e-5)
-QWEN3 = qwen3.Config(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e-6, 1e6)
+QWEN3 = qwen3.Config(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e-6, Rotation(1e6))
 MODELS = {"gemma3": (gemma3, GEMMA3_1B), "gpt2": (gpt2, GPT2), "qwen3": (qwen3, QWEN3)}
 
 

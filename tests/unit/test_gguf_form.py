@@ -22,7 +22,9 @@ from mlx_engine.tokenizer.split import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
 
 DATA = Path(__file__).parents[1] / "data"
-MODELS = ("gpt2", "gemma3", "llama", "qwen2", "qwen3")
+MODELS = ("gpt2", "gemma3", "llama", "mistral", "qwen2", "qwen3")
+# Of which GGUF has another name for the architecture.
+ARCHITECTURES = {"mistral": "llama"}
 TABLES = {"gpt2": "transformer.wte.weight"}
 TEXTS = ["Once upon a time, there was 1 dog.", " I'LL  see\n\n\t2345 x ", "hé 😀 ▁", "", "<|im_start|>user"]
 IDS = [1, 200, 3, 4, 77, 77, 5, 250, 9, 10, 11, 12]  # longer than Gemma's window
@@ -49,7 +51,7 @@ def bytes_only(pre: str) -> dict[str, object]:
 def folder_of(model: str, path: Path, **settings: object) -> Path:
     """A copy of a model's folder, with a tokenizer, and with other settings."""
     shutil.copytree(DATA / f"{model}-micro" / "hf", path)
-    pre = {"llama": "llama-bpe", "qwen2": "qwen2"}.get(model)
+    pre = {"llama": "llama-bpe", "mistral": "llama-bpe", "qwen2": "qwen2"}.get(model)
     if pre is not None:
         (path / "tokenizer.json").write_text(json.dumps(bytes_only(pre)))
     config = json.loads((path / "config.json").read_text())
@@ -103,14 +105,15 @@ def test_names_and_types_are_those_that_the_gguf_package_knows(tmp_path: Path, m
     gguf = pytest.importorskip("gguf")
     requantise(folder_of(model, tmp_path / "in"), tmp_path / "out.gguf", Conversion("q8_0"))
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
-    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == model)
+    prefix = ARCHITECTURES.get(model, model)
+    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == prefix)
     known = gguf.get_tensor_name_map(architecture, 8).mapping
     names = {name for _, name in known.values()} | {"output", "rope_freqs", "position_embd"}
     for tensor in reader.tensors:
         assert tensor.name.rsplit(".", 1)[0] in names, tensor.name
         is_matrix = len(tensor.shape) == 2 and tensor.name != "position_embd.weight"
         assert tensor.tensor_type.name == ("Q8_0" if is_matrix else "F32"), tensor.name
-    keys = {key.replace(f"{model}.", "{arch}.", 1) for key in reader.fields if key.startswith(f"{model}.")}
+    keys = {key.replace(f"{prefix}.", "{arch}.", 1) for key in reader.fields if key.startswith(f"{prefix}.")}
     words = [*vars(gguf.Keys.LLM).values(), *vars(gguf.Keys.Attention).values(), *vars(gguf.Keys.Rope).values()]
     assert keys <= {word for word in words if isinstance(word, str)}
 
@@ -143,6 +146,9 @@ def test_what_gguf_has_no_word_for_is_refused(tmp_path: Path):
     llama3 = json.loads((DATA / "llama-micro" / "hf" / "config.json").read_text())["rope_parameters"]
     folder = folder_of("qwen2", tmp_path / "qwen2", rope_parameters=llama3)
     with pytest.raises(UnsupportedConfigError, match="llama3"):
+        requantise(folder, tmp_path / "out.gguf", Conversion("q8_0"))
+    folder = folder_of("mistral", tmp_path / "mistral", sliding_window=8)
+    with pytest.raises(UnsupportedConfigError, match="window to be what GGUF can say, None, found 8"):
         requantise(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     assert not (tmp_path / "out.gguf").exists()
 

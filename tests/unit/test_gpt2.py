@@ -81,7 +81,7 @@ def test_a_setting_that_would_change_the_computation_is_refused_by_name(tmp_path
 def test_heads_must_divide_the_width(tmp_path: Path):
     with pytest.raises(UnsupportedConfigError) as caught:
         mlx_engine.load(made(tmp_path, n_head=5), "simd")
-    assert caught.value.key == "n_heads"
+    assert caught.value.key == "n_head"
 
 
 def test_linear_layers_are_converted_on_load_and_tables_are_not():

@@ -10,8 +10,9 @@ import mlx_engine
 from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
+from mlx_engine.models import llama
 from mlx_engine.models.parameters import Stored
-from mlx_engine.models.rotation import llama3, rope_from_gguf, rope_from_hf
+from mlx_engine.models.rotation import RotationSetting, llama3
 from mlx_engine.models.settings import Settings
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -25,7 +26,8 @@ LLAMA3 = {
 
 
 def rope(**settings: object) -> Rope:
-    return rope_from_hf(Settings(settings, where="here"), 64)
+    setting = RotationSetting("rope.freq_base", "rope_theta", 1e4, ("linear", "llama3"), layers=None, always=True)
+    return setting.read(Settings(settings, where="here"), "hf", None).for_heads(64)
 
 
 def test_both_spellings_of_the_rotation_mean_the_same():
@@ -61,18 +63,28 @@ def test_between_the_two_the_change_is_gradual():
         {**LLAMA3, "attention_factor": 2.0},
         {"rope_type": "linear"},
         {"rope_type": "default", "factor": 2.0},
+        {"rope_type": "default", "rope_theta": 2e4},
     ],
 )
 def test_a_scaling_that_is_not_understood_is_refused(scaling: dict[str, object]):
     for settings in ({"rope_scaling": scaling}, {"rope_parameters": scaling}):
         with pytest.raises(UnsupportedConfigError):
-            rope(**settings)
+            rope(rope_theta=1e4, **settings)
 
 
-def test_a_damaged_width_is_refused_before_frequencies_are_made():
-    for make in (rope_from_hf, rope_from_gguf):
-        with pytest.raises(UnsupportedConfigError, match="head_dim"):
-            make(Settings({}, where="here"), 10**15)
+@pytest.mark.parametrize(
+    ("naming", "settings", "key"),
+    [
+        ("gguf", {"block_count": 1, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 2,
+                  "attention.key_length": 10**15}, "attention.key_length"),
+        ("hf", {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2,
+                "head_dim": 10**15}, "head_dim"),
+    ],
+)  # fmt: skip
+def test_a_damaged_width_is_refused_before_frequencies_are_made(naming, settings, key):
+    with pytest.raises(UnsupportedConfigError, match="at most 65,536") as caught:
+        llama.Config.read(Settings(settings, where="here"), naming)
+    assert caught.value.key == key
 
 
 def test_loading_counts_the_tensor_that_no_backend_gets(tmp_path: Path):

@@ -74,6 +74,17 @@ LLAMA32_1B = {
     "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
     "use_cache": True, "vocab_size": 128256,
 }  # fmt: skip
+MISTRAL_7B_01 = {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 32000,
+}  # fmt: skip
+MISTRAL_NEMO = {
+    **MISTRAL_7B_01, "attention_dropout": 0.0, "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40,
+    "max_position_embeddings": 1024000, "rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 131072,
+}  # fmt: skip
 # Layers, width, query heads, key/value heads, head width, vocabulary, context.
 SIZES = {
     "gpt2-medium": (GPT2_MEDIUM, (24, 1024, 16, 16, 64, 50257, 1024)),
@@ -83,6 +94,8 @@ SIZES = {
     "Qwen2.5-0.5B": (QWEN25_05B, (24, 896, 14, 2, 64, 151936, 32768)),
     "SmolLM2-135M": (SMOLLM2_135M, (30, 576, 9, 3, 64, 49152, 8192)),
     "Llama-3.2-1B": (LLAMA32_1B, (16, 2048, 32, 8, 64, 128256, 131072)),
+    "Mistral-7B-v0.1": (MISTRAL_7B_01, (32, 4096, 32, 8, 128, 32000, 32768)),
+    "Mistral-Nemo": (MISTRAL_NEMO, (40, 5120, 32, 8, 128, 131072, 1024000)),
 }
 
 

@@ -1,0 +1,101 @@
+"""Tensor tables: every tensor of an architecture in one row, with its two names and its shape in axis letters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias
+
+from mlx_engine.backends.parameters import Layer, Linear, Norm
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.config import Declared
+from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
+from mlx_engine.models.settings import Settings
+
+# What the letters of a shape mean; letters side by side are multiplied.
+AXES = {
+    "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
+}  # fmt: skip
+HEAD = "output.weight"
+
+Head: TypeAlias = Literal["required", "optional", "absent"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor's row; its key in the table is its GGUF name, where "*" is the number of a layer.
+
+    Attributes:
+        hf: transformers' name.
+        shape: row-major axes, as "HE D" for a matrix of n_heads * head_dim rows and hidden_size columns.
+        heads: the letter of the heads in each of which a GGUF file has the rows of the two halves in turn.
+        plus: what has to be added to the values in a Hugging Face folder.
+        times: by what the values are multiplied in a GGUF file.
+    """
+
+    hf: str
+    shape: str
+    heads: str | None = None
+    plus: float = 0.0
+    times: float = 1.0
+
+
+Table: TypeAlias = Mapping[str, Row]
+
+
+def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
+    """Return whether the files have a matrix for the head; `tied` where config.json does not say.
+
+    GGUF does not say whether the head is tied to the embedding table: the file has a matrix for it, or it has none.
+    """
+    if checkpoint.naming == "gguf":
+        return "optional"
+    return "absent" if s.flag("tie_word_embeddings", tied) else "required"
+
+
+def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
+    """Return the tensors of a model of these sizes: those outside the layers first, then layer by layer."""
+
+    def size(letters: str) -> int:
+        return math.prod(int(getattr(config, AXES[letter])) for letter in letters)
+
+    def tensor(name: str, row: Row, layer: str = "*") -> Tensor:
+        gguf = Stored(name.replace("*", layer), heads=size(row.heads) if row.heads else None, times=row.times)
+        hf, required = Stored(row.hf.replace("*", layer), plus=row.plus), name != HEAD or head == "required"
+        return Tensor(gguf.name, hf, tuple(map(size, row.shape.split())), required, gguf)
+
+    outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
+    layer = [(name, row) for name, row in table.items() if "*" in name]
+    made = [tensor(name, row) for name, row in outside]
+    return made + [tensor(name, row, str(i)) for i in range(config.n_layers) for name, row in layer]
+
+
+def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Table) -> Plan:
+    """Return the sizes and tensors of a checkpoint, whose config.json says whether the head is tied.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+    """
+    s = Settings(checkpoint.settings, where=checkpoint.where)
+    head = head_of(checkpoint, s)
+    config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
+    # A tied head needs no matrix of its own, but some files carry it all the same.
+    return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
+
+
+def parts(p: Parameters, i: int, eps: float) -> dict[str, Any]:
+    """Return the norms and linear layers of layer i, by the fields of `Layer`, which have the names of tensors.
+
+    What there is, the tensor table decides; a norm with a bias is a layer norm.
+    """
+    made: dict[str, Norm | Linear] = {}
+    for part in (f.name for f in fields(Layer)):
+        name = f"blk.{i}.{part}"
+        if f"{name}.weight" not in p:
+            continue
+        if part.endswith("norm"):
+            made[part] = p.layer_norm(name, eps) if f"{name}.bias" in p else p.rms_norm(name, eps)
+        else:
+            made[part] = p.linear(name)
+    return made
