@@ -153,8 +153,8 @@ class SimdBackend(Backend):
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """In place."""
         where = in_order(slots)
-        store[0, :, where] = k.transpose(1, 0, 2)
-        store[1, :, where] = v.transpose(1, 0, 2)
+        store[0][:, where] = k.transpose(1, 0, 2)
+        store[1][:, where] = v.transpose(1, 0, 2)
         return store
 
     def kv_nbytes(self, store: Array) -> int:
