@@ -9,8 +9,10 @@ from pathlib import Path
 from kernels.lab.run import prepare
 from kernels.launch import Launch, planned
 from mlx_engine.backends.metal import MetalBackend
+from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.step import forward
 from mlx_engine.models import load_model
 from tests.contract.cases import CASES
 
@@ -43,5 +45,5 @@ def _run(path: Path, lengths: tuple[int, ...]) -> None:
     model = load_model(open_checkpoint(path), MetalBackend("emulator"))
     with model.backend.session():
         for n in lengths:
-            for every in (False, True):
-                model.forward(list(range(n)), model.no_cache(), every=every)
+            for wanted in (1, None):
+                forward(model, New(list(range(n)), model.scratch_kv(n), wanted))

@@ -215,7 +215,8 @@ class CompiledBackend(SimdBackend):
         """In place, by all threads; rows may be apart, as the columns of a larger array are."""
         n, n_heads, width = k.shape
         # Where they do not fit, NumPy says so.
-        fits = n and slots.min() >= 0 and slots.max() < store.shape[2] and store.shape[1::2] == (n_heads, width)
+        fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
+        fits = fits and k.shape == v.shape and store.shape[1::2] == (n_heads, width)
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
             return super().kv_write(store, slots, k, v)
         keys, values = (address(store) + kind * store.strides[0] for kind in (0, 1))

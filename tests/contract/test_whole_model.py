@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.cache import New
 from mlx_engine.decode.loop import prefill
+from mlx_engine.decode.step import forward
 from tests.contract.check import BACKENDS
 from tests.contract.check import load as load_on
 
@@ -37,7 +39,7 @@ def test_logits_equal_those_of_the_definition(name: str, definition: np.ndarray)
 def test_chunked_prefill_equals_the_whole(name: str, chunk: int, definition: np.ndarray):
     engine = load(name)
     with engine.backend.session():
-        logits = prefill(engine.model, IDS, engine.model.new_cache(16), chunk=chunk)
+        logits = prefill(engine.model, IDS, engine.model.new_kv(16), chunk=chunk)
     assert relative(engine.backend.host(logits)[0], definition[-1]) < 1e-6
 
 
@@ -46,3 +48,20 @@ def test_a_row_of_logits_depends_on_no_later_token(name: str):
     engine = load(name)
     whole, part = np.asarray(engine.logits(IDS)), np.asarray(engine.logits(IDS[:3]))
     assert relative(whole[:3], part) < 1e-6
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_sequences_in_one_pass_are_as_each_alone(name: str, definition: np.ndarray):
+    """Two passes: prompts of different lengths, then the rest of each, one beginning where another goes on."""
+    engine = load(name)
+    pool = engine.model.new_pool(24, n_sequences=3, page=2)
+    first, second = pool.sequence(), pool.sequence()
+    with engine.backend.session():
+        one = engine.backend.host(forward(engine.model, New(IDS[:3], first, None), New(IDS[:1], second, 0)))
+        other = engine.backend.host(
+            forward(
+                engine.model, New(IDS[3:7], first, 2), New(IDS[1:3], second, 1), New(IDS[:5], pool.sequence(), None)
+            )
+        )
+    assert relative(one, definition[:3]) < 2e-6
+    assert relative(other, definition[[5, 6, 2, 0, 1, 2, 3, 4]]) < 2e-6

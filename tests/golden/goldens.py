@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mlx_engine.backends.sampling import Sampling
+from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, decode_without_cache
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 from tests.contract.check import BACKENDS as KNOWN
 from tests.contract.check import EMULATED, load
@@ -87,13 +90,13 @@ def engine(checkpoint: Path, backend: str) -> Engine:
     return load(backend, checkpoint)
 
 
-def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int) -> np.ndarray:
-    """Logits (T, V) of a prompt that goes through a cache in pieces."""
+def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int, **options: Any) -> np.ndarray:
+    """Logits (T, V) of a prompt that is read in pieces; the options are those of the pool of keys and values."""
     model = engine(checkpoint, backend).model
-    cache = model.new_cache(len(ids))
+    kv = model.new_kv(len(ids), **{"longest_pass": chunk, **options})
     with model.backend.session():
-        rows = [model.forward(ids[at : at + chunk], cache, every=True) for at in range(0, len(ids), chunk)]
-        return np.concatenate([model.backend.host(part) for part in rows])
+        pieces = [New(ids[at : at + chunk], kv, wanted=None) for at in range(0, len(ids), chunk)]
+        return np.concatenate([model.backend.host(forward(model, piece)) for piece in pieces])
 
 
 def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
@@ -102,7 +105,7 @@ def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
     n = len(golden.greedy(i))
     pick = Sampler(model.backend, Sampling(), prompt)
     if kv:
-        run = partial(decode, model, prompt, model.new_cache(len(prompt) + n - 1))
+        run = partial(decode, model, prompt, model.new_kv(len(prompt) + n - 1))
     else:
         run = partial(decode_without_cache, model, prompt)
     return list(islice(run(pick, Metrics()), n))

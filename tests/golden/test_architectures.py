@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlx_engine.decode.loop import prefill
 from tests.contract.check import EMULATED
 from tests.golden.convert import convert
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
@@ -89,23 +90,28 @@ def test_chunks_equal_one_pass(goldens: Goldens, name: str, chunk: int):
 
 
 @pytest.mark.parametrize(
-    ("backend", "chunk"),
-    [("simd", 1), ("simd", 7), ("simd", 200), (WITHOUT_JIT, 7), ("parallel", 64), ("mlx", 7), ("mlx", 64)],
+    ("backend", "chunk", "page"),
+    [
+        *(("simd", 1, 64), ("simd", 7, 64), ("simd", 200, 64), ("simd", 7, 5), (WITHOUT_JIT, 7, 5)),
+        *(("parallel", 64, 16), ("mlx", 7, 64), ("mlx", 64, 5)),
+    ],
 )
-def test_a_prompt_over_which_the_window_slides_several_times(backend: str, chunk: int):
-    """700 tokens, where local layers have slots for 271, or for what one pass brings."""
+def test_a_prompt_over_which_the_window_slides_many_times(backend: str, chunk: int, page: int):
+    """700 tokens, where local layers have pages for a window of 8 and one pass: later tokens take those of earlier."""
     folder = DATA / "gemma3-micro" / "hf"
     ids = np.random.default_rng(0).integers(0, 512, 700).tolist()
-    cut = in_chunks(folder, backend, ids, chunk)
+    cut = in_chunks(folder, backend, ids, chunk, page=page)
     check_close(np.asarray(engine(folder, "simd").logits(ids)), cut, each=CUT_OF_ONE, all_=CUT)
 
 
 def test_local_layers_keep_a_window_and_global_ones_all():
     model = engine(DATA / "gemma3-micro" / "hf", "simd").model
-    cache = model.new_cache(4_000)
-    model.forward([1], cache)
-    token = 2 * 32 * 4  # bytes of one key and one value in one layer
-    assert cache.nbytes == token * (4_000 + 7 * (8 - 1 + 8 + 256))
+    kv = model.new_kv(4_000)
+    page = 64 * 2 * 32 * 4  # bytes of the keys and values of 64 tokens in one layer
+    # 4,000 tokens; a window of 8 and a pass of 512 tokens.
+    assert kv.pool.nbytes == page * (63 + 7 * 10)
+    prefill(model, [1] * 700, kv)
+    assert kv.n_pages == 11 + 1
 
 
 def test_text_comes_out():

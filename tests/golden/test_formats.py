@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from mlx_engine.quant.weight import Weight
 from tests.random_blocks import random_blocks
 
@@ -91,9 +93,9 @@ def test_logits_are_those_of_the_expanded_weights(files: tuple[Path, Path], back
     assert np.linalg.norm(logits(stored, backend) - want) <= 2e-6 * np.linalg.norm(want)
     # Token by token, the rows are multiplied as they are stored.
     engine = mlx_engine.load(stored, backend)
-    cache = engine.model.new_cache(16)
+    kv = engine.model.new_kv(16)
     with engine.backend.session():
-        rows = [engine.backend.host(engine.model.forward([token], cache)) for token in IDS]
+        rows = [engine.backend.host(forward(engine.model, New([token], kv))) for token in IDS]
     assert np.linalg.norm(np.concatenate(rows) - want) <= 2e-6 * np.linalg.norm(want)
 
 

@@ -1,28 +1,77 @@
-"""Where only the last token's logits are asked for, the last layer works on no other token."""
+"""The last layer works on no other tokens than those whose logits are wanted."""
+
+from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from tests.golden.goldens import DATA, Golden, check_close, engine, variant
 
 MICRO = ("gpt2", "gemma3", "llama", "mistral", "qwen2")
 GOLDENS = [variant("gqa"), *(Golden(m, DATA / f"{m}-micro/hf", DATA / f"{m}-micro/golden.npz") for m in MICRO)]
 
+goldens = pytest.mark.parametrize("golden", GOLDENS, ids=str)
+backends = pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
 
-@pytest.mark.parametrize("cached", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("golden", GOLDENS, ids=str)
-@pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
-def test_one_row_leaves_the_last_layer(backend: str, golden: Golden, cached: bool):
+
+def rows_of(
+    golden: Golden, backend: str, parts: Callable[[Any], list[New]]
+) -> tuple[np.ndarray | None, dict[str, int], int]:
+    """Logits, the number of rows of every named value, and the last layer's number."""
     model, rows = copy.copy(engine(golden.checkpoint, backend).model), {}
     model.backend = tapped(model.backend, lambda name, x: rows.setdefault(name, len(x)))
-    i = max(range(golden.prompts()), key=lambda i: len(golden.prompt(i)))
-    ids, last = golden.prompt(i), len(model.layers) - 1
-    cache = model.new_cache(len(ids)) if cached else model.no_cache()
     with model.backend.session():
-        logits = np.asarray(model.backend.host(model.forward(ids, cache)))
+        logits = forward(model, *parts(model))
+        return None if logits is None else np.asarray(model.backend.host(logits)), rows, len(model.layers) - 1
+
+
+def longest(golden: Golden) -> int:
+    return max(range(golden.prompts()), key=lambda i: len(golden.prompt(i)))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "scratch"])
+@goldens
+@backends
+def test_one_row_leaves_the_last_layer(backend: str, golden: Golden, kept: bool):
+    i = longest(golden)
+    ids = golden.prompt(i)
+    logits, rows, last = rows_of(
+        golden, backend, lambda model: [New(ids, model.new_kv(len(ids)) if kept else model.scratch_kv(len(ids)))]
+    )
     assert rows[f"blk.{last - 1}.layer_out"] == len(ids)
     assert rows[f"blk.{last}.attn_out"] == rows[f"blk.{last}.layer_out"] == 1
     check_close(golden.logits(i)[-1:], logits)
+
+
+@goldens
+@backends
+def test_of_several_sequences_the_rows_that_are_wanted_leave_it(backend: str, golden: Golden):
+    i = longest(golden)
+    ids, wanted = golden.prompt(i), (3, 0, 1)
+
+    def parts(model: Any) -> list[New]:
+        pool = model.new_pool(3 * len(ids), n_sequences=3)
+        return [New(ids[: len(ids) - n], pool.sequence(), want) for n, want in enumerate(wanted)]
+
+    logits, rows, last = rows_of(golden, backend, parts)
+    assert rows[f"blk.{last - 1}.layer_out"] == 3 * len(ids) - 3
+    assert rows[f"blk.{last}.attn_k"] == 3 * len(ids) - 3
+    assert rows[f"blk.{last}.attn_out"] == rows[f"blk.{last}.layer_out"] == 4
+    check_close(np.concatenate((golden.logits(i)[-3:], golden.logits(i)[-3:-2])), logits)
+
+
+@goldens
+@backends
+def test_where_no_logits_are_wanted_it_ends_with_keys_and_values(backend: str, golden: Golden):
+    ids = golden.prompt(longest(golden))
+    logits, rows, last = rows_of(golden, backend, lambda model: [New(ids, model.new_kv(len(ids)), wanted=0)])
+    assert logits is None
+    assert rows[f"blk.{last}.attn_v"] == len(ids)
+    assert not rows.keys() & {f"blk.{last}.attn_out", f"blk.{last}.layer_out"}

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from tests.golden.goldens import BACKENDS, DATA, GOLDENS, Golden, check_close, engine, greedy, in_chunks
 from tests.golden.paper import Paper
 
@@ -91,10 +93,11 @@ def check_chunks(golden: Golden, i: int, backend: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 128, 300])
-def test_a_prompt_longer_than_the_caches_first_step(chunk: int):
-    """300 tokens: the stores grow once, in the middle of a chunk or between two."""
+@pytest.mark.parametrize("page", [1, 48, 64, 512])
+def test_a_prompt_of_many_pages(chunk: int, page: int):
+    """300 tokens: a page begins in the middle of a chunk or between two."""
     ids = np.random.default_rng(0).integers(0, 512, 300).tolist()
-    found = in_chunks(MICRO / "model-q8_0.gguf", "simd", ids, chunk)
+    found = in_chunks(MICRO / "model-q8_0.gguf", "simd", ids, chunk, page=page)
     check_close(paper(MICRO / "model-q8_0.gguf").logits(ids), found)
 
 
@@ -102,7 +105,9 @@ def test_a_prompt_longer_than_the_caches_first_step(chunk: int):
 @backends
 def test_the_last_rows_logits_alone_are_the_same(backend: str, golden: Golden):
     model = engine(golden.checkpoint, backend).model
-    last = model.backend.host(model.forward(golden.prompt(0), model.no_cache()))
+    ids = golden.prompt(0)
+    with model.backend.session():
+        last = model.backend.host(forward(model, New(ids, model.scratch_kv(len(ids)))))
     check_close(golden.logits(0)[-1:], last)
 
 

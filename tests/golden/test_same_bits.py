@@ -1,4 +1,4 @@
-"""Logits do not depend on how a prompt is cut into passes, on threads, or on the processor: bit for bit.
+"""Logits do not depend on passes, on what else is in them, on pages, threads or the processor: bit for bit.
 
 `simd` and `parallel` with compiled kernels. The order of summation that gives this is in `kernels/cpu/tile.py` and
 `kernels/cpu/attention.py`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,11 @@ pytest.importorskip("numba")
 
 import mlx_engine
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.backends.parameters import Visible
 from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from tests.golden.goldens import DATA
 from tests.golden.test_formats import random_weights, write
 
@@ -64,12 +67,12 @@ def prompt(of: mlx_engine.Engine) -> list[int]:
     return [int(token) for token in rng.integers(0, of.config.vocab_size, min(LENGTH, of.config.context_length))]
 
 
-def in_passes(of: mlx_engine.Engine, lengths: list[int]) -> np.ndarray:
-    """Logits at every position of the prompt, which goes through a cache in passes of these lengths."""
+def in_passes(of: mlx_engine.Engine, lengths: list[int], **options: int) -> np.ndarray:
+    """Logits at every position of the prompt, read in passes of these lengths; the options are those of the pool."""
     ids, model = prompt(of), of.model
-    cached, edges = model.new_cache(len(ids)), [0, *itertools.accumulate(lengths)]
+    kv, edges = model.new_kv(len(ids), **options), [0, *itertools.accumulate(lengths)]
     with model.backend.session():
-        parts = [model.forward(ids[a:b], cached, every=True) for a, b in itertools.pairwise(edges)]
+        parts = [forward(model, New(ids[a:b], kv, wanted=None)) for a, b in itertools.pairwise(edges)]
         return np.concatenate([np.array(model.backend.host(part)) for part in parts])
 
 
@@ -104,6 +107,50 @@ def test_passes_of_mixed_lengths(name: str):
         np.testing.assert_array_equal(in_passes(of, np.diff(edges).tolist()), want)
 
 
+@pytest.mark.parametrize("page", [1, 3, 64, 100, 1000])
+@pytest.mark.parametrize("name", ["builtin", "gemma3"])
+def test_pages_of_any_size(name: str, page: int):
+    of = engine(STORED[name], *BACKENDS[0])
+    want = in_passes(of, [LENGTH])
+    for length in (1, 8, LENGTH):
+        np.testing.assert_array_equal(in_passes(of, cut(LENGTH, length), page=page, longest_pass=length), want)
+
+
+# ---- batches ----
+
+
+def in_batches(of: mlx_engine.Engine, texts: Sequence[list[int]], seed: int) -> list[np.ndarray]:
+    """Logits at every position of each text; a pass has the next few tokens of some of them, drawn at random."""
+    rng, model, at = np.random.default_rng(seed), of.model, [0] * len(texts)
+    page = int(rng.choice([1, 7, 16, 64]))
+    pool = model.new_pool(sum(map(len, texts)), n_sequences=len(texts), page=page)
+    sequences, rows = [pool.sequence() for _ in texts], [list[np.ndarray]() for _ in texts]
+    with model.backend.session():
+        while unread := [i for i, text in enumerate(texts) if at[i] < len(text)]:
+            chosen = rng.permutation(unread)[: rng.integers(1, len(unread) + 1)].tolist()
+            # One token of each, as in decode, or chunks of prompts among them.
+            most = int(rng.choice([1, 4, 40]))
+            ids = [texts[i][at[i] : at[i] + int(rng.integers(1, most + 1))] for i in chosen]
+            logits = forward(model, *(New(new, sequences[i], wanted=None) for new, i in zip(ids, chosen, strict=True)))
+            ends = list(itertools.accumulate(map(len, ids)))
+            for i, new, end in zip(chosen, ids, ends, strict=True):
+                rows[i].append(np.array(model.backend.host(logits)[end - len(new) : end]))
+                at[i] += len(new)
+    return [np.concatenate(of_text) for of_text in rows]
+
+
+@pytest.mark.parametrize("name", [*STORED, *RANDOM])
+def test_texts_in_batches_are_as_each_alone(name: str, folder: Path):
+    source = STORED.get(name, folder / f"{name}.gguf")
+    for seed, (backend, threads) in enumerate(BACKENDS):
+        of = engine(source, backend, threads)
+        ids = prompt(of)
+        texts = [ids, ids[::-1], ids[5:20], ids[:1], ids[20:100]]
+        alone = [np.asarray(of.logits(text)) for text in texts]
+        for want, found in zip(alone, in_batches(of, texts, seed), strict=True):
+            np.testing.assert_array_equal(found, want, err_msg=f"{backend}, {threads} threads")
+
+
 @pytest.mark.parametrize("name", RANDOM)
 def test_stored_weights_give_the_bits_of_expanded_ones(name: str, folder: Path):
     expanded = folder / f"{name}-expanded.gguf"
@@ -130,13 +177,19 @@ def test_attention_of_numpy_in_large_passes_is_seen(monkeypatch: pytest.MonkeyPa
     assert set(differing(of, want)) >= {77, 100, 1000}
 
 
-def test_blocks_of_keys_that_begin_at_a_slot_are_seen(monkeypatch: pytest.MonkeyPatch):
-    """Every second call counts blocks from one position later, as if a cache forgot a token that it has dropped."""
+def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.MonkeyPatch):
+    """Every second call has a page more before the first one, which no query sees: blocks of keys begin with it."""
     of, attention, calls = engine("builtin", *BACKENDS[0]), CompiledBackend.attention, itertools.count()
     want = in_passes(of, [LENGTH])
 
-    def shifted(self: CompiledBackend, q: np.ndarray, seen: Visible, scale: float) -> np.ndarray:
-        return attention(self, q, replace(seen, first=seen.first + next(calls) % 2), scale)
+    def shifted(self: CompiledBackend, q: np.ndarray, kv: KVView, counts: Sequence[int], scale: float) -> np.ndarray:
+        if next(calls) % 2:
+            return attention(self, q, kv, counts, scale)
+        (span,), rows = kv.spans, []
+        for row, length in zip(q, range(span.length - len(q) + 1, span.length + 1), strict=True):
+            later = KVSpan(np.concatenate((span.pages[:1], span.pages)), length + kv.page, 1)
+            rows.append(attention(self, row[None], replace(kv, spans=[later], window=length), [1], scale))
+        return np.concatenate(rows)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)
     monkeypatch.setattr(of.model, "program", Backend.compile(of.backend, of.model.definition))

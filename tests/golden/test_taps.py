@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
 # Those of `make_tap_goldens.py`.
 ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral", "qwen2")
-# How a prompt may be cut into passes; None runs it in one pass without a cache.
+# How a prompt may be cut into passes; None runs it in one pass whose keys and values nobody keeps.
 CUTS = (None, 1, 3)
 
 
@@ -32,10 +34,10 @@ def tapped_values(checkpoint: Path, ids: list[int], backend: str, chunk: int | N
         passes[-1][name] = model.backend.host(x).copy()
 
     model.backend = tapped(model.backend, keep)
-    cache = model.no_cache() if chunk is None else model.new_cache(len(ids))
+    kv = model.scratch_kv(len(ids)) if chunk is None else model.new_kv(len(ids))
     for piece in pieces(ids, chunk or len(ids)):
         passes.append({})
-        logits = model.forward(piece, cache, every=True)
+        logits = forward(model, New(piece, kv, wanted=None))
         passes[-1]["logits"] = model.backend.host(logits)
     return {name: np.concatenate([values[name] for values in passes]) for name in passes[0]}
 

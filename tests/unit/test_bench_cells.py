@@ -10,6 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.bench import cells
+from mlx_engine.cache import KVLayer, KVPool
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.errors import OptionError
 
@@ -62,9 +63,12 @@ class Backend:
         self.clock.now = max(self.busy_until, self.clock.now) + self.pending
         self.pending = 0.0
 
-    def argmax(self, logits):
+    def choose(self, logits, draws):
         self.spend(self.choice)
-        return Token(WRITTEN)
+        return [Token(WRITTEN) for _ in draws]
+
+    def kv_empty(self, n_kv_heads, head_dim, n_slots):
+        return None
 
     def token_id(self, token):
         if token.done is None:
@@ -73,47 +77,30 @@ class Backend:
         return int(token)
 
 
-class Cache:
-    """As long as it was promised to become, and no longer."""
-
-    def __init__(self, capacity):
-        self.capacity, self.length = capacity, 0
-
-    def take(self, n):
-        self.length += n
-        assert self.length <= self.capacity
-
-    advance = take
-
-    def trim(self, n):
-        self.length -= n
-
-
 class Spy:
-    """A model that writes one id for ever. `passes` has the ids of each pass, `runs` one list of lengths per cache.
+    """A model that writes one id for ever. `passes` has the ids of each pass, `at` how many tokens were before them.
 
-    A pass costs `cost(tokens, tokens before them)`, and without a cache `cost(tokens, None)`.
+    A pass costs `cost(tokens, tokens before them)`, and without a cache `cost(tokens, None)`. Sequences become as long
+    as they were promised to become, and no longer.
     """
 
     def __init__(self, backend, cost):
         self.backend, self.cost, self.passes, self.at = backend, cost, [], []
         self.config = SimpleNamespace(vocab_size=50, context_length=CONTEXT)
 
-    def forward(self, ids, cache, *, every=False):
+    def forward(self, batch):
         assert self.backend.is_open
-        at = None if cache is None else cache.length
-        self.passes.append(list(ids))
+        at = batch.positions[0] if batch.stores.are_kept else None
+        self.passes.append(list(batch.ids))
         self.at.append(at)
-        self.backend.spend(self.cost(len(ids), at))
-        if cache is not None:
-            cache.take(len(ids))
-        return "logits"
+        self.backend.spend(self.cost(len(batch.ids), at))
+        return None if batch.want == "none" else "logits"
 
-    def new_cache(self, capacity):
-        return Cache(capacity)
+    def new_kv(self, n_tokens, *, kept=True):
+        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, kept=kept).sequence()
 
-    def no_cache(self):
-        return None
+    def scratch_kv(self, n_tokens):
+        return self.new_kv(n_tokens, kept=False)
 
     @property
     def lengths(self):

@@ -6,6 +6,7 @@ import pytest
 
 import mlx_engine
 from benchmarks import rows
+from mlx_engine.backends.batch import Batch
 
 
 def test_the_limit_is_memory_for_few_rows_and_arithmetic_for_many():
@@ -18,9 +19,9 @@ def test_passes_of_each_size_are_measured_behind_the_same_tokens(monkeypatch: py
     engine = mlx_engine.load("builtin", "parallel", threads=1)
     forward, seen = engine.model.forward, []
 
-    def watched(ids: list[int], cache: object, **options: bool) -> object:
-        seen.append((cache.length, len(ids)))
-        return forward(ids, cache, **options)
+    def watched(batch: Batch) -> object:
+        seen.append((batch.positions[0], len(batch.ids)))
+        return forward(batch)
 
     monkeypatch.setattr(engine.model, "forward", watched)
     monkeypatch.setattr(rows, "ROWS", (1, 3, 5))

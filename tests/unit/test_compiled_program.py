@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ pytest.importorskip("numba")
 import mlx_engine
 from kernels.cpu import layout
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Wanted
 from mlx_engine.backends.compiled import CompiledBackend
 from mlx_engine.backends.compiled_program import CompiledProgram
 from mlx_engine.backends.parameters import Linear, RMSNorm
-from mlx_engine.backends.program import OpByOp
-from mlx_engine.cache import FullCache
+from mlx_engine.backends.program import OpByOp, Program
+from mlx_engine.cache import KVPool, KVSequence, New
+from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 from mlx_engine.models import decoder
 from mlx_engine.models.decoder import decoder_layer
@@ -35,8 +38,8 @@ CHECKPOINTS = [
     *(str(path.relative_to(DATA)) for path in sorted(DATA.glob("*/model-*.gguf"))),
     *(f"{name}-micro/hf -> {type_}" for name in ("gemma3", "gpt2", "llama", "qwen2") for type_ in ("F32", "Q8_0")),
 ]
-# Gemma's window is 8, and slides after 263 tokens.
-LENGTH = 290
+# More than two blocks of keys. Gemma's window is 8: of a page of 16 tokens that has left it, another one is made.
+LENGTH, PAGE = 290, 16
 IDS = np.random.default_rng(0).integers(0, 60, 600).tolist()
 PIECES = [layout.PROGRAM_TOKENS + 1, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
 
@@ -51,49 +54,100 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return mlx_engine.load(path, "parallel", threads=2)
 
 
-def passes(engine: Engine, sizes: list[int], *, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Logits of every token, and what lies in the stores; `compiled` or operation by operation."""
+# Of each sequence of a pass, its new tokens and how many of the last ones logits are wanted of; None is all.
+Passes = list[list[tuple[int, int | None]]]
+
+
+def run(engine: Engine, passes: Passes, *, compiled: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Logits of all passes, and what lies in the stores; `compiled` or operation by operation."""
     model = copy.copy(engine.model)
     if not compiled:
         model.program = Backend.compile(engine.backend, model.definition)
-    rows, first = [], 0
-    with monkeypatch.context() as patch:
-        # The cache grows on the way: stores move.
-        patch.setattr(type(engine.backend), "kv_step", 16)
-        cache = model.new_cache(sum(sizes))
-        with engine.backend.session():
-            for n in sizes:
-                rows.append(model.forward(IDS[first : first + n], cache, every=n % 2 == 0))
-                first += n
-        stores = [view.store[:, :, view.start : view.stop] for view in cache.kv_views(0)]
-    return np.concatenate(rows), stores
+    n_sequences = max(map(len, passes))
+    ends, rows = [100 * i for i in range(n_sequences)], []
+    pool = model.new_pool(sum(n for new in passes for n, _ in new), n_sequences=n_sequences, page=PAGE)
+    sequences = [pool.sequence() for _ in range(n_sequences)]
+    with engine.backend.session():
+        for new in passes:
+            parts = [
+                New(IDS[end : end + n], kv, wanted)
+                for end, kv, (n, wanted) in zip(ends, sequences, new, strict=False)
+                if n
+            ]
+            logits = forward(model, *parts)
+            rows += [] if logits is None else [logits]
+            ends = [end + n for end, (n, _) in zip(ends, new, strict=True)]
+    return np.concatenate(rows), [kept for kv in sequences for kept in keys_and_values(kv)]
 
 
-def pieces(context: int) -> list[int]:
-    """Many until the context ends, or a window has slid, which takes all its slots."""
-    rest = min(context, LENGTH) - sum(PIECES) - 3
-    return [*PIECES, *[layout.FEW] * (rest // layout.FEW), 1, 2]
+def keys_and_values(kv: KVSequence) -> list[np.ndarray]:
+    """What a later token may see of a sequence, by layer."""
+    stores, found = kv.pool.stores, []
+    for layer, store in enumerate(stores.layers):
+        group = stores.group_of[layer]
+        n = min(kv.length, kv.pool.windows[group] or kv.length)
+        found.append(store[:, :, kv.slots(group, kv.length - n, n)])
+    return found
 
 
-def test_a_program_gives_the_bits_of_the_definition(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    sizes = pieces(engine.config.context_length)
-    is_compiled = engine.config.head_dim % layout.LANES == 0
-    assert isinstance(engine.model.program, CompiledProgram if is_compiled else OpByOp)
-    want, want_stores = passes(engine, sizes, compiled=False, monkeypatch=monkeypatch)
-    found, stores = passes(engine, sizes, compiled=True, monkeypatch=monkeypatch)
+def check_same_bits(engine: Engine, passes: Passes) -> None:
+    want, want_stores = run(engine, passes, compiled=False)
+    found, stores = run(engine, passes, compiled=True)
+    assert np.isfinite(want).all()
     np.testing.assert_array_equal(found, want)
     for a, b in zip(stores, want_stores, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_tables_of_rotations_grow_with_the_positions(monkeypatch: pytest.MonkeyPatch):
+def alone(sizes: list[int]) -> Passes:
+    """One sequence, now with one row that is wanted and now with all."""
+    return [[(n, None if n % 2 == 0 else 1)] for n in sizes]
+
+
+def pieces(context: int) -> list[int]:
+    """Many until the context ends, or there are several blocks of keys."""
+    rest = min(context, LENGTH) - sum(PIECES) - 3
+    return [*PIECES, *[layout.FEW] * (rest // layout.FEW), 1, 2]
+
+
+def test_a_program_gives_the_bits_of_the_definition(engine: Engine):
+    is_compiled = engine.config.head_dim % layout.LANES == 0
+    assert isinstance(engine.model.program, CompiledProgram if is_compiled else OpByOp)
+    check_same_bits(engine, alone(pieces(engine.config.context_length)))
+
+
+def test_a_batch_gives_the_bits_of_the_definition(engine: Engine):
+    """Prompts and single tokens side by side; of some sequences no logits are wanted, or no tokens are there."""
+    check_same_bits(engine, [
+        [(9, 1), (40, 0), (1, 1)],
+        [(1, 1), (30, 3), (1, 1)],
+        [(1, 1), (1, 1), (1, 1)],
+        [(1, 1), (0, 0), (4, None)],
+        [(3, 0), (2, 0), (1, 0)],
+        [(2, None), (1, None), (5, None)],
+        [(1, 1), (1, 0), (50, 2)],
+    ])  # fmt: skip
+
+
+def test_tables_of_rotations_grow_with_the_positions():
     """Their first length is 512."""
-    engine, sizes = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd"), [2, 508, 1, 3, 1]
-    want, _ = passes(engine, sizes, compiled=False, monkeypatch=monkeypatch)
+    engine, passes = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd"), alone([2, 508, 1, 3, 1])
+    want, _ = run(engine, passes, compiled=False)
     # Nothing shall be there that the operations have made.
     engine = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd")
-    found, _ = passes(engine, sizes, compiled=True, monkeypatch=monkeypatch)
+    found, _ = run(engine, passes, compiled=True)
     np.testing.assert_array_equal(found, want)
+
+
+def test_a_program_follows_the_pool_that_a_batch_comes_from():
+    """Memory of other sizes, at other addresses, in turns."""
+    model = mlx_engine.load(DATA / "gemma3-micro" / "hf", "simd").model
+    want = logits(model)
+    pools = [model.new_pool(40 * n, page=n, n_sequences=n) for n in (1, 3, 7)]
+    for _ in range(2):
+        for pool in pools:
+            with model.backend.session():
+                np.testing.assert_array_equal(forward(model, New(IDS[:5], pool.sequence(), wanted=None)), want)
 
 
 def test_two_programs_of_one_backend_do_not_share_what_they_are_made_of():
@@ -113,7 +167,7 @@ def test_two_programs_of_one_backend_do_not_share_what_they_are_made_of():
 
 def logits(model: Any) -> np.ndarray:
     with model.backend.session():
-        return np.array(model.forward(IDS[:5], model.new_cache(8), every=True))
+        return np.array(forward(model, New(IDS[:5], model.new_kv(8), wanted=None)))
 
 
 def scaled(model: Any) -> None:
@@ -121,18 +175,18 @@ def scaled(model: Any) -> None:
 
 
 def renormed(model: Any) -> None:
-    norm = dataclasses.replace(model.layers[0].attn_norm, gain=3 * model.layers[0].attn_norm.gain)
-    model.layers = [dataclasses.replace(model.layers[0], attn_norm=norm), *model.layers[1:]]
+    norm = replace(model.layers[0].attn_norm, gain=3 * model.layers[0].attn_norm.gain)
+    model.layers = [replace(model.layers[0], attn_norm=norm), *model.layers[1:]]
 
 
 def test_what_the_kernels_lack_is_run_operation_by_operation():
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
     last = model.layers[-1]
-    bias = dataclasses.replace(last.ffn_up, bias=np.zeros(model.config.intermediate_size, np.float32))
-    wide = dataclasses.replace(last.ffn_norm, gain=np.ones(layout.SCRATCH_BYTES, np.float32))
+    bias = replace(last.ffn_up, bias=np.zeros(model.config.intermediate_size, np.float32))
+    wide = replace(last.ffn_norm, gain=np.ones(layout.SCRATCH_BYTES, np.float32))
     for change in ({"ffn_up": bias}, {"ffn_norm": wide}):
         other = copy.copy(model)
-        other.layers = [*model.layers[:-1], dataclasses.replace(last, **change)]
+        other.layers = [*model.layers[:-1], replace(last, **change)]
         other.backend = model.backend
         assert isinstance(other.program, OpByOp)
     assert isinstance(model.program, CompiledProgram)
@@ -143,24 +197,25 @@ def test_arrays_from_elsewhere_are_run_operation_by_operation():
     zeros, norm = np.zeros((1, 64), np.float32), RMSNorm("n", np.ones(64, np.float32), 1e-6)
     linear = Linear("w", be.prepare(Weight.pack("w", np.ones((64, 64), np.float32), BY_NAME["F32"])))
 
-    def constant_residual(be: Any, x: Any, cache: Any, offset: Any, *, every: bool) -> Any:
+    def constant_residual(be: Any, x: Any, batch: Any, *, want: Wanted) -> Any:
         return be.project_add(be.norm_project(x, norm, (linear,))[0], linear, zeros)
 
-    def constant_input(be: Any, x: Any, cache: Any, offset: Any, *, every: bool) -> Any:
+    def constant_input(be: Any, x: Any, batch: Any, *, want: Wanted) -> Any:
         return be.project_add(zeros, linear, be.norm_project(x, norm, (linear,))[0])
 
     for definition in (constant_residual, constant_input):
         assert isinstance(be.compile(definition), OpByOp)
 
 
-def test_a_cache_of_another_model_is_refused():
+def test_keys_and_values_of_another_model_are_refused():
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
-    cfg = model.config
-    sizes = {"n_layers": cfg.n_layers, "n_kv_heads": cfg.n_kv_heads, "head_dim": cfg.head_dim}
-    for name, wrong in (("n_layers", 1), ("n_kv_heads", cfg.n_kv_heads + 1), ("head_dim", cfg.head_dim // 2)):
-        cache = FullCache(model.backend, **{**sizes, name: wrong}, capacity=8)
-        with pytest.raises(ValueError, match="another model"):
-            model.forward(IDS[:3], cache)
+    layer, *others = model.kv_layers
+    more, narrower = replace(layer, n_kv_heads=layer.n_kv_heads + 1), replace(layer, head_dim=layer.head_dim // 2)
+    for wrong in ([layer], [more, *others], [*others, narrower], [layer, layer, *others]):
+        kv = KVPool(model.backend, wrong, 8).sequence()
+        with pytest.raises(ValueError, match=r"expected keys and values of \(heads, width\) .* by layer, found"):
+            forward(model, New(IDS[:3], kv))
+        assert (kv.length, kv.pending) == (0, 0)
 
 
 def test_an_operation_that_a_subclass_overrides_is_called():
@@ -173,74 +228,95 @@ def test_an_operation_that_a_subclass_overrides_is_called():
     be.__class__ = Refuses
     model.backend = be
     with pytest.raises(NotImplementedError):
-        model.forward(IDS[:3], model.new_cache(4))
+        forward(model, New(IDS[:3], model.new_kv(4)))
 
 
 def test_head_norms_come_in_pairs_and_with_a_rotation():
     layer = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model.layers[0]
     for change in ({"rope": None}, {"attn_q_norm": None}, {"attn_k_norm": None}):
         with pytest.raises(ValueError, match=r"blk\.0\.attn_q: expected norms"):
-            dataclasses.replace(layer, **change)
+            replace(layer, **change)
 
 
 # ---- edits of the definition ----
 
 
-def feed_forward_first(be: Any, w: Any, i: int, x: Any, cache: Any, *, head_dim: int, scale: float, offset: Any,
-                       last_only: bool) -> Any:  # fmt: skip
-    """The two halves of a layer swapped; the last token alone goes on behind attention."""
-    h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
-    x = be.project_add(h, w.ffn_down, x)
+def attended(
+    be: Any, w: Any, i: int, x: Any, batch: Any, *, head_dim: int, scale: float, want: Wanted, positions: Any = None,
+    rows: Any = None, counts: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return x with what attention adds to it, and x itself; positions, rows and counts are the batch's if not given.
+
+    Where no logits are wanted, what is returned has no meaning.
+    """
     q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-    q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, offset)
-    kv = cache.append(i, k, v)
-    if last_only:
-        q, x = be.last(q), be.last(x)
-    return be.project_add(be.merge(be.attention(q, kv, scale)), w.attn_output, x)
+    q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, positions or batch.positions)
+    kv, n_queries = be.kv_append(batch, i, k, v), batch.lengths
+    if want == "none":
+        return x, x
+    if want == "some":
+        rows = rows or batch.rows
+        q, x, n_queries = be.take(q, rows), be.take(x, rows), counts or batch.wanted
+    return be.project_add(be.merge(be.attention(q, kv, n_queries, scale)), w.attn_output, x), x
 
 
-def parallel_halves(be: Any, w: Any, i: int, x: Any, cache: Any, **settings: Any) -> Any:
+def fed_forward(be: Any, w: Any, x: Any, residual: Any) -> Any:
+    return be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation), w.ffn_down, residual)
+
+
+def feed_forward_first(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
+    """The two halves of a layer swapped; the wanted tokens alone go on behind attention."""
+    return attended(be, w, i, fed_forward(be, w, x, x), batch, **settings)[0]
+
+
+def parallel_halves(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """Both halves read the same input, as in GPT-J; then a step more: the feed-forward network once again."""
-    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-    q, k, v = be.head_norm_rope(q, k, v, settings["head_dim"], w.head_norms, w.rope, settings["offset"])
-    kv = cache.append(i, k, v)
-    if settings["last_only"]:
-        q, x = be.last(q), be.last(x)
-    y = be.project_add(be.merge(be.attention(q, kv, settings["scale"])), w.attn_output, x)
-    for _ in range(2):
-        y = be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation), w.ffn_down, y)
-    return y
+    y, x = attended(be, w, i, x, batch, **settings)
+    return fed_forward(be, w, x, fed_forward(be, w, x, y))
 
 
-def scaled_hidden_states(be: Any, w: Any, i: int, x: Any, cache: Any, **settings: Any) -> Any:
+def scaled_hidden_states(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """A step that compiled programs do not have."""
-    return decoder_layer(be, w, i, be.scale(x, 0.5), cache, **settings)
+    return decoder_layer(be, w, i, be.scale(x, 0.5), batch, **settings)
 
 
-def odd_offsets(be: Any, w: Any, i: int, x: Any, cache: Any, *, offset: Any, **settings: Any) -> Any:
+def odd_positions(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """Arithmetic with what is a number only while the model runs."""
-    return decoder_layer(be, w, i, x, cache, offset=2 * offset + 1, **settings)
+    odd = tuple(2 * position + 1 for position in batch.positions)
+    return decoder_layer(be, w, i, x, replace(batch, positions=odd), **settings)
 
 
-def depends_on_position(be: Any, w: Any, i: int, x: Any, cache: Any, *, scale: float, offset: Any, **more: Any) -> Any:
+def depends_on_position(be: Any, w: Any, i: int, x: Any, batch: Any, *, scale: float, **more: Any) -> Any:
     """A decision that is another one in the next pass."""
-    return decoder_layer(be, w, i, x, cache, scale=3 * scale if offset == 0 else scale, offset=offset, **more)
+    return decoder_layer(be, w, i, x, batch, scale=3 * scale if batch.positions[0] == 0 else scale, **more)
 
 
-def depends_on_length(be: Any, w: Any, i: int, x: Any, cache: Any, *, scale: float, **more: Any) -> Any:
-    """The same, by what the cache holds."""
-    return decoder_layer(be, w, i, x, cache, scale=scale if cache.length else 3 * scale, **more)
+def depends_on_length(be: Any, w: Any, i: int, x: Any, batch: Any, *, scale: float, **more: Any) -> Any:
+    """The same, by how many tokens there are of the sequence."""
+    is_first = batch.group(i).spans[0].length == batch.lengths[0]
+    return decoder_layer(be, w, i, x, batch, scale=3 * scale if is_first else scale, **more)
 
 
-def array_of_its_own(be: Any, w: Any, i: int, x: Any, cache: Any, **settings: Any) -> Any:
+def array_of_its_own(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """The feed-forward network adds nothing to what it reads, but to zeros."""
-    x = decoder_layer(be, w, i, x, cache, **settings)
+    x = decoder_layer(be, w, i, x, batch, **settings)
     return be.add(x, be.project_add(be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, "gelu"), w.ffn_down, x))
 
 
+def first_row(be: Any, w: Any, i: int, x: Any, batch: Any, *, want: Wanted, **settings: Any) -> Any:
+    """The last layer adds what the feed-forward network makes of the first token of the pass, which nobody wants."""
+    y = decoder_layer(be, w, i, x, batch, want=want, **settings)
+    return fed_forward(be, w, be.take(x, (0,)), y) if want == "some" else y
+
+
+def one_query(be: Any, w: Any, i: int, x: Any, batch: Any, *, scale: float, **settings: Any) -> Any:
+    """The last layer attends with one query, however many are wanted, and with other scores."""
+    return fed_forward(be, w, *attended(be, w, i, x, batch, scale=3 * scale, counts=(1,), **settings))
+
+
 COMPILED = {
-    feed_forward_first: True, parallel_halves: True, scaled_hidden_states: False, odd_offsets: False,
-    depends_on_position: False, depends_on_length: False, array_of_its_own: False,
+    feed_forward_first: True, parallel_halves: True, scaled_hidden_states: False, odd_positions: False,
+    depends_on_position: False, depends_on_length: False, array_of_its_own: False, first_row: False, one_query: False,
 }  # fmt: skip
 
 
@@ -265,6 +341,33 @@ def decoded(backend: str, path: Path) -> np.ndarray:
     """Logits of a prompt's last token and of two tokens behind it."""
     model = load(backend, path).model
     with model.backend.session():
-        cache = model.new_cache(16)
-        rows = [model.forward(ids, cache) for ids in (IDS[:7], IDS[7:8], IDS[8:9])]
+        kv = model.new_kv(16)
+        rows = [forward(model, New(ids, kv)) for ids in (IDS[:7], IDS[7:8], IDS[8:9])]
         return np.concatenate([model.backend.host(row) for row in rows])
+
+
+# Layers that the kernels would run with the positions, rows, counts and slots of the batch, whatever they say.
+TOLD_OTHERWISE: dict[str, Callable[..., Any]] = {
+    "positions": partial(attended, i=0, positions=(9,)),
+    "rows": partial(attended, i=0, rows=(0,)),
+    "counts": partial(attended, i=0, counts=(1,)),
+    "batch": lambda be, w, x, batch, **more: attended(be, w, 0, x, batch._replace(lengths=(1,)), **more),
+    "a layer twice": lambda be, w, x, batch, **more: attended(
+        be, w, 0, attended(be, w, 0, x, batch, **{**more, "want": "every"})[0], batch, **more
+    ),
+    "a layer that is not there": partial(attended, i=1),
+}
+
+
+@pytest.mark.parametrize("what", TOLD_OTHERWISE)
+def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
+    model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
+
+    def compiled(layer: Callable[..., Any]) -> Program:
+        settings = {"w": model.layers[0], "head_dim": model.config.head_dim, "scale": model.scale}
+        return model.backend.compile(
+            lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0]
+        )
+
+    assert isinstance(compiled(partial(attended, i=0)), CompiledProgram)
+    assert isinstance(compiled(TOLD_OTHERWISE[what]), OpByOp)

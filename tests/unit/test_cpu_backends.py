@@ -11,7 +11,8 @@ import mlx_engine
 from kernels.cpu import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Linear, RMSNorm, Rope, Visible
+from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.scalar import ScalarBackend
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.quant import BY_NAME
@@ -60,6 +61,12 @@ def compiled() -> Backend:
 
 def linear(be: Backend, rng: np.random.Generator, n: int, k: int) -> Linear:
     return Linear("w", be.prepare(Weight.pack("w", rng.standard_normal((n, k)), BY_NAME["F32"])))
+
+
+def view(store: np.ndarray, n_new: int) -> KVView:
+    """All slots of a store as one sequence, whose last `n_new` tokens are new."""
+    n_slots = store.shape[2]
+    return KVView(store, n_slots, [KVSpan(np.zeros(1, dtype=np.int64), n_slots, n_new)])
 
 
 def close(found: np.ndarray, want: np.ndarray) -> None:
@@ -112,20 +119,22 @@ def test_arrays_of_any_layout(compiled: Backend, t: int):
         close(compiled.project_add(a, layer, b), plain.project_add(x, other, residual))
         close(compiled.norm_project(a, norm, (layer,))[0], plain.norm_project(x, norm, (other,))[0])
         for p, q in zip(
-            *(be.head_norm_rope(y, y, y, 16, None, rope, 2) for be, y in ((compiled, a), (plain, x))), strict=True
+            *(be.head_norm_rope(y, y, y, 16, None, rope, range(2, 2 + t)) for be, y in ((compiled, a), (plain, x))),
+            strict=True,
         ):
             close(p, q)
     for q in layouts(x.reshape(t, 4, 16)):
-        close(compiled.attention(q, Visible(kv, 0, t), 0.25), plain.attention(q, Visible(kv, 0, t), 0.25))
+        close(*(be.attention(q, view(kv, t), [t], 0.25) for be in (compiled, plain)))
 
 
 def test_tables_of_rotations_grow_with_the_positions(compiled: Backend):
     """Their first length is 512; behind it lies what the next question must find computed."""
     rng, plain, rope = np.random.default_rng(4), SimdBackend(), Rope.plain(32, 1e6)
     for offset, t in [(0, 3), (509, 3), (510, 3), (511, 1), (512, 1), (1023, 2), (40_000, 5), (2, 1)]:
-        q, k, v = (rng.standard_normal((t, n)).astype(np.float32) for n in (64, 32, 32))
-        found = compiled.head_norm_rope(q, k, v, 32, None, rope, offset)
-        want = plain.head_norm_rope(q, k, v, 32, None, rope, offset)
+        q, k, v = (rng.standard_normal((t + 1, n)).astype(np.float32) for n in (64, 32, 32))
+        positions = (*range(offset, offset + t), 0)  # of another sequence
+        found = compiled.head_norm_rope(q, k, v, 32, None, rope, positions)
+        want = plain.head_norm_rope(q, k, v, 32, None, rope, positions)
         for a, b in zip(found, want, strict=True):
             close(a, b)
 
@@ -134,8 +143,8 @@ def test_two_rotations_have_a_table_each(compiled: Backend):
     x = np.random.default_rng(5).standard_normal((3, 32)).astype(np.float32)
     for theta in (1e4, 1e6, 1e4):
         rope = Rope.plain(32, theta)
-        found = compiled.head_norm_rope(x, x, x, 32, None, rope, 9)
-        close(found[0], SimdBackend().rope(x.reshape(3, 1, 32), rope, 9))
+        found = compiled.head_norm_rope(x, x, x, 32, None, rope, (9, 10, 11))
+        close(found[0], SimdBackend().rope(x.reshape(3, 1, 32), rope, (9, 10, 11)))
 
 
 @pytest.mark.parametrize("head_dim", [8, 20, 24, 40])
@@ -144,7 +153,7 @@ def test_heads_that_are_no_multiple_of_a_vector_have_numpys_attention(compiled: 
     rng, plain = np.random.default_rng(6), SimdBackend()
     q = rng.standard_normal((t, 4, head_dim)).astype(np.float32)
     kv = rng.standard_normal((2, 2, t + 3, head_dim)).astype(np.float32)
-    close(compiled.attention(q, Visible(kv, 0, t + 3), 0.3), plain.attention(q, Visible(kv, 0, t + 3), 0.3))
+    close(*(be.attention(q, view(kv, t), [t], 0.3) for be in (compiled, plain)))
 
 
 # ---- what does not fit the kernels' memory, or is not there ----
@@ -156,7 +165,7 @@ def test_heads_that_do_not_fit_scratch_memory_have_numpys_attention(compiled: Ba
     rng = np.random.default_rng(7)
     q = rng.standard_normal((3, n_heads, head_dim)).astype(np.float32)
     kv = rng.standard_normal((2, 1, 5, head_dim)).astype(np.float32)
-    close(compiled.attention(q, Visible(kv, 0, 5), 0.01), SimdBackend().attention(q, Visible(kv, 0, 5), 0.01))
+    close(*(be.attention(q, view(kv, 3), [3], 0.01) for be in (compiled, SimdBackend())))
 
 
 @pytest.mark.parametrize("t", [1, 9])
@@ -168,7 +177,7 @@ def test_norms_of_any_width(compiled: Backend, k: int, t: int):
     x, plain = rng.standard_normal((t, k)).astype(np.float32), SimdBackend()
     want = plain.norm_project(x, norm, (Linear("w", layer.weight.data.reshape(3, k)),))[0]
     close(compiled.norm_project(x, norm, (layer,))[0], want)
-    close(compiled.norm_head(x, norm, layer, every=True), want)
+    close(compiled.norm_head(x, norm, layer), want)
 
 
 @pytest.mark.parametrize("ids", [[-1], [5], [0, 4, 5], [-3, 1]])

@@ -13,11 +13,13 @@ import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import KVLayer, KVPool, New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import decode, decode_without_cache, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import forward
 from mlx_engine.decode.stream import Stream
 from mlx_engine.errors import CacheFullError, ContextLengthError, OptionError
 from mlx_engine.models import load_model
@@ -81,17 +83,19 @@ class Script:
     def __init__(self, ids):
         self.backend, self.ids, self.passes = create_backend("simd"), iter(ids), []
 
-    def forward(self, ids, cache, *, every=False):
-        self.passes.append(list(ids))
+    def forward(self, batch):
+        self.passes.append(list(batch.ids))
+        if batch.want == "none":
+            return None
         logits = np.zeros((1, 512), dtype=np.float32)
         logits[0, next(self.ids)] = 1
         return logits
 
-    def new_cache(self, capacity):
-        return None
+    def new_kv(self, n_tokens, **options):
+        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, **options).sequence()
 
-    def no_cache(self):
-        return None
+    def scratch_kv(self, n_tokens):
+        return self.new_kv(n_tokens, kept=False)
 
 
 def scripted(ids, text=None, *, max_tokens=None, prompt=(1, 2), **options):
@@ -112,10 +116,14 @@ def run(model, prompt, n, *, kv=True, metrics=None, chunk=512):
     pick = Sampler(model.backend, Sampling(), prompt)
     metrics = metrics or Metrics()
     if kv:
-        ids = decode(model, prompt, model.new_cache(len(prompt) + n), pick, metrics, chunk=chunk)
+        ids = decode(model, prompt, model.new_kv(len(prompt) + n), pick, metrics, chunk=chunk)
     else:
         ids = decode_without_cache(model, prompt, pick, metrics)
     return list(itertools.islice(ids, n))
+
+
+def in_one_pass(model, ids):
+    return forward(model, New(ids, model.scratch_kv(len(ids))))
 
 
 # ---- the numbers ----
@@ -132,11 +140,11 @@ def test_greedy_ids_are_the_golden_ones_with_and_without_a_cache(models, golden,
 @pytest.mark.parametrize("chunk", [1, 2, 7, 40, 41, 512])
 def test_prefill_in_chunks_gives_the_same_last_logits(model, golden, chunk):
     prompt = golden["prompt2"].tolist()
-    cache = model.new_cache(len(prompt))
-    logits = prefill(model, prompt, cache, chunk=chunk)
-    whole = model.forward(prompt, model.no_cache())
+    kv = model.new_kv(len(prompt))
+    logits = prefill(model, prompt, kv, chunk=chunk)
+    whole = in_one_pass(model, prompt)
     assert logits.shape == (1, model.config.vocab_size)
-    assert cache.length == len(prompt)
+    assert (kv.length, kv.pending) == (len(prompt), 0)
     assert np.linalg.norm(logits - whole) <= 1e-6 * np.linalg.norm(whole)
 
 
@@ -145,7 +153,7 @@ def test_prefill_reports_its_progress_after_each_chunk(model, golden):
     prefill(
         model,
         golden["prompt2"].tolist(),
-        model.new_cache(41),
+        model.new_kv(41),
         chunk=20,
         progress=lambda done, total: seen.append((done, total)),
     )
@@ -168,7 +176,7 @@ def test_without_a_cache_there_is_one_pass_per_token_too(model, golden):
 def test_no_pass_is_run_before_its_token_is_asked_for():
     script = Script([5, 6, 7])
     metrics = Metrics()
-    ids = decode(script, [1, 2, 3], None, lambda logits: int(np.argmax(logits)), metrics)
+    ids = decode(script, [1, 2, 3], script.new_kv(9), Sampler(script.backend, Sampling(), [1, 2, 3]), metrics)
     assert script.passes == []
     assert next(ids) == 5
     assert script.passes == [[1, 2, 3]]
@@ -176,8 +184,8 @@ def test_no_pass_is_run_before_its_token_is_asked_for():
     assert script.passes == [[1, 2, 3], [5]]
 
 
-def test_decode_says_so_where_the_cache_ends(model):
-    ids = decode(model, [1, 2], model.new_cache(3), Sampler(model.backend, Sampling(), []), Metrics())
+def test_decode_says_so_where_the_room_ends(model):
+    ids = decode(model, [1, 2], model.new_kv(3), Sampler(model.backend, Sampling(), []), Metrics())
     assert len(list(itertools.islice(ids, 2))) == 2
     with pytest.raises(CacheFullError):
         next(ids)
@@ -188,10 +196,10 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.parametrize("at", ["blk.0.attn_q", "blk.1.attn_out", "blk.2.layer_out"])
-def test_an_interrupted_pass_leaves_the_cache_usable(model, golden, at):
+def test_an_interrupted_pass_leaves_the_sequence_usable(model, golden, at):
     prompt = golden["prompt1"].tolist()
-    cache = model.new_cache(len(prompt) + 4)
-    prefill(model, prompt[:4], cache)
+    kv = model.new_kv(len(prompt) + 4, page=2)
+    prefill(model, prompt[:4], kv)
 
     def interrupt(name, _):
         if name == at:
@@ -201,12 +209,12 @@ def test_an_interrupted_pass_leaves_the_cache_usable(model, golden, at):
     model.backend = tapped(original, interrupt)
     try:
         with pytest.raises(Interrupted):
-            model.forward([9, 9, 9], cache)
+            forward(model, New([9, 9, 9], kv))
     finally:
         model.backend = original
-    assert cache.length == 4
-    after = prefill(model, prompt[4:], cache)
-    whole = model.forward(prompt, model.no_cache())
+    assert (kv.length, kv.pending) == (4, 0)
+    after = prefill(model, prompt[4:], kv)
+    whole = in_one_pass(model, prompt)
     assert np.linalg.norm(after - whole) <= 1e-6 * np.linalg.norm(whole)
 
 
@@ -371,9 +379,7 @@ def short(monkeypatch):
     engine, passes = mlx_engine.load(DATA / "model-f32.gguf", backend="simd"), []
     engine.model.config = dataclasses.replace(engine.model.config, context_length=32)
     forward = engine.model.forward
-    monkeypatch.setattr(
-        engine.model, "forward", lambda ids, *args, **kw: (passes.append(ids), forward(ids, *args, **kw))[1]
-    )
+    monkeypatch.setattr(engine.model, "forward", lambda batch: (passes.append(batch.ids), forward(batch))[1])
     return engine, passes
 
 

@@ -17,10 +17,12 @@ from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import decode, decode_without_cache, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import forward
 from mlx_engine.errors import CacheFullError
 from mlx_engine.models import Model, load_model
 from mlx_engine.observe.profiler import Profiler
@@ -104,8 +106,13 @@ def micro(backend: Backend) -> Model:
 
 def run(model: Model, n: int, sampling: Sampling = SAMPLINGS["greedy"], *, room: int = 0, **options) -> list[int]:
     pick = Sampler(model.backend, sampling, PROMPT)
-    cache = model.new_cache(len(PROMPT) + n - 1 + room)
-    return list(islice(decode(model, PROMPT, cache, pick, Metrics(), **options), n))
+    kv = model.new_kv(len(PROMPT) + n - 1 + room, page=8)
+    return list(islice(decode(model, PROMPT, kv, pick, Metrics(), **options), n))
+
+
+def whole(model: Model, ids: list[int]) -> np.ndarray:
+    """Logits (1, V) of the last of these tokens, which are read in one pass."""
+    return forward(model, New(ids, model.scratch_kv(len(ids))))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +153,7 @@ def test_how_likely_a_token_was_is_told_of_the_last_one_that_was_read(model: Mod
     told = []
     for of in (model, eager):
         pick = Sampler(of.backend, SAMPLINGS["sampled"], PROMPT)
-        ids = decode(of, PROMPT, of.new_cache(20), pick, Metrics())
+        ids = decode(of, PROMPT, of.new_kv(20), pick, Metrics())
         told.append([(next(ids), pick.probability()) for _ in range(6)])
     assert [token for token, _ in told[0]] == [token for token, _ in told[1]]
     np.testing.assert_allclose(*([p for _, p in of] for of in told), rtol=1e-4)
@@ -169,7 +176,7 @@ def test_a_prompt_is_computed_chunk_by_chunk():
     assert be.log == ["build", "wait", "build", "wait", "build", "begin", "settle"]
 
 
-def test_nothing_is_begun_that_the_cache_has_no_room_for():
+def test_nothing_is_begun_that_there_is_no_room_for():
     be = LazyBackend()
     run(micro(be), 4)
     assert be.log.count("build") == be.log.count("begin") == be.log.count("settle") == 4
@@ -190,38 +197,63 @@ def test_a_profiled_pass_is_not_overlapped():
 def test_nothing_happens_before_the_first_id_is_asked_for():
     be = LazyBackend()
     model = micro(be)
-    decode(model, PROMPT, model.new_cache(9), Sampler(be, Sampling(), PROMPT), Metrics())
+    decode(model, PROMPT, model.new_kv(9), Sampler(be, Sampling(), PROMPT), Metrics())
     assert be.log == []
 
 
 # ---- what counts ----
 
 
-def test_the_cache_is_as_long_as_an_eager_one_whenever_somebody_looks(model: Model, eager: Model):
-    lengths = []
+def test_a_sequence_is_as_long_as_an_eager_one_whenever_somebody_looks(model: Model, eager: Model):
+    """The pass that is under way is pending; it counts when its token is asked for."""
+    lengths, pending = [], []
     for of in (model, eager):
-        cache = of.new_cache(len(PROMPT) + 7)
-        ids = decode(of, PROMPT, cache, Sampler(of.backend, Sampling(), PROMPT), Metrics())
-        lengths.append([cache.length for _ in islice(ids, 8)])
+        kv = of.new_kv(len(PROMPT) + 7)
+        ids = decode(of, PROMPT, kv, Sampler(of.backend, Sampling(), PROMPT), Metrics())
+        lengths.append([(kv.length, pending.append(kv.pending))[0] for _ in islice(ids, 8)])
     assert lengths[0] == lengths[1] == [len(PROMPT) + i for i in range(8)]
+    # Behind the last token there is no room for another pass.
+    assert pending == [1] * 7 + [0] + [0] * 8
 
 
-def test_the_end_of_the_cache_is_told_where_an_eager_backend_tells_it(model: Model):
-    ids = decode(model, PROMPT, model.new_cache(len(PROMPT) + 1), Sampler(model.backend, Sampling(), []), Metrics())
+def test_the_end_of_the_room_is_told_where_an_eager_backend_tells_it(model: Model):
+    kv = model.new_kv(len(PROMPT) + 1)
+    ids = decode(model, PROMPT, kv, Sampler(model.backend, Sampling(), []), Metrics())
     assert len(list(islice(ids, 2))) == 2
     with pytest.raises(CacheFullError):
         next(ids)
+    assert (kv.length, kv.pending) == (len(PROMPT) + 1, 0)
 
 
-def test_a_cache_can_be_read_on_after_a_run_that_was_left(model: Model, eager: Model):
+def test_room_that_another_sequence_gives_back_is_used(model: Model, eager: Model):
+    """While there is none, each token is read when it is asked for; nothing is lost of what comes behind it."""
+    found = []
+    for of in (model, eager):
+        pool = of.new_pool(24, n_sequences=2, page=8)
+        other, kv = pool.sequence(), pool.sequence()
+        other.begin(24)
+        other.commit(24)
+        ids = decode(of, PROMPT, kv, Sampler(of.backend, Sampling(), PROMPT), Metrics())
+        found.append(list(islice(ids, 4)))
+        assert (kv.length, kv.pending) == (8, 0)
+        other.close()
+        found[-1] += islice(ids, 5)
+    assert found[0] == found[1] == run(eager, 9)
+
+
+def test_a_sequence_can_be_read_on_after_a_run_that_was_left(model: Model, eager: Model):
     """The pass that was under way has written into a slot that the next tokens overwrite."""
-    cache = model.new_cache(40)
-    ids = list(islice(decode(model, PROMPT, cache, Sampler(model.backend, Sampling(), PROMPT), Metrics()), 6))
+    kv = model.new_kv(40)
+    decoding = decode(model, PROMPT, kv, Sampler(model.backend, Sampling(), PROMPT), Metrics())
+    ids = list(islice(decoding, 6))
+    assert (kv.length, kv.pending) == (len(PROMPT) + 5, 1)
+    decoding.close()
+    assert (kv.length, kv.pending) == (len(PROMPT) + 5, 0)
     more = [*ids[-1:], 7, 8, 9]
     with model.backend.session():
-        found = model.backend.host(prefill(model, more, cache))
-    whole = eager.forward([*PROMPT, *ids, 7, 8, 9], eager.no_cache())
-    assert np.linalg.norm(found - whole) <= 1e-6 * np.linalg.norm(whole)
+        found = model.backend.host(prefill(model, more, kv))
+    want = whole(eager, [*PROMPT, *ids, 7, 8, 9])
+    assert np.linalg.norm(found - want) <= 1e-6 * np.linalg.norm(want)
 
 
 class Interrupted(BaseException):
@@ -241,19 +273,20 @@ def test_an_interrupted_pass_does_not_count_nor_does_the_one_behind_it(
         if len(seen) == passes:
             raise Interrupted
 
-    cache, got = model.new_cache(40), []
+    kv, got = model.new_kv(40, page=2), []
     model.backend = tapped(original, interrupt)
-    ids = decode(model, PROMPT, cache, Sampler(model.backend, Sampling(), PROMPT), Metrics())
+    ids = decode(model, PROMPT, kv, Sampler(model.backend, Sampling(), PROMPT), Metrics())
     with pytest.raises(Interrupted):
         got.extend(ids)
     model.backend = original
-    # All ids but the last have been read, or nothing at all.
-    assert cache.length == (len(PROMPT) + len(got) - 1 if got else 0)
-    rest = [*got[-1:], 3, 4] if got else [*PROMPT, 3, 4]
+    # The prompt has been read once its own pass was built, and then all ids but the last.
+    read = [] if passes == 1 else [*PROMPT, *got[:-1]]
+    assert (kv.length, kv.pending) == (len(read), 0)
+    rest = [*PROMPT, *got, 3, 4][len(read) :]
     with original.session():
-        found = original.host(prefill(model, rest, cache))
-    whole = eager.forward([*PROMPT, *got, 3, 4], eager.no_cache())
-    assert np.linalg.norm(found - whole) <= 1e-6 * np.linalg.norm(whole)
+        found = original.host(prefill(model, rest, kv))
+    want = whole(eager, [*PROMPT, *got, 3, 4])
+    assert np.linalg.norm(found - want) <= 1e-6 * np.linalg.norm(want)
 
 
 # ---- how a run ends ----
@@ -299,8 +332,8 @@ def test_one_token_and_a_full_context(engines: dict[str, mlx_engine.Engine], mon
     assert found.finish_reason == "length"
 
 
-def test_a_run_may_grow_the_cache(engines: dict[str, mlx_engine.Engine]):
-    """The step behind slot 256 is the first to be begun in a new store."""
+def test_a_run_may_begin_a_page(engines: dict[str, mlx_engine.Engine]):
+    """The token at position 256 is the first of its page."""
     prompt = np.random.default_rng(0).integers(0, 512, 250).tolist()
     found, want = both(engines, prompt, 12, ignore_eos=True)
     assert found.token_ids == want.token_ids
@@ -312,9 +345,9 @@ def test_a_run_may_grow_the_cache(engines: dict[str, mlx_engine.Engine]):
 def passes_of(be: LazyBackend, away: list[float], *, overlap: bool = True) -> list[float]:
     """Seconds of the passes, for a caller who goes away for so many seconds after each id."""
     model, metrics = micro(be), Metrics(clock=be.clock)
-    cache = model.new_cache(len(PROMPT) + len(away) + 5)
+    kv = model.new_kv(len(PROMPT) + len(away) + 5)
     pick = Sampler(be, Sampling(), PROMPT)
-    for _, seconds in zip(decode(model, PROMPT, cache, pick, metrics, overlap=overlap), away, strict=False):
+    for _, seconds in zip(decode(model, PROMPT, kv, pick, metrics, overlap=overlap), away, strict=False):
         be.clock.now += seconds
     return metrics.passes[: len(away)]
 

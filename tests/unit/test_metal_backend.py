@@ -18,8 +18,10 @@ from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, affine_multiply, affine_rows, split
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.profiled import profiled
+from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.step import forward
 from mlx_engine.models import load_model
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
@@ -59,7 +61,7 @@ def matrices(engine: mlx_engine.Engine) -> list[SplitMatrix]:
 
 def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(engine):
     with engine.backend.session(), counted() as counts:
-        engine.model.forward([3], engine.model.new_cache(4))
+        forward(engine.model, New([3], engine.model.new_kv(4)))
     n = engine.config.n_layers
     assert counts == {
         "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "project_add": 2 * n, "norm_gate_up": n, "norm_project": 1,
@@ -70,7 +72,7 @@ def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(e
 def test_many_tokens_are_multiplied_in_tiles_and_the_last_row_by_itself(engine):
     engine.logits(list(range(20)))  # each kernel has been tried
     with engine.backend.session(), counted() as counts:
-        engine.model.forward(list(range(20)), engine.model.new_cache(20))
+        forward(engine.model, New(list(range(20)), engine.model.new_kv(20)))
     n = engine.config.n_layers
     behind = {"project_add": 2, "norm_gate_up": 1}  # keys and values of the last layer: the last row alone
     assert counts == {"embed_rows": 1, "head_norm_rope": n, "tiles": 7 * n - 4, "norm_project": 1, **behind}
@@ -120,7 +122,7 @@ def test_loading_and_running_keep_no_other_copy(engine):
     before = mx.get_active_memory()
     model = load_model(open_checkpoint(resolve("builtin")), MetalBackend("emulator"))
     with model.backend.session():
-        model.backend.wait(model.forward([1], model.no_cache()))
+        model.backend.wait(forward(model, New([1], model.scratch_kv(1))))
         gc.collect()
     grown = mx.get_active_memory() - before
     held = {id(m): m.nbytes for m in matrices(type("E", (), {"model": model}))}
@@ -156,7 +158,7 @@ def test_the_twins_agree_with_the_definition(n_vectors: int):
 def heads(be: MetalBackend, t: int, offset: int, seed: int = 0):
     rng = np.random.default_rng(seed)
     q, k, v = (be.array(rng.standard_normal((t, n))) for n in (64, 32, 32))
-    return be.head_norm_rope(q, k, v, 16, None, Rope.plain(16, 1e4), offset)
+    return be.head_norm_rope(q, k, v, 16, None, Rope.plain(16, 1e4), range(offset, offset + t))
 
 
 def test_keys_and_values_are_halves_of_one_array_and_written_where_they_belong(be):
@@ -165,12 +167,13 @@ def test_keys_and_values_are_halves_of_one_array_and_written_where_they_belong(b
         assert isinstance(k, Half)
         assert k.both is v.both
         assert (len(k), k.shape, k.nbytes) == (3, (3, 2, 16), 3 * 2 * 16 * 4)
-        store = be.kv_write(be.kv_grow(be.kv_empty(2, 16, 0), 8), 4, k, v)
-        want = np.zeros((2, 2, 8, 16), dtype=np.float32)
-        want[0, :, 4:7] = be.host(k).transpose(1, 0, 2)
-        want[1, :, 4:7] = be.host(v).transpose(1, 0, 2)
-        np.testing.assert_array_equal(be.host(store), want)
-        assert np.abs(want[0]).max() != np.abs(want[1]).max()
+        for slots in ([4, 5, 6], [6, 0, 3]):
+            store = be.kv_write(be.kv_empty(2, 16, 8), np.array(slots), k, v)
+            want = np.zeros((2, 2, 8, 16), dtype=np.float32)
+            want[0][:, slots] = be.host(k).transpose(1, 0, 2)
+            want[1][:, slots] = be.host(v).transpose(1, 0, 2)
+            np.testing.assert_array_equal(be.host(store), want)
+            assert np.abs(want[0]).max() != np.abs(want[1]).max()
 
 
 @pytest.mark.parametrize("which", ["exchanged", "of two passes", "one alone"])
@@ -178,19 +181,20 @@ def test_halves_that_do_not_belong_together_are_written_one_by_one(be, which: st
     with be.session():
         (_, k, v), (_, other, _) = heads(be, 2, 0), heads(be, 2, 0, seed=1)
         pair = {"exchanged": (v, k), "of two passes": (other, v), "one alone": (k.array(), v)}[which]
-        store = be.host(be.kv_write(be.kv_empty(2, 16, 4), 1, *pair))
+        store = be.host(be.kv_write(be.kv_empty(2, 16, 4), np.array([1, 2]), *pair))
         for part, x in zip(store, pair, strict=True):
             np.testing.assert_array_equal(part[:, 1:3], be.host(x).transpose(1, 0, 2))
 
 
-def test_a_write_does_not_copy_the_store(be):
+@pytest.mark.parametrize("slots", [[7, 8], [70_000, 5]], ids=str)
+def test_a_write_does_not_copy_the_store(be, slots: list[int]):
     with be.session():
         _, k, v = heads(be, 2, 0)
         store = be.kv_empty(2, 16, 100_000)
         be.wait(store)
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        be.wait(be.kv_write(store, 7, k, v))
+        be.wait(be.kv_write(store, np.array(slots), k, v))
         assert mx.get_peak_memory() - before < store.nbytes // 4
 
 
@@ -216,9 +220,9 @@ def test_a_profiled_twin_counts_the_same_operations(engine):
     profiler = Profiler()
     model = load_model(open_checkpoint(MICRO), profiled(MetalBackend("emulator"), profiler))
     with model.backend.session():
-        got = model.backend.host(model.forward([1, 2, 3], model.new_cache(4)))
+        got = model.backend.host(forward(model, New([1, 2, 3], model.new_kv(4))))
     with engine.backend.session():
-        want = engine.backend.host(engine.model.forward([1, 2, 3], engine.model.new_cache(4)))
+        want = engine.backend.host(forward(engine.model, New([1, 2, 3], engine.model.new_kv(4))))
     np.testing.assert_array_equal(got, want)
     assert profiler.ops["kv_write"].calls == engine.config.n_layers
     assert profiler.ops["norm_gate_up"].nbytes > 0

@@ -17,6 +17,7 @@ from kernels import emulator, launch
 from mlx_engine.backends import VARIABLE
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.dispatches import TWO_PASSES, dispatches
+from mlx_engine.cache import New, begin
 from mlx_engine.commands.app import app
 from tests.contract.check import EMULATED, load
 
@@ -48,19 +49,22 @@ def story() -> mlx_engine.Engine:
 
 
 def graph(engine: mlx_engine.Engine, depth: int) -> list[dict[str, Any]]:
-    """The nodes of one decode step: a token that is not known yet, `depth` of them in the cache."""
+    """The nodes of one decode step: a token that is not known yet, `depth` tokens before it."""
     model, be = engine.model, engine.backend
-    cache = model.new_cache(depth + 2)  # an update of a whole store would be no update
+    kv = model.new_kv(depth + 2, longest_pass=depth + 2)  # an update of a whole store would be no update
+    stores = kv.pool.stores
+    if depth:
+        kv.begin(depth)
+        kv.commit(depth)
     with be.session():
-        cache.reserve(depth + 2)
-        cache.advance(depth)
-        be.wait(cache._stores)
+        be.wait(stores.layers)
 
-    def step(token: mx.array, *stores: mx.array) -> list[mx.array]:
-        cache._stores = list(stores)
-        chosen = be.argmax(model.forward([token], cache))
-        cache.trim(1)
-        return [chosen, *cache._stores]
+    def step(token: mx.array, *layers: mx.array) -> list[mx.array]:
+        stores.layers[:] = layers
+        batch = begin([New([token], kv)])
+        chosen = be.argmax(model.forward(batch))
+        batch.roll_back()
+        return [chosen, *stores.layers]
 
     def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: None) -> mx.array:
         return single_node("attention", q, k, v)
@@ -73,7 +77,7 @@ def graph(engine: mlx_engine.Engine, depth: int) -> list[dict[str, Any]]:
             mock.patch.object(mx.fast, "scaled_dot_product_attention", attention),
             mock.patch.object(mx.fast, "rms_norm", lambda x, gain, eps: single_node("rms_norm", x, gain)),
         ):
-            mx.export_function(nodes.append, step, mx.array(3, dtype=mx.uint32), *cache._stores)
+            mx.export_function(nodes.append, step, mx.array(3, dtype=mx.uint32), *stores.layers)
     finally:
         launch._chosen.reset(chosen)
     return [node for node in nodes if node["type"] == "primitive"]
@@ -151,7 +155,7 @@ def test_the_command_says_what_a_token_costs(monkeypatch):
     assert result.exit_code == 0, result.output
     told = result.stdout.partition("One token of builtin on metal, as dispatched on Metal:\n")[2].splitlines()
     assert told[0].startswith("  7 dispatches per layer: attention, head_norm_rope, kv_write,")
-    assert told[1] == "  8 per layer from 1,024 cached tokens on, 3 more in a step that grows the KV cache"
+    assert told[1] == "  8 per layer from 1,024 cached tokens on"
     assert told[2] == "  3 outside the 6 layers: argmax, embed_rows, norm_project; 45 in all"
     assert told[3].startswith("  2.60 MB of weights are read, and 6.1 kB of keys and values")
 

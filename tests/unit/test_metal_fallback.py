@@ -18,7 +18,9 @@ from mlx_engine.backends import metal_kernels
 from mlx_engine.backends.metal import MetalBackend
 from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_weights import split
+from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.decode.step import forward
 from mlx_engine.models import load_model
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -40,9 +42,9 @@ def plant(monkeypatch, name: str, source: str) -> None:
 
 def run(model) -> list[np.ndarray]:
     """Twenty tokens at once, then one more."""
-    be, cache = model.backend, model.new_cache(21)
+    be, kv = model.backend, model.new_kv(21)
     with be.session():
-        return [be.host(model.forward(TOKENS, cache)), be.host(model.forward([1], cache))]
+        return [be.host(forward(model, New(ids, kv))) for ids in (TOKENS, [1])]
 
 
 @pytest.fixture(scope="module")

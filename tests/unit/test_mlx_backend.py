@@ -25,10 +25,12 @@ from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import decode
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.step import forward
 from mlx_engine.models import load_model
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
@@ -139,10 +141,10 @@ def test_rows_may_be_named_by_choices_and_by_any_sequence(be: MlxBackend, type_n
 def test_tables_of_rotations_grow_with_the_positions(be: MlxBackend):
     rope = Rope.plain(8, 1e4)
     x = np.random.default_rng(2).standard_normal((3, 2, 8)).astype(np.float32)
-    for offset in (0, 508, 509, 510, 5000, 1):
-        angles = (offset + np.arange(3))[:, None, None] * np.array(rope.frequencies)
+    for positions in ([0, 1, 2], [508, 509, 510], [509, 510, 511], [510, 511, 512], [5000, 7, 0], [1, 2, 3]):
+        angles = np.array(positions)[:, None, None] * np.array(rope.frequencies)
         turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angles)
-        found = be.host(be.rope(be.array(x), rope, offset))
+        found = be.host(be.rope(be.array(x), rope, positions))
         np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag], -1), rtol=1e-5, atol=1e-6)
     assert len(be.rotation(rope, 1)[0]) == 8192
 
@@ -164,9 +166,12 @@ def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine
 
     def step(token: mx.array) -> list[mx.array]:
         with be.session():
-            cache = model.new_cache(300)
-            logits = model.forward([token], cache)
-            logits = model.forward([be.argmax(logits)] * 280, cache)
+            pool = model.new_pool(600, n_sequences=2)
+            kv, other = pool.sequence(), pool.sequence()
+            logits = forward(model, New([token], kv))
+            chosen = be.argmax(logits)
+            logits = forward(model, New([chosen] * 280, kv), New([chosen] * 70, other))
+            logits = be.take(logits, (1,))
             return [be.argmax(logits), be.sample(logits, penalised, [1, 2, token], 0.5)]
 
     seen: list[Any] = []
@@ -190,7 +195,7 @@ def test_a_profiled_twin_waits_for_every_operation():
     be.wait = lambda x: (waited.append(x), wait(x))[1]  # type: ignore[method-assign, func-returns-value]
     model = load_model(open_checkpoint(MICRO), profiled(be, profiler))
     pick = Sampler(model.backend, Sampling(temperature=1.0, seed=1), PROMPT)
-    ids = decode(model, PROMPT, model.new_cache(9), pick, Metrics())
+    ids = decode(model, PROMPT, model.new_kv(9), pick, Metrics())
     assert [next(ids) for _ in range(3)]
     assert len(waited) >= sum(op.calls for op in profiler.ops.values())
     assert profiler.ops["attention"].calls == 3 * model.config.n_layers
@@ -206,31 +211,21 @@ def address(be: MlxBackend, x: mx.array) -> int:
     return int(be.host(x).ctypes.data)
 
 
-def test_a_store_is_written_in_place(be: MlxBackend):
+@pytest.mark.parametrize("apart", [1, 7])
+def test_a_store_is_written_in_place(be: MlxBackend, apart: int):
     """A copy of everything for every token would lie elsewhere than what it is a copy of."""
     with be.session():
         store = be.kv_empty(4, 64, 1000)
         new = [be.array(np.full((2, 4, 64), value)) for value in (1, 2)]
         be.wait([store, *new])
-        for at in range(0, 20, 2):
+        for at in range(0, 40, 4):
             before = address(be, store)
-            store = be.kv_write(store, at, *new)
+            store = be.kv_write(store, np.array([at, at + apart]), *new)
             assert address(be, store) == before
-    found = be.host(store)
-    np.testing.assert_array_equal(found[:, :, 20:], 0)
-    assert (found[0, :, :20] == 1).all()
-    assert (found[1, :, :20] == 2).all()
-
-
-def test_stores_grow_by_256_slots(engine: mlx_engine.Engine):
-    cache = engine.model.new_cache(600)
-    of_slot = 2 * engine.config.n_layers * engine.config.n_kv_heads * engine.config.head_dim * 4
-    sizes = []
-    for n in (1, 255, 1, 300):
-        cache.reserve(n)
-        cache.advance(n)
-        sizes.append(cache.nbytes // of_slot)
-    assert sizes == [256, 256, 512, 600]
+    found, written = be.host(store), [slot for at in range(0, 40, 4) for slot in (at, at + apart)]
+    np.testing.assert_array_equal(np.delete(found, written, axis=2), 0)
+    assert (found[0][:, written] == 1).all()
+    assert (found[1][:, written] == 2).all()
 
 
 # ---- threads ----
@@ -280,13 +275,13 @@ def test_a_stream_may_go_on_in_another_thread_for_every_piece(engine: mlx_engine
 def test_what_was_left_unevaluated_may_be_evaluated_in_another_thread(engine: mlx_engine.Engine):
     be, model = engine.backend, engine.model
 
-    def build(cache: Any, ids: list[int]) -> Any:
+    def build(ids: list[int]) -> Any:
         with be.session():
-            return model.forward(ids, cache)
+            return forward(model, New(ids, kv))
 
-    cache = model.new_cache(20)
-    in_a_thread(lambda: build(cache, PROMPT))
-    logits = in_a_thread(lambda: build(cache, [7, 8]))
+    kv = model.new_kv(20)
+    in_a_thread(lambda: build(PROMPT))
+    logits = in_a_thread(lambda: build([7, 8]))
     with be.session():
         found = be.host(logits)
     want = np.asarray(engine.logits([*PROMPT, 7, 8]))[-1:]

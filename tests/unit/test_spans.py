@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from mlx_engine.backends.parameters import Linear, RMSNorm, Visible
+from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.parameters import Linear, RMSNorm
 from mlx_engine.backends.profiled import _n_pairs, profiled, role_of
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.bench.bottlenecks import apart as taken_apart
@@ -82,19 +85,15 @@ def test_linear_layers_are_named_by_what_they_are_for():
 
 def test_a_head_that_is_one_job_has_its_matrix_and_is_the_projection():
     class Fused(SimdBackend):
-        def norm_head(self, x, norm, head, *, every):
-            return self.last(x) @ head.weight.T
+        def norm_head(self, x, norm, head):
+            return x @ head.weight.T
 
     profiler = Profiler(keep=True)
     be, x = profiled(Fused(), profiler), np.ones((4, 64), np.float32)
-    be.norm_head(
-        x, RMSNorm("output_norm", x[0], 1e-6), Linear("token_embd", np.ones((10, 64), np.float32)), every=False
-    )
-    last, head = profiler.spans
-    assert (last.phase, last.role) == ("norm", "last")
-    assert (head.phase, head.role, head.cost.flops) == ("projection", "head", 2 * 10 * 64)
-    # The last row has been read and written once already.
-    assert last.cost.nbytes + head.cost.nbytes == 4 * (4 * 64 + 64 + 10 * 64 + 10)
+    be.norm_head(x, RMSNorm("output_norm", x[0], 1e-6), Linear("token_embd", np.ones((10, 64), np.float32)))
+    (head,) = profiler.spans
+    assert (head.phase, head.role, head.cost.flops) == ("projection", "head", 2 * 4 * 10 * 64)
+    assert head.cost.nbytes == 4 * (4 * 64 + 64 + 10 * 64 + 4 * 10)
 
 
 def test_composed_blocks_count_nothing_twice():
@@ -102,13 +101,13 @@ def test_composed_blocks_count_nothing_twice():
     be, x = profiled(SimdBackend(), profiler), np.ones((1, 64), np.float32)
     linears = [Linear(f"blk.2.attn_{name}", np.ones((32, 64), np.float32)) for name in "qk"]
     be.norm_project(x, RMSNorm("blk.2.attn_norm", x[0], 1e-6), linears)
-    be.norm_head(x, RMSNorm("output_norm", x[0], 1e-6), Linear("output", np.ones((10, 64), np.float32)), every=False)
+    be.norm_head(x, RMSNorm("output_norm", x[0], 1e-6), Linear("output", np.ones((10, 64), np.float32)))
     assert [span.role for span in profiler.spans] == [
         *("rms_norm", "attn_q", "attn_k", "norm_project"),
-        *("last", "rms_norm", "head", "norm_head"),
+        *("rms_norm", "head", "norm_head"),
     ]
     assert sum(span.cost.flops for span in profiler.spans) == 2 * 64 * (32 + 32 + 10)
-    assert [span.phase for span in profiler.spans[4:]] == ["norm", "norm", "projection", "norm"]
+    assert [span.phase for span in profiler.spans[4:]] == ["norm", "projection", "norm"]
 
 
 def test_attention_over_a_window_is_told_apart():
@@ -116,8 +115,21 @@ def test_attention_over_a_window_is_told_apart():
     be = profiled(SimdBackend(), profiler)
     store = be.kv_empty(1, 8, 6)
     store[:] = 1
-    q = np.ones((1, 2, 8), np.float32)
-    be.attention(q, Visible(store, 0, 6), 1.0)
-    be.attention(q, Visible(store, 2, 6, window=4), 1.0)
+    q, kv = np.ones((1, 2, 8), np.float32), KVView(store, 6, [KVSpan(np.array([0]), 6, 1)])
+    be.attention(q, kv, [1], 1.0)
+    be.attention(q, replace(kv, window=4), [1], 1.0)
     assert [span.role for span in profiler.spans] == ["attention", "attention, window"]
     assert [span.cost.flops for span in profiler.spans] == [4 * 16 * 6, 4 * 16 * 4]
+    # Queries are read and as much is written; of each slot that is seen a key and a value are read.
+    assert [span.cost.nbytes for span in profiler.spans] == [4 * (2 * 16 + 2 * 8 * n) for n in (6, 4)]
+
+
+def test_attention_costs_what_each_sequence_of_a_batch_does():
+    """Of the second one all three tokens are queries, of the third one nobody is."""
+    profiler = Profiler(keep=True)
+    be = profiled(SimdBackend(), profiler)
+    store = np.ones((2, 1, 16, 8), np.float32)
+    spans = [KVSpan(np.array([first]), length, n_new) for first, length, n_new in ((0, 5, 1), (8, 3, 3), (12, 4, 2))]
+    be.attention(np.ones((4, 2, 8), np.float32), KVView(store, 8, spans), [1, 3, 0], 1.0)
+    (span,) = profiler.spans
+    assert span.cost == Cost(4 * 16 * (5 + 1 + 2 + 3), 4 * (2 * 4 * 16 + 2 * 8 * (5 + 3)))

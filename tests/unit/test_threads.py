@@ -15,6 +15,8 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import create_backend, parallel
 from mlx_engine.backends.parameters import Linear
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +29,24 @@ files = pytest.mark.parametrize("file", ["model-q8_0.gguf", "model-f32.gguf"])
 def passes(engine: Engine) -> np.ndarray:
     """Logits of one pass over many tokens, of a pass over a few, and of single tokens after them."""
     model = engine.model
-    cache = model.new_cache(len(IDS))
+    kv = model.new_kv(len(IDS), page=16)
     pieces = [IDS[:70], IDS[70:73], *([token] for token in IDS[73:])]
     with engine.backend.session():
-        return np.concatenate([model.backend.host(model.forward(ids, cache, every=True)) for ids in pieces])
+        return np.concatenate([model.backend.host(forward(model, New(ids, kv, wanted=None))) for ids in pieces])
+
+
+def batches(engine: Engine) -> np.ndarray:
+    """Logits of three sequences whose passes have many tokens and few side by side, then one token of each."""
+    model = engine.model
+    pool = model.new_pool(200, n_sequences=3, page=16)
+    sequences, at = [pool.sequence() for _ in range(3)], 0
+    rows = []
+    with engine.backend.session():
+        for lengths in ((60, 3, 1), (1, 40, 5), (1, 1, 1), (1, 1, 1)):
+            parts = [New(IDS[at : at + n], kv, wanted=None) for n, kv in zip(lengths, sequences, strict=True)]
+            rows.append(model.backend.host(forward(model, *parts)))
+            at += 7
+    return np.concatenate(rows)
 
 
 @files
@@ -38,10 +54,11 @@ def test_compiled_bits_do_not_depend_on_the_number_of_threads(file: str, monkeyp
     layout = pytest.importorskip("kernels.cpu.layout")
     # The model is so small that one thread would do most of it; chunks of a few rows are for several.
     monkeypatch.setattr(layout, "CHUNK_BYTES", 1024)
-    alone = passes(mlx_engine.load(MICRO / file, "simd"))
+    alone = mlx_engine.load(MICRO / file, "simd")
     for threads in (1, 2, 3, 5):
-        found = passes(mlx_engine.load(MICRO / file, "parallel", threads=threads))
-        np.testing.assert_array_equal(found, alone, err_msg=f"{threads} threads")
+        of = mlx_engine.load(MICRO / file, "parallel", threads=threads)
+        for run in (passes, batches):
+            np.testing.assert_array_equal(run(of), run(alone), err_msg=f"{threads} threads")
 
 
 @files

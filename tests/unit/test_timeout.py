@@ -21,9 +21,9 @@ class Slow(Script):
         super().__init__(ids)
         self.now = 100.0
 
-    def forward(self, ids, cache, *, every=False):
+    def forward(self, batch):
         self.now += 1
-        return super().forward(ids, cache, every=every)
+        return super().forward(batch)
 
 
 def slow(ids, timeout, *, text=None, prompt=(1, 2), **options):
@@ -67,15 +67,16 @@ def test_an_end_of_its_own_comes_before_the_time():
         assert stream.generation.finish_reason == reason
 
 
-def test_a_run_that_has_ended_holds_no_cache():
+def test_a_run_that_has_ended_holds_no_keys_and_values():
     alive = weakref.WeakSet()
 
-    class Kept:
-        def __init__(self, capacity):
-            alive.add(self)
+    class Kept(Script):
+        def new_kv(self, n_tokens, **options):
+            kv = super().new_kv(n_tokens, **options)
+            alive.add(kv)
+            return kv
 
-    model = Script([0, 1])
-    model.new_cache = Kept
+    model = Kept([0, 1])
     stream = Stream(model, [1], Options(), max_tokens=2, text=Letters(), end_ids={EOS})
     assert next(stream) == "A"
     assert len(alive) == 1

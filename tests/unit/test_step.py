@@ -1,0 +1,179 @@
+"""A step of several sequences: each gets the tokens that it would get alone, and a step that fails leaves no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import New, begin
+from mlx_engine.decode.sampler import Sampler, random_number
+from mlx_engine.decode.step import Running, forward, step
+from mlx_engine.errors import CacheFullError
+from mlx_engine.models import Model
+
+MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+PROMPTS = [[5, 9, 300, 17, 2], [8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [400, 3]]
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=1.5, seed=1),
+    Sampling(repetition_penalty=1.7),
+    Sampling(temperature=2.0, top_k=40, min_p=0.01, repetition_penalty=1.2, seed=2),
+]
+N = 12
+
+
+@pytest.fixture(scope="module", params=["simd", "parallel", "mlx"])
+def engine(request: pytest.FixtureRequest) -> mlx_engine.Engine:
+    return mlx_engine.load(MICRO, request.param)
+
+
+@pytest.fixture
+def model(engine: mlx_engine.Engine) -> Model:
+    return engine.model
+
+
+def sequences(model: Model, *, room: int = N, page: int = 4) -> list[Running]:
+    """A sequence for each prompt, which together have room for so many more tokens each."""
+    n_tokens = sum(len(prompt) + room for prompt in PROMPTS)
+    pool = model.new_pool(n_tokens, n_sequences=len(PROMPTS), page=page)
+    return [
+        Running(pool.sequence(), Sampler(model.backend, sampling, prompt), list(prompt))
+        for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
+    ]
+
+
+def alone(engine: mlx_engine.Engine) -> list[list[int]]:
+    options = [vars(sampling) for sampling in SAMPLINGS]
+    return [
+        engine.generate(prompt, N, ignore_eos=True, **of).token_ids for prompt, of in zip(PROMPTS, options, strict=True)
+    ]
+
+
+def test_each_gets_the_tokens_that_it_gets_alone(engine: mlx_engine.Engine):
+    running = sequences(engine.model)
+    with engine.backend.session():
+        steps = [step(engine.model, running) for _ in range(N)]
+    assert [list(ids) for ids in zip(*steps, strict=True)] == alone(engine)
+    assert [of.kv.length for of in running] == [len(prompt) + N - 1 for prompt in PROMPTS]
+
+
+def test_a_sequence_may_come_later_and_another_may_go(engine: mlx_engine.Engine):
+    """The i-th begins at step 2 i, beside those that are at their later tokens, and ends with its last token."""
+    waiting, running, found = list(enumerate(sequences(engine.model))), {}, [list[int]() for _ in PROMPTS]
+    with engine.backend.session():
+        for i in range(N + 2 * len(PROMPTS)):
+            if waiting and i == 2 * waiting[0][0]:
+                running |= dict([waiting.pop(0)])
+            for number, token in zip(running, step(engine.model, list(running.values())), strict=True):
+                found[number].append(token)
+            for number in [number for number in running if len(found[number]) == N]:
+                running.pop(number).kv.close()
+            if not running:
+                break
+    assert found == alone(engine)
+
+
+def test_a_sequence_that_is_computed_again_draws_the_same_tokens(engine: mlx_engine.Engine):
+    """Its pages were given back; its prompt then has the tokens that were written."""
+    model, want = engine.model, alone(engine)
+    with engine.backend.session():
+        for prompt, sampling, ids in zip(PROMPTS, SAMPLINGS, want, strict=True):
+            read = [*prompt, *ids[:5]]
+            again = Running(model.new_kv(40), Sampler(model.backend, sampling, read), read)
+            assert [step(model, [again])[0] for _ in range(N - 5)] == ids[5:]
+
+
+def state(running: list[Running]) -> list[tuple[int, int, list[int]]]:
+    return [(of.kv.length, of.kv.pending, list(of.unread)) for of in running]
+
+
+def test_without_room_for_all_no_sequence_changes(model: Model):
+    """The pool has too few pages left when the last prompt wants some, once in prefill and once in decode."""
+    running = sequences(model, room=0, page=1)
+    spare, last = len(PROMPTS) - 1, running[-1]
+    with model.backend.session():
+        last.unread = PROMPTS[-1] * (1 + spare)
+        before = state(running)
+        with pytest.raises(CacheFullError):
+            step(model, running)
+        assert state(running) == before
+        last.unread = list(PROMPTS[-1])
+        step(model, running)
+        before = state(running)
+        with pytest.raises(CacheFullError):
+            step(model, running)
+        assert state(running) == before
+        # As soon as another one goes, there is room.
+        running.pop(0).kv.close()
+        step(model, running)
+    assert [of.kv.length for of in running] == [len(prompt) + 1 for prompt in PROMPTS[1:]]
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, but no debugger mistakes it for the user's."""
+
+
+@pytest.mark.parametrize("at", ["blk.0.attn_q", "blk.2.layer_out"])
+def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, at: str):
+    model, running = engine.model, sequences(engine.model)
+    original = model.backend
+
+    def interrupt(name: str, _: object) -> None:
+        if name == at:
+            raise Interrupted
+
+    with original.session():
+        steps = [step(model, running) for _ in range(3)]
+        before = state(running)
+        model.backend = tapped(original, interrupt)
+        try:
+            with pytest.raises(Interrupted):
+                step(model, running)
+        finally:
+            model.backend = original
+        assert state(running) == before
+        steps += [step(model, running) for _ in range(N - 3)]
+    assert [list(ids) for ids in zip(*steps, strict=True)] == alone(engine)
+
+
+def test_of_new_tokens_any_number_of_logits_may_be_wanted(model: Model):
+    pool = model.new_pool(40, n_sequences=3)
+    with model.backend.session():
+        first, second, third = (pool.sequence() for _ in range(3))
+        assert forward(model, New([1, 2], first, 0), New([3], second, 0)) is None
+        logits = forward(model, New([3, 4, 5], first, 2), New([4], second, 0), New([1, 2], third, None))
+        rows = model.backend.host(logits)
+        want = [model.backend.host(forward(model, New(ids, model.scratch_kv(len(ids)), n))) for ids, n in
+                (([1, 2, 3, 4, 5], 2), ([1, 2], 2))]  # fmt: skip
+    want = np.concatenate(want)
+    assert rows.shape == (4, model.config.vocab_size)
+    assert np.linalg.norm(rows - want) <= 1e-6 * np.linalg.norm(want)
+
+
+def test_what_is_no_batch_is_refused(model: Model):
+    pool = model.new_pool(20, n_sequences=2)
+    kv, other = pool.sequence(), pool.sequence()
+    stranger = model.new_kv(4)
+    for parts in ([New([1], kv), New([2], kv)], [New([1], kv), New([2], stranger)], []):
+        with pytest.raises(ValueError, match="expected new tokens of different sequences of one pool"):
+            begin(parts)
+    for wanted in (-1, 3):
+        with pytest.raises(ValueError, match="logits of at most"):
+            begin([New([1, 2], other), New([1, 2], kv, wanted)])
+    with pytest.raises(ValueError, match="at least one token"):
+        begin([New([1], kv), New([], other, 0)])
+    assert (kv.pending, other.pending, stranger.pending) == (0, 0, 0)
+
+
+def test_numbers_of_a_draw_are_uniform_and_depend_on_seed_and_position():
+    drawn = np.array([[random_number(seed, position) for position in range(100)] for seed in range(40)])
+    assert ((drawn >= 0) & (drawn < 1)).all()
+    assert len(np.unique(drawn)) == drawn.size
+    assert abs(drawn.mean() - 0.5) < 0.02
+    assert np.abs(np.bincount((drawn * 10).astype(int).ravel(), minlength=10) - 400).max() < 100
+    assert random_number(2**64 - 1, 10**6) == random_number(2**64 - 1, 10**6)
