@@ -50,8 +50,8 @@ GPT2, GEMMA3, PARAMETERS, SLIDING = (
     "models/gpt2.py", "models/gemma3.py", "models/parameters.py", "cache/sliding.py",
 )  # fmt: skip
 GAINS, APART, ROUNDS = (f"bench/bottlenecks/{name}.py" for name in ("gains", "apart", "kinds"))
-CONVERSION, REQUANTISE = "models/conversion.py", "models/requantise.py"
-GGUF_FORM, TO_GGUF, SPM_SCORES = "models/gguf_form.py", "tokenizer/to_gguf.py", "tokenizer/spm_scores.py"
+CONVERSION, REQUANTIZE = "models/conversion.py", "convert/requantize.py"
+GGUF_FORM, TO_GGUF, SPM_SCORES = "convert/gguf_form.py", "convert/tokenizer_to_gguf.py", "convert/spm_scores.py"
 MUTANTS = [
     Mutant("heads are not dealt for GGUF", PARAMETERS, "return halves.transpose(0, 2, 1, 3).reshape(-1)",
            "return halves.reshape(-1)"),
@@ -293,10 +293,10 @@ MUTANTS = [
     Mutant("pieces of the first weights", "quant/__init__.py", "blocks[start // from_.block_size : (",
            "blocks[0 : ("),
     Mutant("magnitudes ordered by their sign", "quant/q4_0.py", "np.where(high > -low, high, low)", "high"),
-    Mutant("positions are quantised too", REQUANTISE, "return kind if kind in LAYER_TYPES else None", "return kind"),
-    Mutant("error of the first piece alone", REQUANTISE, "for start in range(0, math.prod(a.shape), PIECE):",
+    Mutant("positions are quantised too", REQUANTIZE, "return kind if kind in LAYER_TYPES else None", "return kind"),
+    Mutant("error of the first piece alone", REQUANTIZE, "for start in range(0, math.prod(a.shape), PIECE):",
            "for start in range(0, PIECE, PIECE):"),
-    Mutant("file type of the source stays", REQUANTISE, "FILE_TYPES[conversion.quant]", "0"),
+    Mutant("file type of the source stays", REQUANTIZE, "FILE_TYPES[conversion.quant]", "0"),
     Mutant("Q4_0 halves exchanged", "quant/packing.py",
            "codes[:, :16] | codes[:, 16:]", "codes[:, 16:] | codes[:, :16]"),
     Mutant("trim undone", "cache/full.py", "self._length -= forgotten", "pass"),

@@ -24,7 +24,7 @@ from kernels.emulator import (
     MemoryFaultError,
     MetalKernel,
     RaceError,
-    UndefinedBehaviourError,
+    UndefinedBehaviorError,
     metal_kernel,
     prepare,
     unavailable,
@@ -325,8 +325,8 @@ def test_a_lost_pointer_belongs_to_no_buffer():
 WRONG = [
     ("y[100] = 0.0f;", "spaces", MemoryFaultError),
     ("if (thread_position_in_grid.x == 3) threadgroup_barrier(mem_flags::mem_none);", "spaces", ConvergenceError),
-    ("y[int(x[1] * 5.0f) / int(x[0])] = 0.0f;", "undefined", UndefinedBehaviourError),
-    ("int i = int(x[1]) << 30; y[0] = i * 4;", "undefined", UndefinedBehaviourError),
+    ("y[int(x[1] * 5.0f) / int(x[0])] = 0.0f;", "undefined", UndefinedBehaviorError),
+    ("int i = int(x[1]) << 30; y[0] = i * 4;", "undefined", UndefinedBehaviorError),
     ("y[0] = x[thread_position_in_grid.x];", "races", RaceError),
 ]
 

@@ -250,7 +250,7 @@ def test_a_template_that_cuts_thoughts_off_finds_them(here):
     )
 
 
-def test_a_normaliser_makes_no_marker_of_a_message(tmp_path, here):
+def test_a_normalizer_makes_no_marker_of_a_message(tmp_path, here):
     """A file may have its tokens looked for in text that is normalised: this one spells wide letters narrow."""
     content = json.loads((MICRO.parent / "hf" / "tokenizer.json").read_text())
     content["normalizer"] = {"type": "NFKC"}
@@ -264,7 +264,7 @@ def test_a_normaliser_makes_no_marker_of_a_message(tmp_path, here):
     assert chat_ids(tokenizer, user(wide)).count(tokenizer.special_tokens["<|im_start|>"]) == 2
 
 
-def test_a_normaliser_makes_no_user_defined_marker_either(tmp_path, here):
+def test_a_normalizer_makes_no_user_defined_marker_either(tmp_path, here):
     content = json.loads((MICRO.parent / "hf" / "tokenizer.json").read_text())
     content["normalizer"] = {"type": "NFKC"}
     for token in content["added_tokens"]:
