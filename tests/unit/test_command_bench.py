@@ -19,7 +19,7 @@ from mlx_engine.bench.ladder import RUNGS
 from mlx_engine.bench.lists import numbers, pair
 from mlx_engine.bench.lists import tests_of as combined
 from mlx_engine.commands.app import app
-from mlx_engine.commands.bench import still_bar
+from mlx_engine.commands.console import still_bar
 from mlx_engine.errors import OptionError
 
 MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
