@@ -7,17 +7,17 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
-from mlx_engine.backends.sampling import Sampling
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.keywords import OptionValues, shows_options
 from mlx_engine.decode.loop import Progress
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
@@ -31,6 +31,7 @@ from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    from typing_extensions import Unpack
 
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import Message
@@ -107,48 +108,22 @@ class Engine:
             new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
             return mx.array(self.backend.host(forward(self.model, new)))
 
-    def generate(
-        self,
-        prompt: Prompt,
-        max_tokens: int | None = None,
-        *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-        kv: bool = True,
-        stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
-        timeout: float | None = None,
-        context_len: int | None = None,
-    ) -> Generation:
-        """Run a prompt to its end. The arguments are those of `stream`."""
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        options = Options(max_tokens, sampling, kv, _stops(stop), ignore_eos, timeout, context_len)
-        stream = self.run(prompt, options)
+    @shows_options
+    def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
+        """Generate text from a prompt. The arguments are those of `stream`."""
+        stream = self.run(prompt, Options.of(max_tokens, **options))
         for _ in stream:
             pass
         return stream.generation
 
+    @shows_options
     def stream(
         self,
         prompt: Prompt,
         max_tokens: int | None = None,
         *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        seed: int | None = None,
-        kv: bool = True,
-        stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
-        timeout: float | None = None,
-        context_len: int | None = None,
         progress: Progress | None = None,
+        **options: Unpack[OptionValues],
     ) -> Stream:
         """Pieces of text as they are decoded; `.generation` of the returned object holds everything else.
 
@@ -174,9 +149,7 @@ class Engine:
             ContextLengthError: prompt and max_tokens do not fit the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-        options = Options(max_tokens, sampling, kv, _stops(stop), ignore_eos, timeout, context_len)
-        return self.run(prompt, options, progress=progress)
+        return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
     def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
         """`stream` for options that are already made."""
@@ -326,8 +299,3 @@ def check_load_options(
     sound = threads is None or (is_whole(threads) and threads >= 1)
     require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
     return conversion
-
-
-def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    require(stop is None or isinstance(stop, Iterable), option="stop", expected="a string or several", found=stop)
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import mlx_engine
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*(ROOT / "mlx_engine").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
+BRITISH = re.compile(r"(?i)(quant|normal|recogn|initial|optim|penal)is|(behavi|neighb|col|fav)our|catalogue|centred")
 
 
 def test_imports_keep_to_their_layers():
@@ -27,7 +30,13 @@ def test_changelog_begins_with_the_version():
     assert heads[0] == mlx_engine.__version__
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "tools/README.md", "mlx_engine/assets/MODEL_CARD.md"])
+PAGES = (
+    *("README.md", "ARCHITECTURE.md", "tools/README.md", "mlx_engine/assets/MODEL_CARD.md"),
+    *("kernels/emulator/README.md", "kernels/lab/README.md"),
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str):
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
@@ -44,6 +53,13 @@ def test_architecture_names_every_folder():
         "tests",
     }
     assert {f for f in folders if f"{f}/ " not in text} == set()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_names_are_spelled_the_american_way(path: Path):
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    names = {path.stem, *(token.string for token in tokens if token.type == tokenize.NAME)}
+    assert {name for name in names if BRITISH.search(name)} == set()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,16 +1,97 @@
-"""The list of planted bugs stays applicable; running it is `python -m tests.mutants`."""
+"""Every mutant has its place in the code, and is found there by syntax; running them is `python -m tests.mutants`."""
+
+from pathlib import Path
 
 import pytest
 
-from tests.mutants import MUTANTS, ROOT, Mutant
+from tests.mutants import MUTANTS
+from tests.mutants.__main__ import chosen
+from tests.mutants.plant import Mutant, NotFoundError, planted
+
+ROOT = Path(__file__).parents[1]
+SOURCE = '''\
+"""A file."""
+
+
+class Row:
+    def total(self, values):  # é comes before the places on its line
+        text = "é"; found = sum(values, start=0)
+        for value in values:
+            # a comment that stays
+            found += (value
+                      + 1)
+        return found, text
+
+    def other(self, values):
+        return sum(values, start=0)
+
+
+def total(values):
+    return sum(values, start=0)
+'''
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_bug_can_be_planted(mutant: Mutant):
-    text = (ROOT / "mlx_engine" / mutant.file).resolve().read_text()
-    assert mutant.old in text
-    compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
+    source = (ROOT / mutant.file).read_text()
+    text = planted(mutant, source)
+    assert text != source
+    compile(text, mutant.file, "exec")
 
 
 def test_names_are_unique_and_there_are_many():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 12
+
+
+def lines_after(where: str, old: str, new: str) -> list[tuple[str, str]]:
+    """The lines of SOURCE that differ, where there are as many as before."""
+    after = planted(Mutant("x", "file.py", where, old, new), SOURCE).splitlines()
+    before = SOURCE.splitlines()
+    assert len(after) == len(before)
+    return [(a.strip(), b.strip()) for a, b in zip(before, after, strict=True) if a != b]
+
+
+def test_an_expression_is_replaced_in_one_function_alone():
+    assert lines_after("Row.other", "sum( values,start = 0 )", "0") == [("return sum(values, start=0)", "return (0)")]
+    assert len(lines_after("Row", "sum(values, start=0)", "0")) == 2
+    assert len(lines_after("", "sum(values, start=0)", "0")) == 3
+
+
+def test_bytes_before_a_place_may_be_more_than_characters():
+    (changed,) = lines_after("Row.total", "sum(values, start=0)", "0")
+    assert changed[1] == 'text = "é"; found = (0)'
+
+
+def test_line_breaks_and_parentheses_do_not_matter():
+    after = planted(Mutant("x", "file.py", "Row.total", "found += value + 1", "pass"), SOURCE)
+    assert "            # a comment that stays\n            pass\n        return" in after
+
+
+def test_statements_are_replaced_with_their_indentation():
+    after = planted(Mutant("x", "file.py", "total", "return sum(values, start=0)", "a = 1\nreturn a"), SOURCE)
+    assert after.endswith("def total(values):\n    a = 1\n    return a\n")
+
+
+def test_three_dots_stand_for_a_body():
+    old, new = "for value in values: ...", "for value in values[1:]:\n    ..."
+    after = planted(Mutant("x", "file.py", "Row.total", old, new), SOURCE)
+    assert "for value in values[1:]:\n            found += (value\n" in after
+
+
+@pytest.mark.parametrize(
+    ("where", "old", "expected"),
+    [
+        ("Row.missing", "sum(values, start=0)", "a function of this name, 'Row.missing'"),
+        ("Row.other", "sum(values, start=1)", "the code 'sum\\(values, start=1\\)'"),
+        ("total", "found, text", "the code 'found, text'"),
+    ],
+)
+def test_code_that_is_gone_is_named(where: str, old: str, expected: str):
+    with pytest.raises(NotFoundError, match=expected):
+        planted(Mutant("x", "file.py", where, old, "0"), SOURCE)
+
+
+def test_parts_are_all_mutants_once():
+    parts = [mutant for k in range(1, 5) for mutant in chosen([], f"{k}/4")]
+    assert sorted(mutant.name for mutant in parts) == sorted(mutant.name for mutant in MUTANTS)
+    assert chosen([MUTANTS[0].name], "1/1") == [MUTANTS[0]]

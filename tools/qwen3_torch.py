@@ -90,9 +90,9 @@ class Qwen3(nn.Module):  # type: ignore[misc]
         angles = torch.outer(torch.arange(config.context, dtype=torch.float32), config.theta**-half)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
-        self.initialise()
+        self.initialize()
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Start small, and smaller still where a layer adds to the residual stream."""
         for name, weight in self.named_parameters():
             if weight.dim() == 2:

@@ -71,13 +71,13 @@ def section(rows: Sequence[Row]) -> str:
     rows = latest(rows)
     lines = []
     for name in dict.fromkeys(row["contest"] for row in rows):
-        quantised, plain, theirs = (
+        quantized, plain, theirs = (
             next(
                 (row for row in rows if row["seconds"] and (row["contest"], row["engine"], row["setting"]) == key), None
             )
             for key in ((name, OURS, "q8_0"), (name, OURS, "f32"), (name, TRANSFORMERS, ""))
         )
-        cells = [rate(quantised), rate(plain), rate(theirs), factor(quantised, theirs), factor(quantised, plain)]
+        cells = [rate(quantized), rate(plain), rate(theirs), factor(quantized, theirs), factor(quantized, plain)]
         lines.append([model(next(row for row in rows if row["contest"] == name)), *cells])
     head = ["model", "ours, Q8_0", "ours, float32", "transformers, float32", "over transformers", "over our float32"]
     return f"{source(rows[0])}\n\n{INTRO}\n\n{table(head, lines)}\n"

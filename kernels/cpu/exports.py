@@ -76,10 +76,10 @@ def compiled(modules: Iterable[str]) -> bytes:
     for function in linked.functions:
         if not function.is_declaration and function.name not in kept:
             function.linkage = "internal"
-    return _optimised(translator, linked)
+    return _optimized(translator, linked)
 
 
-def _optimised(translator: Any, module: Any) -> bytes:
+def _optimized(translator: Any, module: Any) -> bytes:
     """Machine code, as good as Numba's."""
     module.data_layout = translator._data_layout
     passes, builder = translator._function_pass_manager()

@@ -18,8 +18,8 @@ def rms_norm(x: Floats, at: int, n: int, gain: Floats, eps: float, out: Floats, 
 
 def layer_norm(x: Floats, at: int, n: int, gain: Floats, bias: Floats, eps: float, out: Floats, to: int) -> None:
     """`out[to ...] = gain * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
-    centred = x[at : at + n] - np.mean(x[at : at + n])
-    out[to : to + n] = gain * (centred / np.sqrt(np.mean(np.square(centred)) + eps)) + bias
+    centered = x[at : at + n] - np.mean(x[at : at + n])
+    out[to : to + n] = gain * (centered / np.sqrt(np.mean(np.square(centered)) + eps)) + bias
 
 
 def rotate(x: Floats, at: int, half: int, cos: Floats, sin: Floats, row: int, out: Floats, to: int) -> None:

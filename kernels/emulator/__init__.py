@@ -25,7 +25,7 @@ from kernels.emulator.errors import (
     LintError,
     MemoryFaultError,
     RaceError,
-    UndefinedBehaviourError,
+    UndefinedBehaviorError,
 )
 from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
 
@@ -39,7 +39,7 @@ __all__ = [
     "MemoryFaultError",
     "MetalKernel",
     "RaceError",
-    "UndefinedBehaviourError",
+    "UndefinedBehaviorError",
     "metal_kernel",
     "prepare",
     "unavailable",

@@ -74,7 +74,7 @@ RACES = Build(
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
 # Optimised code has a load where the processor wants it, and its line is that of the instruction it was merged into.
 # Without optimisation, the first access that faults is the first one in the kernel's text, on every processor.
-UNOPTIMISED = Build("unoptimised", ("-fno-sanitize=all", "-O0"))
+UNOPTIMIZED = Build("unoptimized", ("-fno-sanitize=all", "-O0"))
 
 _KERNEL_FLAGS = (
     "-x",

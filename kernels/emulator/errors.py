@@ -7,7 +7,7 @@ EmulatorError
 |   +-- LintError               clang would take it, Metal or MLX would not
 +-- MemoryFaultError            touched memory outside a buffer, or wrote to an input
 +-- ConvergenceError            threads that must meet do not: SIMD-group operations and barriers
-+-- UndefinedBehaviourError     signed overflow, shifts, alignment, divisions, casts
++-- UndefinedBehaviorError      signed overflow, shifts, alignment, divisions, casts
 +-- RaceError                   two threads at one place, one of them writing, and nothing that orders them
 """
 
@@ -42,7 +42,7 @@ class ConvergenceError(EmulatorError):
     """Threads do not come to a SIMD-group operation or a barrier together."""
 
 
-class UndefinedBehaviourError(EmulatorError):
+class UndefinedBehaviorError(EmulatorError):
     """The language gives no meaning to what a thread did."""
 
 

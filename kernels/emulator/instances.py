@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kernels.emulator import lint
-from kernels.emulator.compiler import BUILDS, UNOPTIMISED, kernel_library
+from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, kernel_library
 from kernels.emulator.errors import CompileError, LaunchError
 from kernels.emulator.runtime import Entry
 from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
@@ -97,7 +97,7 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Comp
     Raises:
         CompileError: of the first that does not compile.
     """
-    build, strict = BUILDS.get(wanted[0][1].build, UNOPTIMISED), wanted[0][1].strict
+    build, strict = BUILDS.get(wanted[0][1].build, UNOPTIMIZED), wanted[0][1].strict
     for text in dict.fromkeys(text for text, _ in wanted):
         lint.check(text.name, text.header, text.source, strict=strict)
     signatures = [text.signature(instance) for text, instance in wanted]

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from kernels.emulator.arrays import Memory, memory_of
-from kernels.emulator.compiler import BUILDS, UNOPTIMISED
+from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
 from kernels.emulator.dispatch import Run, dispatch
 from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
@@ -116,7 +116,7 @@ class MetalKernel:
 
         Where there is none, because the order of memory accesses matters, return the one that was found.
         """
-        plain = instance._replace(build=UNOPTIMISED.name)
+        plain = instance._replace(build=UNOPTIMIZED.name)
         try:
             _compile([(self, plain)])
             dispatch(replace(run, races=False), *self._compiled[plain], memories, output_shapes)

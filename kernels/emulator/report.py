@@ -12,7 +12,7 @@ from kernels.emulator.errors import (
     EmulatorError,
     MemoryFaultError,
     RaceError,
-    UndefinedBehaviourError,
+    UndefinedBehaviorError,
 )
 from kernels.emulator.lines import line_at
 from kernels.emulator.memory import GUARD
@@ -230,12 +230,12 @@ _KINDS: dict[Failure, tuple[type[EmulatorError], Callable[[Failed], list[str]]]]
     Failure.DIVERGENT_BARRIER: (ConvergenceError, _divergent_barrier),
     Failure.RETURNED_BARRIER: (ConvergenceError, _returned_barrier),
     Failure.BARRIER_AND_SIMD: (ConvergenceError, _barrier_and_simd),
-    Failure.UNDEFINED: (UndefinedBehaviourError, _undefined),
-    Failure.ARITHMETIC: (UndefinedBehaviourError, _arithmetic),
-    Failure.IMPOSSIBLE: (UndefinedBehaviourError, _impossible),
+    Failure.UNDEFINED: (UndefinedBehaviorError, _undefined),
+    Failure.ARITHMETIC: (UndefinedBehaviorError, _arithmetic),
+    Failure.IMPOSSIBLE: (UndefinedBehaviorError, _impossible),
     Failure.THREADGROUP_BYTES: (MemoryFaultError, _threadgroup_bytes),
     Failure.THREADGROUP_CANARY: (MemoryFaultError, _threadgroup_canary),
-    Failure.VALUE_BYTES: (UndefinedBehaviourError, _value_bytes),
+    Failure.VALUE_BYTES: (UndefinedBehaviorError, _value_bytes),
     Failure.RACE: (RaceError, _race),
     Failure.INTERRUPTED: (EmulatorError, _interrupted),
 }

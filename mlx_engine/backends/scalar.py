@@ -164,9 +164,9 @@ def _rms_norm(row: list[float], gain: list[float], eps: float) -> list[float]:
 
 def _layer_norm(row: list[float], gain: list[float], bias: list[float], eps: float) -> list[float]:
     mean = sum(row) / len(row)
-    centred = [v - mean for v in row]
-    factor = 1 / math.sqrt(dot(centred, centred) / len(row) + eps)
-    return [g * v * factor + b for g, v, b in zip(gain, centred, bias, strict=True)]
+    centered = [v - mean for v in row]
+    factor = 1 / math.sqrt(dot(centered, centered) / len(row) + eps)
+    return [g * v * factor + b for g, v, b in zip(gain, centered, bias, strict=True)]
 
 
 def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:

@@ -64,9 +64,9 @@ class SimdBackend(Backend):
 
     def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
         """Two passes: the mean first."""
-        centred = x - np.mean(x, axis=-1, keepdims=True)
-        variance = np.mean(np.square(centred), axis=-1, keepdims=True)
-        return gain * (centred / np.sqrt(variance + np.float32(eps))) + bias
+        centered = x - np.mean(x, axis=-1, keepdims=True)
+        variance = np.mean(np.square(centered), axis=-1, keepdims=True)
+        return gain * (centered / np.sqrt(variance + np.float32(eps))) + bias
 
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
         """Both halves of every head at once."""

@@ -19,8 +19,8 @@ from mlx_engine.bench.tables import printable
 Row = dict[str, Any]
 
 # Colours that are told apart by those who see fewer of them.
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#332288", "#bb5500", "#44aa99", "#999933")
-GREY = "#777777"
+COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#332288", "#bb5500", "#44aa99", "#999933")
+GRAY = "#777777"
 
 
 def write(rows: Sequence[Row], folder: Path) -> list[str]:
@@ -45,7 +45,7 @@ def _figure(rows: Sequence[Row], title: str, width: float, height: float) -> Fig
     made.suptitle(f"{title}\n{printable(row['model_name'])}, {row['model_n_params'] / 1e6:,.1f} M parameters")
     commit = row["commit"] or row["versions"]["mlx-engine"]
     where = f"{row['machine']['processor']}, {row['machine']['cores']} cores; {row['time'][:10]}, {commit}"
-    made.supxlabel(where, fontsize=8, color=GREY)
+    made.supxlabel(where, fontsize=8, color=GRAY)
     return made
 
 
@@ -56,8 +56,8 @@ def passes(rows: Sequence[Row]) -> Figure | None:
         return None
     made = _figure(rows, "How long each pass takes, with a cache and without", 6.4 * len(pairs), 4.8)
     for axes, (with_cache, without) in zip(made.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
-        for row, colour, name in ((without, COLOURS[1], "without a cache"), (with_cache, COLOURS[0], "with a cache")):
-            _line(axes, row, colour, name)
+        for row, color, name in ((without, COLORS[1], "without a cache"), (with_cache, COLORS[0], "with a cache")):
+            _line(axes, row, color, name)
         axes.set(title=f"{with_cache['rung']}, {with_cache['weights']}", xlabel="pass", ylabel="ms per pass")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
@@ -72,16 +72,16 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
     return [(row, without[key]) for key, row in keys.items() if key in without]
 
 
-def _line(axes: Any, row: Row, colour: str, name: str) -> None:
+def _line(axes: Any, row: Row, color: str, name: str) -> None:
     """The median over the repetitions, and where a budget ended the passes, how the estimate goes on."""
     n = min(len(run) for run in row["passes_s"])
     ms = [statistics.median(run[i] for run in row["passes_s"]) * 1e3 for i in range(n)]
-    axes.plot(range(1, n + 1), ms, color=colour, linewidth=1.2, label=name)
+    axes.plot(range(1, n + 1), ms, color=color, linewidth=1.2, label=name)
     if n < row["n_gen"]:
         first = row["n_depth"] + 1
         lengths = [1 if row["kv"] else first + i for i in range(row["n_gen"])]
         axes.plot(
-            range(n + 1, row["n_gen"] + 1), rest(ms, lengths), color=colour, linestyle=":", label=f"{name}, estimated"
+            range(n + 1, row["n_gen"] + 1), rest(ms, lengths), color=color, linestyle=":", label=f"{name}, estimated"
         )
 
 
@@ -118,10 +118,10 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
     for i, key in enumerate(lines):
         row = cells.get(key)
         if row is None:
-            axes.text(left * 1.1, i, "-" if key[1] else "not measured", color=GREY, va="center", fontsize=8)
+            axes.text(left * 1.1, i, "-" if key[1] else "not measured", color=GRAY, va="center", fontsize=8)
             continue
         hatch = "///" if row["estimated"] else None
-        axes.barh(i, row["median_ts"], color=_colour(row["weights"]), hatch=hatch, edgecolor="white")
+        axes.barh(i, row["median_ts"], color=_color(row["weights"]), hatch=hatch, edgecolor="white")
         rate = f" {'~' if row['estimated'] else ''}{figure(row['median_ts'])}"
         axes.text(row["median_ts"], i, rate, va="center", fontsize=9)
 
@@ -132,15 +132,15 @@ def _plain_numbers(axis: Any) -> None:
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
 
-def _colour(weights: str) -> str:
-    return COLOURS[0] if weights == "F32" else COLOURS[2]
+def _color(weights: str) -> str:
+    return COLORS[0] if weights == "F32" else COLORS[2]
 
 
 def _keys(rows: Sequence[Row]) -> list[Patch]:
     """What the bars' colours mean."""
-    keys = [Patch(color=_colour(kind), label=kind) for kind in sorted({row["weights"] for row in rows})]
+    keys = [Patch(color=_color(kind), label=kind) for kind in sorted({row["weights"] for row in rows})]
     if any(row["estimated"] for row in rows):
-        keys.append(Patch(facecolor="white", edgecolor=GREY, hatch="///", label="estimated"))
+        keys.append(Patch(facecolor="white", edgecolor=GRAY, hatch="///", label="estimated"))
     return keys
 
 
@@ -159,10 +159,10 @@ def roofline(rows: Sequence[Row]) -> Figure | None:
     for n, style in zip(threads, ("--", "-", "-."), strict=False):
         _roof(axes, [row for row in cells if (row["threads"] or 1) == n], span, style, n)
     names = list(dict.fromkeys((row["rung"], row["weights"]) for row in cells))
-    for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
-        _points(axes, [row for row in cells if (row["rung"], row["weights"]) == name], colour, ", ".join(name))
-    for marker, face, what in (("o", GREY, "prefill"), ("v", GREY, "decode"), ("o", "none", "estimated")):
-        axes.plot([], [], marker, color=GREY, markerfacecolor=face, label=what)
+    for name, color in zip(names, COLORS * (1 + len(names) // len(COLORS)), strict=False):
+        _points(axes, [row for row in cells if (row["rung"], row["weights"]) == name], color, ", ".join(name))
+    for marker, face, what in (("o", GRAY, "prefill"), ("v", GRAY, "decode"), ("o", "none", "estimated")):
+        axes.plot([], [], marker, color=GRAY, markerfacecolor=face, label=what)
     axes.set(xscale="log", yscale="log", xlim=span, xlabel="floating-point operations per byte read (log scale)")
     axes.set_ylabel("GFLOP/s (log scale)")
     _plain_numbers(axes.xaxis)
@@ -180,9 +180,9 @@ def _roof(axes: Any, rows: Sequence[Row], span: tuple[float, float], style: str,
     axes.plot(at, [min(peak, read * x) for x in at], color="#444444", linestyle=style, label=name)
 
 
-def _points(axes: Any, rows: Sequence[Row], colour: str, name: str) -> None:
+def _points(axes: Any, rows: Sequence[Row], color: str, name: str) -> None:
     for i, row in enumerate(rows):
         marker = "o" if row["n_prompt"] else "v"
         at = row["flops_per_token"] / row["bytes_per_token"]
-        face = "none" if row["estimated"] else colour
-        axes.plot(at, row["gflops"], marker, color=colour, markerfacecolor=face, label=name if i == 0 else None)
+        face = "none" if row["estimated"] else color
+        axes.plot(at, row["gflops"], marker, color=color, markerfacecolor=face, label=name if i == 0 else None)

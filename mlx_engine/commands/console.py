@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 import typer
 
 from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,14 +104,32 @@ def is_plain(stream: TextIO | None) -> bool:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while something takes long; the caller reports (done, in all). Nothing where nobody watches."""
+    """Show a bar on stderr; the caller reports (done, in all). Show nothing where stderr is no terminal."""
     if is_plain(sys.stderr):
         yield lambda done, total: None
         return
+    with _bar(title) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def still_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar that moves only when the caller reports (done, in all, title).
+
+    A thread that draws would disturb what is measured.
+    """
+    if is_plain(sys.stderr):
+        yield lambda done, total, title: None
+        return
+    with _bar("{task.description}", auto_refresh=False) as bar:
+        task = bar.add_task("measuring", total=None)
+        yield lambda done, total, title: bar.update(task, completed=done, total=total, description=title, refresh=True)
+
+
+def _bar(title: str, *, auto_refresh: bool = True) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)

@@ -171,8 +171,8 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 def print_findings(path: Path, *, as_json: bool) -> int:
     """The outcome of every check, and the exit code that follows."""
-    from mlx_engine.models.verify import Level
-    from mlx_engine.models.verify import verify as verified
+    from mlx_engine.convert.verify import Level
+    from mlx_engine.convert.verify import verify as verified
 
     findings = verified(path)
     counts = {level.value: sum(finding.level is level for finding in findings) for level in Level}

@@ -15,7 +15,7 @@ from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
-    from kernels.lab.catalogue import Entry
+    from kernels.lab.catalog import Entry
     from kernels.lab.verdict import Verdict
     from kernels.launch import ExecutorName
 
@@ -34,7 +34,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @reports_errors
 def list_(json: AsJSON = False) -> None:
     """List the kernels: what each computes, its inputs and outputs, its rung if it is one of the matrix products."""
-    from kernels.lab.catalogue import entries
+    from kernels.lab.catalog import entries
     from kernels.launch import executors
 
     every, runs_on = entries(), executors()
@@ -194,7 +194,7 @@ def chosen(names: list[str] | None) -> list[Entry]:
     Raises:
         OptionError: there is none of this name.
     """
-    from kernels.lab.catalogue import entries
+    from kernels.lab.catalog import entries
 
     every = {entry.name: entry for entry in entries()}
     for name in names or ():

@@ -1,13 +1,21 @@
-"""The options that several commands share: the model, what computes, and what linear layers become on load."""
+"""The options that several commands share: the model, what computes it, and what is generated with it.
+
+Options of one subject are one class (see `groups`); an option that a command takes alone is an alias.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from mlx_engine.errors import OptionError
+
+if TYPE_CHECKING:
+    from mlx_engine.decode.options import Options
+    from mlx_engine.models.conversion import Conversion
 
 Model: TypeAlias = Annotated[
     str,
@@ -20,26 +28,130 @@ Model: TypeAlias = Annotated[
 Backend: TypeAlias = Annotated[
     str, typer.Option("--backend", "-b", help="Backend to run on; the `backends` command lists all.")
 ]
-Threads: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"),
-]
-NoJit: TypeAlias = Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")]
-Quant: TypeAlias = Annotated[
-    str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
-]
-QuantMinDim: TypeAlias = Annotated[
-    str,
-    typer.Option("--quant-min-dim", metavar="auto|N", help="Do not quantise layers whose longer side is below N."),
-]
-QuantLayers: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--quant-layer",
-        metavar="LAYER=TYPE",
-        help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What linear layers become on load, and the number of threads."""
+
+    quant: Annotated[
+        str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
+    ] = "keep"
+    quant_min_dim: Annotated[
+        str,
+        typer.Option("--quant-min-dim", metavar="auto|N", help="Do not quantise layers whose longer side is below N."),
+    ] = "auto"
+    quant_layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quant-layer",
+            metavar="LAYER=TYPE",
+            help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"
+        ),
+    ] = None
+
+    def conversion(self) -> Conversion:
+        """Return the conversion of linear layers.
+
+        Raises:
+            OptionError: an option of this group makes no sense.
+        """
+        from mlx_engine.engine import check_load_options
+
+        layers = layers_of(self.quant_layer)
+        return check_load_options(self.quant, self.threads, min_dim_of(self.quant_min_dim), layers)
+
+
+@dataclass(frozen=True)
+class ComputeOptions(LoadOptions):
+    """`LoadOptions`, and which kernels compute."""
+
+    no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How far a run goes, and whether it has a cache."""
+
+    kv: Annotated[
+        bool,
+        typer.Option("--kv/--no-kv", help="Use a KV cache, or read the whole sequence again for every token."),
+    ] = True
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", "-n", help="Generate at most N tokens.", show_default="256, or what the context leaves"
+        ),
+    ] = None
+    context_len: Annotated[
+        int | None,
+        typer.Option(
+            "--context-len",
+            help="Limit the prompt and the generated text together to N tokens.",
+            show_default="the model's",
+        ),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", help="Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt."
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="Stop before this string; may be given several times.")
+    ] = None
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past end-of-text tokens.")] = False
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How each token is chosen."""
+
+    temperature: Annotated[
+        float, typer.Option("--temp", help="Sampling temperature; 0 always takes the most likely token.")
+    ] = 0.0
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Sample from the K most likely tokens.", show_default="off")
+    ] = None
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", help="Sample from the most likely tokens whose probabilities sum to P; 1 is off."),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        typer.Option(
+            "--min-p", help="Drop tokens that are less than P times as likely as the most likely one; 0 is off."
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            "--repetition-penalty", help="Values above 1 make tokens less likely that occurred before; 1 is off."
+        ),
+    ] = 1.0
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", help="Random seed for sampling; the same seed gives the same text.", show_default="random"
+        ),
+    ] = None
+
+
+def options_of(run: RunOptions, sampling: SamplingOptions) -> Options:
+    """Return the engine's options of a run.
+
+    Raises:
+        OptionError: one of them makes no sense.
+    """
+    from mlx_engine.decode.options import Options
+
+    return Options.of(**vars(run), **vars(sampling))
 
 
 def min_dim_of(text: str) -> int | str:

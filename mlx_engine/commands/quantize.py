@@ -13,7 +13,7 @@ from mlx_engine.commands.values import columns, size
 from mlx_engine.errors import OptionError, require
 
 if TYPE_CHECKING:
-    from mlx_engine.models.requantise import Line
+    from mlx_engine.convert.requantize import Line
 
 TARGETS = ("q8_0", "q4_0", "q4_1")
 
@@ -46,8 +46,8 @@ def quantize(
 ) -> None:
     """Quantise a model into a GGUF file. Print bytes and quantisation error by type of layer."""
     from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.convert.requantize import requantize
     from mlx_engine.models.conversion import HEAD, Conversion
-    from mlx_engine.models.requantise import requantise
 
     require(to in TARGETS, option="--to", expected=" or ".join(TARGETS), found=to)
     layers = layers_of(layer)
@@ -58,14 +58,14 @@ def quantize(
     if out.exists() and not force:
         raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))
     with progress_bar("quantising") as progress:
-        lines = requantise(resolve(model), out, conversion, progress=progress)
+        lines = requantize(resolve(model), out, conversion, progress=progress)
     notice(table(lines))
     print(out)
 
 
 def table(lines: list[Line]) -> str:
     """By layer type: bytes before and after, their ratio, and the error."""
-    from mlx_engine.models.requantise import total
+    from mlx_engine.convert.requantize import total
 
     rows = [["layers", "matrices", "type", "before", "after", "ratio", "RMSE"]]
     for line in [*lines, total(lines)]:

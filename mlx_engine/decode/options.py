@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.errors import is_number, is_whole, require
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from mlx_engine.decode.keywords import OptionValues
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -32,6 +39,20 @@ class Options:
     timeout: float | None = None
     context_len: int | None = None
 
+    @classmethod
+    def of(cls, max_tokens: int | None = None, **values: Unpack[OptionValues]) -> Options:
+        """Return the options that keyword arguments give: the fields of this class and of `Sampling`, side by side.
+
+        `stop` may be one string, several or None.
+
+        Raises:
+            OptionError: a value makes no sense.
+            TypeError: there is no such option.
+        """
+        given: dict[str, Any] = {**values}
+        sampling = Sampling(**{f.name: given.pop(f.name) for f in fields(Sampling) if f.name in given})
+        return cls(max_tokens, sampling, **given | {"stop": _stops(given.get("stop"))})
+
     def __post_init__(self) -> None:
         """Raises OptionError where a value makes no sense."""
         for option in ("max_tokens", "context_len"):
@@ -45,3 +66,8 @@ class Options:
             require(isinstance(value, bool), option=option, expected="True or False", found=value)
         sound = all(isinstance(stop, str) and stop for stop in self.stop)
         require(sound, option="stop", expected="strings of at least one character", found=self.stop)
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    require(stop is None or isinstance(stop, Iterable), option="stop", expected="a string or several", found=stop)
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -53,7 +53,7 @@ def test_each_row_and_vector_belongs_to_one_simdgroup(n_rows: list[int], vectors
 
 @any_size
 @given(st.integers(1, 60), st.integers(5, 8), tunings)
-def test_vectors_of_the_same_rows_are_neighbours(n_rows: int, vectors: int, tuning: Tuning):
+def test_vectors_of_the_same_rows_are_neighbors(n_rows: int, vectors: int, tuning: Tuning):
     g = geometry((n_rows,), vectors, tuning)
     for simdgroup in range(0, -(-n_rows // g.rows) * g.tiles, g.tiles):
         first, second = (work((n_rows,), vectors, g, simdgroup + i) for i in range(2))

@@ -77,7 +77,7 @@ def test_smoke(kernel: str):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_no_order_of_threads_and_no_undefined_behaviour(kernel: str):
+def test_no_order_of_threads_and_no_undefined_behavior(kernel: str):
     entry, expected = smoke(kernel).launch(), smoke(kernel).expected()
     built = door.built(entry.kernel, "emulator")
     found = built(

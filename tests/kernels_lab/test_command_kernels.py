@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from typer.testing import CliRunner
 
-from kernels.lab import catalogue, ladder
-from kernels.lab.catalogue import Entry
+from kernels.lab import catalog, ladder
+from kernels.lab.catalog import Entry
 from mlx_engine.bench import cells, kernel_report, mlx_lm_peer
 from mlx_engine.commands.app import app
 from tests.kernels_lab.toys import SMALL
@@ -51,7 +51,7 @@ def test_list_shows_every_kernel_and_where_they_run():
     assert "    x, wq, ws -> y\n    K a multiple of 32, 1 to 8 vectors" in out
     assert "emulator  yes" in out
     found = json.loads(run("list", "--json").out)
-    assert [kernel["name"] for kernel in found["kernels"]] == [entry.name for entry in catalogue.entries()]
+    assert [kernel["name"] for kernel in found["kernels"]] == [entry.name for entry in catalog.entries()]
     assert set(found["executors"]) == {"metal", "cuda", "emulator"}
 
 
@@ -98,7 +98,7 @@ def test_without_a_gpu_bench_refuses_unless_asked_for_counts():
 def test_source_shows_the_text():
     assert "[[kernel]] void custom_kernel_matvec" in run("source", "matvec").out
     body = run("source", "matvec", "--body").out
-    assert body == catalogue.entry("matvec").kernel.source
+    assert body == catalog.entry("matvec").kernel.source
     assert "__shared__ float parts" in run("source", "matvec", "--cuda").out
 
 

@@ -103,7 +103,7 @@ def test_the_penalty_is_the_naive_one(logits, recent, penalty):
     assert np.array_equal(logits, before), "the caller's logits have changed"
 
 
-def test_a_token_seen_twice_is_penalised_once():
+def test_a_token_seen_twice_is_penalized_once():
     assert penalize(np.array([4.0, -4.0], np.float32), [0, 0, 1, 1, 1], 2.0).tolist() == [2.0, -8.0]
 
 
@@ -145,12 +145,12 @@ def test_the_definition_is_that_of_transformers(warpers, logits, filters, penalt
     """Logits are distinct: of equal ones at the edge transformers' top-k keeps all, ours the lowest ids."""
     recent = [i for i in recent if i < len(logits)]
     sampling = Sampling(**filters, repetition_penalty=penalty)
-    penalised = penalize(logits, recent, penalty)
-    assume(len(set(penalised.tolist())) == len(logits))
-    _, close = naive_kept(penalised.tolist(), sampling)
+    penalized = penalize(logits, recent, penalty)
+    assume(len(set(penalized.tolist())) == len(logits))
+    _, close = naive_kept(penalized.tolist(), sampling)
     assume(not close)
     want = transformed(warpers, logits, sampling, recent)
-    assert probabilities(penalised, sampling) == pytest.approx(want, rel=2e-5, abs=1e-9)
+    assert probabilities(penalized, sampling) == pytest.approx(want, rel=2e-5, abs=1e-9)
 
 
 @given(DISTINCT, st.lists(st.integers(0, 23), min_size=1, max_size=8), st.floats(0.1, 10))
@@ -255,10 +255,10 @@ def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits,
     if a == b:
         return
     # The one excuse: a limit or an edge of the running sum lies within rounding of the draw.
-    penalised = naive_penalty(logits, recent, penalty)
-    want, close = naive_probabilities(penalised, sampling)
+    penalized = naive_penalty(logits, recent, penalty)
+    want, close = naive_probabilities(penalized, sampling)
     nearest_edge = np.abs(np.cumsum(want) - u).min()
-    tie = np.diff(np.sort(penalised)).min() < ROUNDING
+    tie = np.diff(np.sort(penalized)).min() < ROUNDING
     assert close or tie or nearest_edge < ROUNDING, f"scalar chose {a}, {other.name} {b}, far from any edge"
 
 
@@ -268,8 +268,8 @@ def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits,
 def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, penalty, u):
     recent = [i for i in recent if i < len(logits)]
     got = chosen(backend, logits, Sampling(repetition_penalty=penalty), recent, u)
-    penalised = naive_penalty(logits, recent, penalty)
-    assert penalised[got] == pytest.approx(max(penalised), rel=1e-6)
+    penalized = naive_penalty(logits, recent, penalty)
+    assert penalized[got] == pytest.approx(max(penalized), rel=1e-6)
     if penalty == 1:
         assert got == backend.token_id(backend.argmax(backend.array(logits[None]))) == int(np.argmax(logits))
 

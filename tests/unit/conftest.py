@@ -1,11 +1,16 @@
 """What several files ask about: the micro checkpoint of Qwen3. A file with another `golden` or `engine` has its own."""
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.bench import cells
+from mlx_engine.decode.metrics import Metrics
+from tests.unit.timed_model import Backend, Clock, Spy
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
 
@@ -21,3 +26,34 @@ def golden() -> dict[str, np.ndarray]:
 def engine() -> mlx_engine.Engine:
     """Its float32 weights on `simd`."""
     return mlx_engine.load(str(DATA / "model-f32.gguf"), backend="simd")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of a timed model, which is also the benchmark's."""
+    clock = Clock()
+    monkeypatch.setattr(cells, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(cells, "Metrics", partial(Metrics, clock=clock))
+    return clock
+
+
+@pytest.fixture
+def spy(clock):
+    """Make a timed model: `cost` gives the seconds of a pass of n tokens at a position."""
+
+    def make(cost=lambda n, at: 1.0, *, lazy=False):
+        return Spy(Backend(clock, lazy=lazy), cost)
+
+    return make
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """Write bytes to a file that is called like a model."""
+
+    def write(data):
+        path = tmp_path / "model.gguf"
+        path.write_bytes(data)
+        return path
+
+    return write

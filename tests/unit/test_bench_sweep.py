@@ -117,7 +117,7 @@ def test_weights_are_tried_in_float32_and_as_they_are_stored():
     assert all(row["components"]["ms"] > 0 for row in rows)
 
 
-def test_a_model_without_quantised_weights_is_measured_once():
+def test_a_model_without_quantized_weights_is_measured_once():
     rows = swept(MICRO.with_name("model-f32.gguf"), backends=["simd"])
     assert [(row["rung"], row["weights"]) for row in rows[::2]] == [("simd, NumPy", "F32"), ("simd, compiled", "F32")]
 

@@ -16,7 +16,7 @@ from mlx_engine.checkpoint.shapes import SHAPES
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.quant.types import F16, F32, Q8_0
 from mlx_engine.quant.weight import Weight
-from tests.unit.test_bench_cells import Backend, Clock, Spy
+from tests.unit.timed_model import Backend, Clock, Spy
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 

@@ -66,7 +66,7 @@ def test_a_vocabulary_of_bytes(bytes_only, text, ids):
     assert run("decode", *ids.split(), model=bytes_only, stdin="").stdout == text + "\n"
 
 
-def test_control_tokens_are_recognised_on_request_only(tokenizer):
+def test_control_tokens_are_recognized_on_request_only(tokenizer):
     start = tokenizer.special_tokens["<|im_start|>"]
     assert start in run_json("encode", CHAT, "--special")["ids"]
     assert start not in run_json("encode", CHAT)["ids"]

@@ -85,7 +85,7 @@ def test_the_logits_are_those_of_the_rounded_weights(folders):
     assert checkpoint.architecture == "gpt2"
 
 
-def test_what_is_quantised_already_keeps_its_bits():
+def test_what_is_quantized_already_keeps_its_bits():
     stored, engine = open_checkpoint(Q8), mlx_engine.load(Q8, "simd", "q8_0")
     note = engine.notes[0]  # the next is about what was fused
     assert note.startswith("quantised 0 linear layers to q8_0, ")

@@ -1,4 +1,9 @@
-"""What the compiler makes of the kernels on the processors that there are: vector code, on each of them."""
+"""What the compiler makes of the kernels on processors that are not here: read, since it cannot be run.
+
+What can be said of values is tested by values: the order of sums and one rounding per multiply-add in
+`test_cpu_gemm.py`, equal bits of AVX2 and AVX-512 builds in `test_cpu_library.py`, and arm64 in QEMU by
+`tests.processors`. Here stands what no value shows.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +16,40 @@ pytest.importorskip("numba")
 from llvmlite import binding, ir
 
 from kernels.cpu import memory
-from tests.assembly import ARM64, AVX2, AVX512, FORMATS, assembly
+from tests.assembly import ARM64, AVX2, AVX512, FORMATS, assembly, kernels
 
 Target = tuple[str, str, str]
 
-ROWS = [f"{name}.four_rows" for name in (*FORMATS, "float32")]
-TILES = ["add_dots", "sum_weighted"]
-# What multiplies and adds, and so must use fused instructions of whole vectors; the rest must at least use vectors.
-MULTIPLY = [*ROWS, *TILES, "attention._weights", "attention._join", "rms_norm", "layer_norm", "rotate", "activate",
-            "exponentials"]  # fmt: skip
-KERNELS = [*MULTIPLY, *(f"{name}.dequantize" for name in FORMATS)]
-MULTIPLY_ADD = r"vfmadd\w+ps\s|fmla\s+v"
+KERNELS = list(kernels())
 TARGETS = pytest.mark.parametrize("target", [ARM64, AVX2, AVX512], ids=["arm64", "avx2", "avx512"])
+# Arithmetic on vectors of the target's full width; and on a single float that was a quant, or half a float.
+WHOLE_VECTORS = {
+    ARM64: r"\bf(add|sub|mul|mla|mls)\s+v\d+\.4s",
+    AVX2: r"\bv\w*(add|sub|mul)\w*ps\s.*%ymm",
+    AVX512: r"\bv\w*(add|sub|mul)\w*ps\s.*%zmm",
+}
+MULTIPLY_ADD = r"vfmadd\w+ps\s|fmla\s+v"
+ONE_QUANT = r"cvtsi2ss|[us]cvtf\s+s\d|fcvt\s+s\d+, h"
 
 
 @TARGETS
-def test_every_kernel_was_compiled(target: Target):
-    assert set(assembly(target)) == set(KERNELS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_arithmetic_is_done_on_whole_vectors(name: str, target: Target):
+    """No value shows whether it was: scalar code has the same bits, and is several times slower."""
+    assert re.search(WHOLE_VECTORS[target], assembly(target)[name])
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_on_arm64_it_is_vector_code(name: str):
-    assert re.search(r"fml[as]\s+v\d+\.4s" if name in MULTIPLY else r"\bv\d+\.4s", assembly(ARM64)[name])
+def test_code_for_avx2_has_no_registers_of_avx512(name: str):
+    """A processor with AVX-512, such as the one that runs the tests, would not fault where one without it does."""
+    assert "%zmm" not in assembly(AVX2)[name]
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_on_avx2_it_is_vector_code(name: str):
-    text = assembly(AVX2)[name]
-    assert re.search(r"vfn?m(add|sub)\w+ps\s.*%ymm" if name in MULTIPLY else r"%ymm", text)
-    assert "%zmm" not in text
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_on_avx512_it_is_code_of_the_widest_vectors(name: str):
-    assert re.search(r"vfn?m(add|sub)\w+ps\s.*%zmm" if name in MULTIPLY else r"%zmm", assembly(AVX512)[name])
+@TARGETS
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith(FORMATS)])
+def test_no_quant_is_converted_alone(name: str, target: Target):
+    """One by one the floats are the same, and converting them takes longer than reading the weights."""
+    assert re.search(ONE_QUANT, assembly(target)[name]) is None
 
 
 def loops(text: str) -> list[list[str]]:
@@ -74,39 +79,20 @@ def loops(text: str) -> list[list[str]]:
     ids=lambda value: value[1] if isinstance(value, tuple) else None,
 )
 def test_sums_of_a_tile_stay_in_registers(name: str, target: Target, spill: str):
-    """No loop of multiply-adds writes to the stack."""
+    """No loop of multiply-adds writes to the stack: sums have the same values there, and take twice as long."""
     bodies = ["\n".join(body) for body in loops(assembly(target)[name])]
-    bodies = [body for body in bodies if len(re.findall(MULTIPLY_ADD, body)) >= 4]
-    assert len(bodies) >= 3
+    bodies = [body for body in bodies if re.search(MULTIPLY_ADD, body)]
+    assert bodies
     assert [body for body in bodies if re.search(spill, body)] == []
-
-
-@TARGETS
-def test_a_tile_has_a_shape_for_the_registers_of_its_target(target: Target):
-    """The largest loop has two steps of a whole tile: its rows times its vectors."""
-    bodies = [len(re.findall(MULTIPLY_ADD, "\n".join(body))) for body in loops(assembly(target)["add_dots"])]
-    assert max(bodies) == 2 * 4 * (3 if target == AVX2 else 6)
-
-
-@pytest.mark.parametrize("name", [name for name in ROWS if name.startswith(("q4", "q6"))])
-def test_quants_become_floats_by_the_vector(name: str):
-    assert re.search(r"vcvtdq2ps\s+%ymm", assembly(AVX2)[name])
-    assert re.search(r"[us]cvtf\s+v\d+\.4s", assembly(ARM64)[name])
-
-
-@pytest.mark.parametrize("name", ["q8_0.four_rows", "q8_0.dequantize"])
-def test_quants_and_scales_are_widened_by_the_vector(name: str):
-    arm64, avx2 = assembly(ARM64)[name], assembly(AVX2)[name]
-    assert re.search(r"scvtf\s+v\d+\.4s", arm64)
-    assert re.search(r"fcvtl\s+v\d+\.4s", arm64)
-    assert "vpmovsxbd" in avx2
-    assert "vcvtph2ps" in avx2
 
 
 @TARGETS
 @pytest.mark.parametrize("name", KERNELS)
 def test_nothing_is_called_that_a_process_may_not_have(name: str, target: Target):
-    """Widening halves, rounding and exponentials are instructions, not functions of some library."""
+    """Widening halves, rounding and exponentials are instructions; a process may lack the library, or have another.
+
+    On arm64 an exponential of libm would have the bits of that machine's libm, which is not here to be compared with.
+    """
     calls = r"^\s+(?:callq?|bl|movabsq)\s+\$?([A-Za-z_]\w*)"
     named = set(re.findall(calls, assembly(target)[name], flags=re.MULTILINE))
     assert {function for function in named if not function.startswith(("_ZN7kernels", "NRT_"))} <= {"memset"}
@@ -122,6 +108,7 @@ def test_nothing_is_called_that_a_process_may_not_have(name: str, target: Target
     ids=["arm64", "x86_64", "darwin"],
 )
 def test_a_loop_that_waits_tells_the_processor(triple: str, features: str, instruction: str):
+    """Without it the loop is as right, and takes the core from the thread that is waited for."""
     module = ir.Module()
     module.triple = triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "wait")

@@ -120,8 +120,8 @@ def test_a_multiply_add_is_rounded_once(a: float, b: float, c: float):
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     found = order_numpy.fma(*(np.float32(value) for value in (a, b, c)))
     off = abs(Fraction(float(found)) - exact)
-    for neighbour in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
-        assert off <= abs(Fraction(float(neighbour)) - exact)
+    for neighbor in (np.nextafter(found, np.float32(-np.inf)), np.nextafter(found, np.float32(np.inf))):
+        assert off <= abs(Fraction(float(neighbor)) - exact)
 
 
 def test_a_multiply_add_just_below_the_middle_of_two_numbers_is_rounded_down():

@@ -13,10 +13,10 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.commands.app import app
+from mlx_engine.convert.requantize import requantize
+from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import EngineError, SourceError, UnsupportedConfigError
 from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.requantise import requantise
-from mlx_engine.models.verify import Level, verify
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.tokenizer.split import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
@@ -80,7 +80,7 @@ def assert_same(found: object, expected: object) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_file_is_the_model_that_loading_makes_of_the_folder(tmp_path: Path, model: str):
-    requantise(folder_of(model, tmp_path / "in"), tmp_path / "out.gguf", Conversion("q8_0"))
+    requantize(folder_of(model, tmp_path / "in"), tmp_path / "out.gguf", Conversion("q8_0"))
     written = mlx_engine.load(tmp_path / "out.gguf", "simd")
     loaded = mlx_engine.load(with_rounded_table(model, tmp_path / "rounded"), "simd", "q8_0")
     assert_same(written.logits(IDS), loaded.logits(IDS))
@@ -90,7 +90,7 @@ def test_the_file_is_the_model_that_loading_makes_of_the_folder(tmp_path: Path, 
 @pytest.mark.parametrize("model", MODELS)
 def test_ids_and_roles_stay_the_same(tmp_path: Path, model: str):
     folder = folder_of(model, tmp_path / "in")
-    requantise(folder, tmp_path / "out.gguf", Conversion("q8_0"))
+    requantize(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     ours, theirs = (mlx_engine.tokenizer.load_tokenizer(path) for path in (tmp_path / "out.gguf", folder))
     for text in TEXTS:
         for special in (False, True):
@@ -103,7 +103,7 @@ def test_ids_and_roles_stay_the_same(tmp_path: Path, model: str):
 @pytest.mark.parametrize("model", MODELS)
 def test_names_and_types_are_those_that_the_gguf_package_knows(tmp_path: Path, model: str):
     gguf = pytest.importorskip("gguf")
-    requantise(folder_of(model, tmp_path / "in"), tmp_path / "out.gguf", Conversion("q8_0"))
+    requantize(folder_of(model, tmp_path / "in"), tmp_path / "out.gguf", Conversion("q8_0"))
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
     prefix = ARCHITECTURES.get(model, model)
     architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == prefix)
@@ -131,7 +131,7 @@ def test_names_and_types_are_those_that_the_gguf_package_knows(tmp_path: Path, m
 def test_what_differs_from_the_usual_is_said(tmp_path: Path, settings: dict[str, object], read: dict[str, object]):
     folder = folder_of("gemma3", tmp_path / "in", **settings)
     keep = {"quant_layers": {"output": "keep"}}
-    requantise(folder, tmp_path / "out.gguf", Conversion("q8_0", layers={"output": "keep"}))
+    requantize(folder, tmp_path / "out.gguf", Conversion("q8_0", layers={"output": "keep"}))
     with open_gguf(tmp_path / "out.gguf") as file:
         assert {key: file.metadata[f"gemma3.{key}"] for key in read} == read
     written, loaded = (mlx_engine.load(path, "simd", "q8_0", **keep) for path in (tmp_path / "out.gguf", folder))
@@ -142,20 +142,20 @@ def test_what_gguf_has_no_word_for_is_refused(tmp_path: Path):
     kinds = ["sliding_attention", "full_attention", "full_attention", *["sliding_attention"] * 5]
     folder = folder_of("gemma3", tmp_path / "in", layer_types=kinds)
     with pytest.raises(UnsupportedConfigError, match="is_local"):
-        requantise(folder, tmp_path / "out.gguf", Conversion("q8_0"))
+        requantize(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     llama3 = json.loads((DATA / "llama-micro" / "hf" / "config.json").read_text())["rope_parameters"]
     folder = folder_of("qwen2", tmp_path / "qwen2", rope_parameters=llama3)
     with pytest.raises(UnsupportedConfigError, match="llama3"):
-        requantise(folder, tmp_path / "out.gguf", Conversion("q8_0"))
+        requantize(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     folder = folder_of("mistral", tmp_path / "mistral", sliding_window=8)
     with pytest.raises(UnsupportedConfigError, match="window to be what GGUF can say, None, found 8"):
-        requantise(folder, tmp_path / "out.gguf", Conversion("q8_0"))
+        requantize(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     assert not (tmp_path / "out.gguf").exists()
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path):
     with pytest.raises(SourceError, match=r"tokenizer\.json"):
-        requantise(DATA / "llama-micro" / "hf", tmp_path / "out.gguf", Conversion("q8_0"))
+        requantize(DATA / "llama-micro" / "hf", tmp_path / "out.gguf", Conversion("q8_0"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,7 +176,7 @@ def test_llama_cpp_reads_the_file_and_prefers_the_same_tokens(tmp_path: Path, mo
     """Its activations have 8 bits, so where two tokens are near each other it may take the other."""
     llama_cpp = pytest.importorskip("llama_cpp")
     path = tmp_path / "out.gguf"
-    requantise(folder_of(model, tmp_path / "in"), path, Conversion(to))
+    requantize(folder_of(model, tmp_path / "in"), path, Conversion(to))
     ours = mlx_engine.load(path, "simd")
     ids = [int(i) for i in np.random.default_rng(0).integers(0, 250, 64)]
     logits = np.asarray(ours.logits(ids))
@@ -194,5 +194,5 @@ def test_llama_cpp_reads_the_file_and_prefers_the_same_tokens(tmp_path: Path, mo
 
 def test_a_file_that_is_not_a_checkpoint_leaves_nothing(tmp_path: Path):
     with pytest.raises(EngineError):
-        requantise(tmp_path, tmp_path / "out.gguf", Conversion("q8_0"))
+        requantize(tmp_path, tmp_path / "out.gguf", Conversion("q8_0"))
     assert list(tmp_path.iterdir()) == []

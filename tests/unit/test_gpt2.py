@@ -100,7 +100,7 @@ def test_a_context_that_is_too_long_is_refused_before_positions_run_out():
 
 
 def test_verify_finds_nothing_wrong(tmp_path: Path):
-    from mlx_engine.models.verify import Level, verify
+    from mlx_engine.convert.verify import Level, verify
 
     convert(FOLDER, tmp_path / "model.gguf", "F32")
     for path in (FOLDER, tmp_path / "model.gguf"):

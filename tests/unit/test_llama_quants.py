@@ -23,7 +23,7 @@ def decode(file: str, engine: str, setting: str, seconds: list[float]) -> dict[s
     return {**COMMON, **told, "model_size": 4e6 if file == "q8_0" else 2e6}
 
 
-def test_a_quantiser_that_fails_says_why_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_quantizer_that_fails_says_why_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = tmp_path / "m-q8_0.gguf"
     source.touch()
     monkeypatch.setattr(llama_quants, "_QUANTIZE", "raise ModuleNotFoundError('no llama_cpp')")

@@ -232,15 +232,15 @@ def test_what_has_no_kernel_is_composed(be):
     """Biases, other norms and a single matrix among float ones; each still uses the kernels that it can."""
     rng = np.random.default_rng(3)
     gain = be.array(np.ones(64))
-    quantised = Linear("w", be.prepare(q8_0(32, 64)))
-    biased = Linear("w", quantised.weight, be.array(rng.standard_normal(32)))
+    quantized = Linear("w", be.prepare(q8_0(32, 64)))
+    biased = Linear("w", quantized.weight, be.array(rng.standard_normal(32)))
     plain = Linear("w", be.array(rng.standard_normal((32, 64))))
     x, norm = be.array(rng.standard_normal((1, 64))), RMSNorm("n", gain, 1e-6)
     with be.session():
         for linears, expected in (
-            ((quantised,), {"norm_project": 1}),
-            ((quantised, biased), {"matvec": 2}),
-            ((plain, quantised), {"matvec": 1}),
+            ((quantized,), {"norm_project": 1}),
+            ((quantized, biased), {"matvec": 2}),
+            ((plain, quantized), {"matvec": 1}),
         ):
             be.norm_project(x, norm, linears)
             with counted() as counts:

@@ -123,7 +123,7 @@ def test_where_nothing_can_be_told_apart_nothing_is_measured(monkeypatch, tmp_pa
     assert calls == []
 
 
-def test_rows_that_are_shared_keep_their_neighbours_in_a_threadgroup(monkeypatch, tmp_path):
+def test_rows_that_are_shared_keep_their_neighbors_in_a_threadgroup(monkeypatch, tmp_path):
     wide = matrix(256, 4096)
     assert k_split(256, 4096) == 4
     counting(monkeypatch, Tuning(1, 2))

@@ -162,7 +162,7 @@ def test_two_rotations_have_a_table_each(be: MlxBackend):
 def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine):
     """A function that is traced has no values: whoever asks for one fails."""
     be, model = MlxBackend(), engine.model
-    penalised = Sampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
+    penalized = Sampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
 
     def step(token: mx.array) -> list[mx.array]:
         with be.session():
@@ -172,7 +172,7 @@ def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine
             chosen = be.argmax(logits)
             logits = forward(model, New([chosen] * 280, kv), New([chosen] * 70, other))
             logits = be.take(logits, (1,))
-            return [be.argmax(logits), be.sample(logits, penalised, [1, 2, token], 0.5)]
+            return [be.argmax(logits), be.sample(logits, penalized, [1, 2, token], 0.5)]
 
     seen: list[Any] = []
     mx.export_function(lambda what: seen.append(what), step, mx.array(5, dtype=mx.uint32))

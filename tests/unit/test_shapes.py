@@ -13,8 +13,8 @@ from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.shape_folders import Gemma3Shape, GPT2Shape
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import SourceError
-from mlx_engine.models.verify import Level, verify
 
 TINY = shapes.Qwen3Shape(2, 64, 96, 4, 2, 32, 700, 128, 1e4)
 FOLDERS = {

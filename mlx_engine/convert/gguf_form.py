@@ -46,7 +46,7 @@ def from_folder(folder: Path) -> GGUFForm:
         ModelError: no model file implements it, or GGUF cannot say what it is.
         TokenizerError: GGUF cannot say how its text becomes tokens.
     """
-    from mlx_engine.tokenizer.to_gguf import to_gguf  # the library below it takes a moment to load
+    from mlx_engine.convert.tokenizer_to_gguf import to_gguf  # the library below it takes a moment to load
 
     checkpoint = open_checkpoint(folder)
     module = model_file(checkpoint)

@@ -1,4 +1,4 @@
-"""Is a checkpoint whole, and can it be run here? Every check is made that can be, and reported."""
+"""Verify that a checkpoint is complete and can run here: one finding per check, PASS, WARN or FAIL."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.kernel import METAL
-from kernels.lab.catalogue import entries, entry
+from kernels.lab.catalog import entries, entry
 from kernels.lab.check import Orders, check_cases
 
 NAMES = [one.name for one in entries()]

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from mlx_engine.convert.spm_scores import scores
 from mlx_engine.errors import SourceError, TokenizerError
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import parse
 from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.split import name_of
-from mlx_engine.tokenizer.spm_scores import scores
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
 
 MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}

@@ -12,10 +12,10 @@ from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.commands.app import app
+from mlx_engine.convert.requantize import kind_of, requantize, total
+from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import FormatError, OptionError
 from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.requantise import kind_of, requantise, total
-from mlx_engine.models.verify import Level, verify
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 
@@ -28,8 +28,8 @@ def run(*args: object):
 
 
 @pytest.mark.parametrize(("to", "ratio"), [("q8_0", 34 / 128), ("q4_0", 18 / 128), ("q4_1", 20 / 128)])
-def test_matrices_are_quantised_and_the_rest_is_copied(tmp_path: Path, to: str, ratio: float):
-    lines = requantise(F32, tmp_path / "out.gguf", Conversion(to))
+def test_matrices_are_quantized_and_the_rest_is_copied(tmp_path: Path, to: str, ratio: float):
+    lines = requantize(F32, tmp_path / "out.gguf", Conversion(to))
     wanted = BY_NAME[to.upper()]
     with open_gguf(F32) as old, open_gguf(tmp_path / "out.gguf") as new:
         assert list(new.tensors) == list(old.tensors)
@@ -51,8 +51,8 @@ def test_matrices_are_quantised_and_the_rest_is_copied(tmp_path: Path, to: str, 
 
 
 def test_the_error_is_that_of_all_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlx_engine.models.requantise.PIECE", 256)
-    (line,) = (x for x in requantise(F32, tmp_path / "out.gguf", Conversion("q4_0")) if x.kind == "ffn_up")
+    monkeypatch.setattr("mlx_engine.convert.requantize.PIECE", 256)
+    (line,) = (x for x in requantize(F32, tmp_path / "out.gguf", Conversion("q4_0")) if x.kind == "ffn_up")
     with open_gguf(F32) as old, open_gguf(tmp_path / "out.gguf") as new:
         names = [name for name in old.tensors if "ffn_up" in name]
         differences = [old.weight(name).dequantize() - new.weight(name).dequantize() for name in names]
@@ -61,7 +61,7 @@ def test_the_error_is_that_of_all_values(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_head_may_stay_and_with_it_the_table_that_is_the_head(tmp_path: Path):
-    requantise(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"output": "keep", "attn_v": "q4_0"}))
+    requantize(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"output": "keep", "attn_v": "q4_0"}))
     with open_gguf(tmp_path / "out.gguf") as new:
         types = {name: info.type.name for name, info in new.tensors.items()}
     assert types["token_embd.weight"] == "F32"
@@ -69,17 +69,17 @@ def test_the_head_may_stay_and_with_it_the_table_that_is_the_head(tmp_path: Path
     assert types["blk.0.attn_q.weight"] == "Q8_0"
 
 
-def test_what_is_quantised_already_keeps_every_bit(tmp_path: Path):
+def test_what_is_quantized_already_keeps_every_bit(tmp_path: Path):
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
-    requantise(F32, first, Conversion("q8_0"))
-    lines = requantise(first, second, Conversion("q8_0"))
+    requantize(F32, first, Conversion("q8_0"))
+    lines = requantize(first, second, Conversion("q8_0"))
     assert first.read_bytes() == second.read_bytes()
     assert total(lines).rmse == 0
 
 
 def test_the_file_is_the_model_that_loading_makes_of_its_source(tmp_path: Path):
     """But for the lookup, which a file has quantised where it is tied to the head."""
-    requantise(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"output": "keep"}))
+    requantize(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"output": "keep"}))
     written = mlx_engine.load(tmp_path / "out.gguf", "simd")
     loaded = mlx_engine.load(F32, "simd", "q8_0", quant_layers={"output": "keep"})
     np.testing.assert_array_equal(np.asarray(written.logits([1, 2, 3])), np.asarray(loaded.logits([1, 2, 3])))
@@ -108,19 +108,19 @@ def test_a_source_that_cannot_be_read_leaves_no_file(tmp_path: Path):
         kept = [weight for weight in weights if weight.name != strange.name]
         write_gguf(tmp_path / "in.gguf", file.typed_metadata(), [*kept, strange])
     with pytest.raises(FormatError, match="IQ1_S"):
-        requantise(tmp_path / "in.gguf", tmp_path / "out.gguf", Conversion("q8_0"))
+        requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", Conversion("q8_0"))
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 
 
 def test_an_override_must_mean_something(tmp_path: Path):
     with pytest.raises(OptionError, match="attn_qkv"):
-        requantise(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"attn_qkv": "q4_0"}))
+        requantize(F32, tmp_path / "out.gguf", Conversion("q8_0", layers={"attn_qkv": "q4_0"}))
     assert not (tmp_path / "out.gguf").exists()
 
 
 def test_without_a_type_for_all_there_is_nothing_to_call_the_file(tmp_path: Path):
     with pytest.raises(OptionError, match="quant: expected f32 or q4_0 or q4_1 or q8_0, found 'keep'"):
-        requantise(F32, tmp_path / "out.gguf", Conversion("keep", layers={"ffn": "q4_0"}))
+        requantize(F32, tmp_path / "out.gguf", Conversion("keep", layers={"ffn": "q4_0"}))
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -179,7 +179,7 @@ def test_llama_cpp_reads_the_file_and_prefers_the_same_tokens(tmp_path: Path, to
     """Its activations have 8 bits, so where two tokens are near each other it may take the other."""
     llama_cpp = pytest.importorskip("llama_cpp")
     path = tmp_path / "out.gguf"
-    requantise(BUILTIN, path, Conversion(to))
+    requantize(BUILTIN, path, Conversion(to))
     ours = mlx_engine.load(path, "simd")
     ids = ours.generate("Once upon a time", 64).prompt_ids
     ids = ids + ours.generate(ids, 64, ignore_eos=True).token_ids

@@ -21,9 +21,9 @@ from mlx_engine import quant
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_values import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.errors import OptionError, require
 from mlx_engine.models.conversion import HEAD, LAYER_TYPES, Conversion, layer_type
-from mlx_engine.models.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
@@ -77,7 +77,7 @@ class Pending:
         return new.data
 
 
-def requantise(
+def requantize(
     source: Path, target: Path, conversion: Conversion, *, progress: Callable[[int, int], None] | None = None
 ) -> list[Line]:
     """Write `target`, and say per layer type what was done; the file appears when it is complete, or not at all.

@@ -1,0 +1,147 @@
+"""A mutant, and the place in the source where it is planted: found by name and by syntax, never by text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Node = ast.expr | ast.stmt
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: in a function of a file, an expression or some statements become others, wherever they stand in it.
+
+    Attributes:
+        name: what is wrong.
+        file: from the root of the repository.
+        where: the qualified name of the function or class, "Class.method"; "" is the whole file.
+        old: the code to replace; its line breaks, parentheses, quotes and comments need not be those of the file. A
+            compound statement whose body is `...` stands for its first line alone.
+        new: what it becomes; `...` keeps the body.
+    """
+
+    name: str
+    file: str
+    where: str
+    old: str
+    new: str
+
+
+class NotFoundError(Exception):
+    """The file has no such function, or the function no such code."""
+
+
+def planted(mutant: Mutant, source: str) -> str:
+    """Return the source with the bug; the rest of the text stays as it is.
+
+    Raises:
+        NotFoundError: there is no place for it.
+        SyntaxError: the code of the mutant is no Python.
+    """
+    scopes = [node for name, node in _scopes(ast.parse(source), "") if name == mutant.where]
+    is_expression = _is_expression(mutant.old) and _is_expression(mutant.new)
+    find = _expressions if is_expression else _statements
+    spans = [span for scope in scopes for span in find(scope, mutant.old)]
+    if not spans:
+        missing = f"the code {mutant.old!r}" if scopes else f"a function of this name, {mutant.where!r}"
+        raise NotFoundError(f"mutant {mutant.name!r}: expected {missing} in {mutant.file}; change the mutant with it")
+    # Positions count bytes; from the last one on, so that those before stay true.
+    text = source.encode()
+    starts = [0, *(i + 1 for i, byte in enumerate(text) if byte == 0x0A)]
+    for first, last, column in sorted(spans, reverse=True):
+        new = f"({mutant.new})" if is_expression else mutant.new.replace("\n", "\n" + " " * column)
+        if not is_expression and _is_header(mutant.old):
+            new = new.removesuffix("...")
+        text = text[: starts[first[0] - 1] + first[1]] + new.encode() + text[starts[last[0] - 1] + last[1] :]
+    return text.decode()
+
+
+Position = tuple[int, int]
+Span = tuple[Position, Position, int]
+
+
+def _scopes(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
+    """Every class and function with its qualified name, beginning with the node itself."""
+    yield name, node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _scopes(child, f"{name}.{child.name}".removeprefix("."))
+        else:
+            yield from (scope for scope in _scopes(child, name) if scope[1] is not child)
+
+
+def _expressions(scope: ast.AST, old: str) -> Iterator[Span]:
+    wanted = _dump(ast.parse(old, mode="eval").body)
+    for node in _below(scope):
+        if isinstance(node, ast.expr) and _dump(node) == wanted:
+            yield _start(node), _end(node), 0
+
+
+def _statements(scope: ast.AST, old: str) -> Iterator[Span]:
+    wanted = ast.parse(old).body
+    if _is_header(old):
+        wanted[0].body = []  # type: ignore[attr-defined]
+    for node in _below(scope):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            for i in range(len(body) - len(wanted) + 1 if isinstance(body, list) else 0):
+                found = body[i : i + len(wanted)]
+                if _is_header(old):
+                    if _same_header(found[0], wanted[0]):
+                        yield _start(found[0]), _start(found[0].body[0]), found[0].col_offset
+                elif _all_same(found, wanted):
+                    yield _start(found[0]), _end(found[-1]), found[0].col_offset
+
+
+def _below(scope: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, but for those inside f-strings: before Python 3.12 these have no place of their own."""
+    yield scope
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FormattedValue):
+            yield from _below(child)
+
+
+def _is_expression(code: str) -> bool:
+    try:
+        ast.parse(code, mode="eval")
+    except SyntaxError:
+        return False
+    return True
+
+
+def _is_header(code: str) -> bool:
+    """Whether the code is a compound statement with `...` for its body."""
+    (first, *more) = ast.parse(code).body
+    body: list[Any] = getattr(first, "body", None) or [None]
+    return not more and isinstance(body[0], ast.Expr) and _dump(body[0].value) == _dump(ast.Constant(...))
+
+
+def _same_header(found: ast.stmt, wanted: ast.stmt) -> bool:
+    if type(found) is not type(wanted):
+        return False
+    names = [name for name in found._fields if name not in ("body", "orelse", "decorator_list")]
+    return all(_values(found, name) == _values(wanted, name) for name in names)
+
+
+def _values(node: ast.AST, name: str) -> list[str]:
+    value = getattr(node, name)
+    return [_dump(v) if isinstance(v, ast.AST) else repr(v) for v in (value if isinstance(value, list) else [value])]
+
+
+def _all_same(found: Sequence[ast.AST], wanted: Sequence[ast.AST]) -> bool:
+    return [_dump(node) for node in found] == [_dump(node) for node in wanted]
+
+
+def _dump(node: ast.AST) -> str:
+    return ast.dump(node)
+
+
+def _start(node: Any) -> Position:
+    return node.lineno, node.col_offset
+
+
+def _end(node: Any) -> Position:
+    return node.end_lineno, node.end_col_offset

@@ -1,0 +1,60 @@
+"""What all commands have in common: the list of backends, and the help."""
+
+import json
+
+import typer
+
+from mlx_engine.backends import auto, backend_names
+from mlx_engine.commands.app import app
+from tests.unit.test_command_generate import NO_METAL, cli
+
+
+def test_backends_lists_every_backend_with_what_it_lacks():
+    result = cli("backends")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert [line.split()[0] for line in lines] == [*backend_names(), "auto"]
+    assert auto() in lines[-1]
+    assert result.err == ""
+
+
+def test_backends_as_json_gives_a_reason_or_null():
+    answer = json.loads(cli("backends", "--json").out)
+    assert [row["name"] for row in answer["backends"]] == backend_names()
+    reasons = {row["name"]: row["unavailable"] for row in answer["backends"]}
+    assert reasons["scalar"] is None
+    assert reasons["simd"] is None
+    assert reasons[answer["auto"]] is None
+    if NO_METAL:
+        assert "Apple" in reasons["metal"]
+
+
+# ---- help ----
+
+
+def test_the_help_of_every_command_begins_with_what_it_does():
+    summaries = {
+        "generate": "Generate text from a prompt.",
+        "bench": "Measure prefill and decode",
+        "report": "Profile a model's forward passes",
+        "quantize": "Quantise a model into a GGUF file.",
+        "inspect": "Show the header, metadata and tensors",
+        "tokenize": "Convert text to token ids",
+        "backends": "List the backends",
+        "kernels": "List, check and measure the GPU kernels",
+    }
+    commands = typer.main.get_command(app).commands
+    assert commands.keys() == summaries.keys()
+    assert [name for name, summary in summaries.items() if not commands[name].help.startswith(summary)] == []
+    assert cli("--help").code == 0
+
+
+def test_every_parameter_of_every_command_has_a_help_text():
+    def without_help(command, path):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from without_help(inner, f"{path} {name}")
+        if not command.help:
+            yield path
+        yield from (f"{path} {parameter.name}" for parameter in command.params if not parameter.help)
+
+    assert list(without_help(typer.main.get_command(app), "")) == []

@@ -1,0 +1,110 @@
+"""A model that takes as long as it is told, on a clock that moves only while it works."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from mlx_engine.bench import cells
+from mlx_engine.cache import KVLayer, KVPool
+
+WRITTEN = 7
+CONTEXT = 2048
+
+
+class Clock:
+    """A clock that stands still until a pass moves it."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Token(int):
+    """A written id, and when the device will have computed it; None before that has begun."""
+
+    done = None
+
+
+class Backend:
+    """Eager, it works when it is called; lazy, it has a device, which works from when something is begun."""
+
+    profiler = None
+
+    def __init__(self, clock, *, lazy):
+        self.clock, self.lazy, self.pending, self.is_open, self.choice = clock, lazy, 0.0, False, 0.0
+        self.busy_until = 0.0
+
+    @contextmanager
+    def session(self):
+        self.is_open = True
+        yield
+        self.is_open = False
+
+    def spend(self, seconds):
+        self.pending += seconds
+        if not self.lazy:
+            self.wait(None)
+
+    def begin(self, x):
+        self.busy_until = x.done = max(self.busy_until, self.clock.now) + self.pending
+        self.pending = 0.0
+
+    def wait(self, x):
+        self.clock.now = max(self.busy_until, self.clock.now) + self.pending
+        self.pending = 0.0
+
+    def choose(self, logits, draws):
+        self.spend(self.choice)
+        return [Token(WRITTEN) for _ in draws]
+
+    def kv_empty(self, n_kv_heads, head_dim, n_slots):
+        return None
+
+    def token_id(self, token):
+        if token.done is None:
+            self.wait(token)
+        self.clock.now = max(self.clock.now, token.done or 0.0)
+        return int(token)
+
+
+class Spy:
+    """A model that writes one id for ever. `passes` has the ids of each pass, `at` how many tokens were before them.
+
+    A pass costs `cost(tokens, tokens before them)`, and without a cache `cost(tokens, None)`. Sequences become as long
+    as they were promised to become, and no longer. `wanted` has the number of rows whose logits are wanted.
+    """
+
+    def __init__(self, backend, cost):
+        self.backend, self.cost, self.passes, self.at, self.wanted = backend, cost, [], [], []
+        self.config = SimpleNamespace(vocab_size=50, context_length=CONTEXT)
+
+    def forward(self, batch):
+        assert self.backend.is_open
+        at = batch.positions[0] if batch.stores.are_kept else None
+        self.passes.append(list(batch.ids))
+        self.at.append(at)
+        self.wanted.append(sum(batch.wanted))
+        self.backend.spend(self.cost(len(batch.ids), at))
+        return None if batch.want == "none" else "logits"
+
+    def new_kv(self, n_tokens, *, kept=True):
+        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, kept=kept).sequence()
+
+    def scratch_kv(self, n_tokens):
+        return self.new_kv(n_tokens, kept=False)
+
+    @property
+    def lengths(self):
+        return [len(ids) for ids in self.passes]
+
+
+def measured(model, n_prompt=0, n_gen=0, depth=0, **options):
+    """A cell on `model`. The engine has no tokenizer: whoever asks for one fails."""
+    engine = SimpleNamespace(model=model, backend=model.backend, config=model.config)
+    return cells.measure(engine, cells.Test(n_prompt, n_gen, depth), **options)
+
+
+both_kinds = pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
