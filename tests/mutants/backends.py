@@ -70,7 +70,7 @@ MUTANTS = [
         "a program's rotations do not grow",
         "mlx_engine/backends/compiled_program.py",
         "_Steps.run",
-        "self._positions < offset + n",
+        "self._positions < length",
         "not self._positions",
     ),
     Mutant(
@@ -116,7 +116,13 @@ MUTANTS = [
         "h // group",
         "h % len(keys[0])",
     ),
-    Mutant("head of the first row", "mlx_engine/backends/simd.py", "SimdBackend.last", "return x[-1:]", "return x[:1]"),
+    Mutant(
+        "rows are taken from the first on",
+        "mlx_engine/backends/simd.py",
+        "SimdBackend.take",
+        "x[list(rows)]",
+        "x[: len(rows)]",
+    ),
     Mutant(
         "rope interleaved",
         "mlx_engine/backends/simd.py",
@@ -139,11 +145,11 @@ MUTANTS = [
         "(np.sqrt(mean) + np.float32(eps))",
     ),
     Mutant(
-        "growing loses the old slots",
+        "a sequence attends to the first one's keys",
         "mlx_engine/backends/simd.py",
-        "SimdBackend.kv_grow",
-        "grown[:, :, :slots] = store",
-        "pass",
+        "SimdBackend.attention",
+        "span.slots(first, span.length, kv.page)",
+        "kv.spans[0].slots(first, span.length, kv.page)",
     ),
     Mutant(
         "greedy takes the last of equals",
@@ -156,7 +162,7 @@ MUTANTS = [
         "keys written one slot early",
         "mlx_engine/backends/simd.py",
         "SimdBackend.kv_write",
-        "store[0, :, at : at + len(k)] = k.transpose(1, 0, 2)",
-        "store[0, :, max(at - 1, 0) : max(at - 1, 0) + len(k)] = k.transpose(1, 0, 2)",
+        "store[0][:, where] = k.transpose(1, 0, 2)",
+        "store[0][:, in_order(np.maximum(slots - 1, 0))] = k.transpose(1, 0, 2)",
     ),
 ]
