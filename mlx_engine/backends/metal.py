@@ -1,8 +1,14 @@
 """`metal` and `cuda`: `mlx` with our own kernels for all that is stored in Q8_0, the same text on either.
 
 A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
-attention; its projection added; norm with gate, up and activation; the last projection added. What has no kernel, or
-whose kernel the GPU refuses, is what it is on `mlx`: float matrices, biases, other norms.
+attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
+two more, for the norms.
+
+The bits of a row depend neither on how many rows a pass has, nor on its place among them. Every product, of stored and
+of float32 matrices, adds its columns in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of
+whole rows. What is left to MLX works on each element or each row alone: biases, layer norms, norms of heads, and
+activations without a gate. A kernel that the GPU refuses is replaced by MLX's own operations, whose order changes with
+the shape: that keeps the tolerance, and not the bits, and is logged once.
 """
 
 from __future__ import annotations
@@ -14,8 +20,9 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.launch import ExecutorName, use
+from kernels.metal.dense import NARROWEST
 from kernels.metal.head_norm_rope import rotation_table
-from kernels.metal.rows import MOST_VECTORS
+from kernels.metal.layout import BLOCK
 from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
@@ -68,9 +75,23 @@ class MetalBackend(MlxBackend):
         """Evaluates the graph."""
         super().wait(_whole(x))
 
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """One order of summation for any number of vectors, also for float32 matrices."""
+        if isinstance(linear.weight, SplitMatrix) or linear.weight.shape[1] < NARROWEST:
+            return super().linear(x, linear)
+        y = self.kernels.dense(x, linear.weight)
+        if y is None:
+            return super().linear(x, linear)
+        return y if linear.bias is None else y + linear.bias
+
+    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
+        """Whole rows are normed in the order of the kernels that norm what they multiply; heads by MLX."""
+        y = self.kernels.rms_norm(x, gain, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
+        return super().rms_norm(x, gain, eps) if y is None else y
+
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """The norm and three products in one launch, or a launch for each product."""
-        if isinstance(norm, RMSNorm) and (weights := _split(x, projections)):
+        if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)
                 if products is not None:
@@ -109,14 +130,14 @@ class MetalBackend(MlxBackend):
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """The sum is taken where the products are."""
-        weights = _split(x, (projection,))
+        weights = _split((projection,))
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """Everything in one launch."""
         y = None
-        if isinstance(norm, RMSNorm) and (weights := _split(x, (gate, up))):
+        if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
@@ -136,7 +157,7 @@ class MetalBackend(MlxBackend):
     def norm_head(self, x: Array, norm: Norm, head: Linear, *, every: bool) -> Array:
         """The norm and the products in one launch."""
         rows, y = x if every else self.last(x), None
-        if isinstance(norm, RMSNorm) and (weights := _split(rows, (head,))):
+        if isinstance(norm, RMSNorm) and (weights := _split((head,))):
             y = self.kernels.norm_project(rows, norm, weights[0])
         return super().norm_head(x, norm, head, every=every) if y is None else y
 
@@ -156,9 +177,9 @@ def _whole(x: Array) -> Array:
     return x.array() if isinstance(x, Half) else x
 
 
-def _split(x: mx.array, linears: Sequence[Linear]) -> list[SplitMatrix]:
-    """The matrices of layers that kernels multiply with: a few vectors, all matrices split, no biases. Else nothing."""
-    return [linear.weight for linear in linears] if len(x) <= MOST_VECTORS and _are_split(linears) else []
+def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
+    """The matrices of layers that fused kernels multiply with: all of them split, no biases. Else nothing."""
+    return [linear.weight for linear in linears] if _are_split(linears) else []
 
 
 def _are_split(linears: Sequence[Linear]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from kernels.launch import ExecutorName
+from kernels.metal.dense import dense
 from kernels.metal.embed_rows import embed_rows
 from kernels.metal.head_norm_rope import head_norm_rope
 from kernels.metal.layout import Q8_0Matrix
@@ -20,9 +21,9 @@ from kernels.metal.matvec import matvec
 from kernels.metal.norm_gate_up import norm_gate_up
 from kernels.metal.norm_project import norm_project
 from kernels.metal.norm_qkv import norm_qkv
+from kernels.metal.norm_rows import norm_rows
 from kernels.metal.project_add import project_add
 from kernels.metal.rows import MOST_VECTORS, Tuning
-from kernels.metal.tiles import tiles
 from mlx_engine.backends.metal_tuning import Tuner
 from mlx_engine.backends.metal_weights import SplitMatrix
 from mlx_engine.backends.parameters import Activation, RMSNorm
@@ -30,7 +31,7 @@ from mlx_engine.observe.log import LOGGER
 
 T = TypeVar("T")
 
-TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, project_add, matvec)
+TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, project_add, matvec, dense)
 
 
 class Kernels:
@@ -50,29 +51,35 @@ class Kernels:
         self, x: mx.array, norm: RMSNorm, q: SplitMatrix, k: SplitMatrix, v: SplitMatrix
     ) -> tuple[mx.array, mx.array, mx.array] | None:
         """Three products of the normed x."""
-        key = len(x), q.shape, k.shape, v.shape
-        return self._run(norm_qkv, key, x, norm.gain, norm.eps, q.matrix, k.matrix, v.matrix)
+        return self._normed(norm_qkv, (q.shape, k.shape, v.shape), x, norm, q.matrix, k.matrix, v.matrix)
 
     def norm_project(self, x: mx.array, norm: RMSNorm, weight: SplitMatrix) -> mx.array | None:
         """One product of the normed x."""
-        return self._run(norm_project, (len(x), weight.shape), x, norm.gain, norm.eps, weight.matrix)
+        return self._normed(norm_project, weight.shape, x, norm, weight.matrix)
 
     def norm_gate_up(
         self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Activation
     ) -> mx.array | None:
         """The first half of a gated feed-forward network."""
-        key = len(x), gate.shape, up.shape, activation
-        return self._run(norm_gate_up, key, x, norm.gain, norm.eps, gate.matrix, up.matrix, activation)
+        key = gate.shape, up.shape, activation
+        return self._normed(norm_gate_up, key, x, norm, gate.matrix, up.matrix, activation)
 
     def project_add(self, x: mx.array, weight: SplitMatrix, residual: mx.array) -> mx.array | None:
         """A product added to the residual stream."""
-        return self._run(project_add, (len(x), weight.shape), x, weight.matrix, residual)
+        return self._run(project_add, (tile(x), weight.shape), x, weight.matrix, residual)
 
     def multiply(self, x: mx.array, weight: SplitMatrix) -> mx.array | None:
-        """A product: rows of the matrix at a time for a few vectors, tiles for many."""
-        if len(x) > MOST_VECTORS:
-            return self._run(tiles, (len(x) > 16, weight.shape), x, weight.matrix)
-        return self._run(matvec, (len(x), weight.shape), x, weight.matrix)
+        """A product."""
+        return self._run(matvec, (tile(x), weight.shape), x, weight.matrix)
+
+    def dense(self, x: mx.array, weight: mx.array) -> mx.array | None:
+        """A product with a float32 matrix."""
+        return self._run(dense, (tile(x), weight.shape), x, weight)
+
+    def rms_norm(self, x: mx.array, gain: mx.array, eps: float) -> mx.array | None:
+        """Rows (V, K) normed, K a multiple of 32."""
+        made = self._run(norm_rows, x.shape[1:], x, gain, eps, True)
+        return None if made is None else made[0]
 
     def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
         """Rows of a table by their ids, uint32."""
@@ -92,6 +99,16 @@ class Kernels:
         eps = (norms[0].eps, norms[1].eps) if norms else (0.0, 0.0)
         key = q.shape[1], k.shape[1], head_dim, norms is None
         return self._run(head_norm_rope, key, q, k, v, turns, head_dim, gains, eps)
+
+    def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
+        """Run a kernel that norms a few vectors; of many, `norm_rows` makes what it reads."""
+        if len(x) <= MOST_VECTORS:
+            return self._run(kernel, (len(x), key), x, norm.gain, norm.eps, *rest)
+        made = self._run(norm_rows, x.shape[1:], x, norm.gain, norm.eps)
+        if made is None:
+            return None
+        rows, factors = made
+        return self._run(kernel, (tile(x), key), rows, norm.gain, norm.eps, *rest, factors)
 
     def _run(self, kernel: Callable[..., T], key: Hashable, *args: Any) -> T | None:
         name = kernel.__name__
@@ -115,6 +132,11 @@ class Kernels:
             return False
         self._tried[instance] = tuning
         return True
+
+
+def tile(x: mx.array) -> int:
+    """Which instantiation multiplies these vectors: one for each number of few, and one for all others."""
+    return min(len(x), MOST_VECTORS + 1)
 
 
 def zeros(argument: Any) -> Any:
