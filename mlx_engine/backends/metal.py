@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.launch import ExecutorName, use
+from kernels.metal.attention import WIDEST_HEAD
 from kernels.metal.dense import NARROWEST
 from kernels.metal.head_norm_rope import rotation_table
 from kernels.metal.layout import BLOCK
@@ -160,6 +161,26 @@ class MetalBackend(MlxBackend):
         if isinstance(norm, RMSNorm) and (weights := _split((head,))):
             y = self.kernels.norm_project(rows, norm, weights[0])
         return super().norm_head(x, norm, head, every=every) if y is None else y
+
+    def _paged_attention(
+        self,
+        q: mx.array,
+        store: mx.array,
+        pages: mx.array,
+        owner: mx.array,
+        position: mx.array,
+        page: int,
+        window: int,
+        scale: float,
+    ) -> mx.array | None:
+        """Return attention over pages as the kernel `attention` defines it; None where the kernel cannot be had.
+
+        The arguments are those of `kernels.metal.attention.attention`. The caller then gathers keys and values, and
+        keeps the tolerance and not the bits.
+        """
+        if q.shape[2] % 8 or q.shape[2] > WIDEST_HEAD:
+            return None
+        return self.kernels.attention(q, store, pages, owner, position, page, window, scale)
 
     def kv_write(self, store: Array, at: int, k: Array, v: Array) -> Array:
         """One update for both where they are halves of one array."""

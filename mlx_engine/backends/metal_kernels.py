@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from kernels.launch import ExecutorName
+from kernels.metal.attention import attention
 from kernels.metal.dense import dense
 from kernels.metal.embed_rows import embed_rows
 from kernels.metal.head_norm_rope import head_norm_rope
@@ -31,7 +32,7 @@ from mlx_engine.observe.log import LOGGER
 
 T = TypeVar("T")
 
-TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, project_add, matvec, dense)
+TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, project_add, matvec)
 
 
 class Kernels:
@@ -100,32 +101,59 @@ class Kernels:
         key = q.shape[1], k.shape[1], head_dim, norms is None
         return self._run(head_norm_rope, key, q, k, v, turns, head_dim, gains, eps)
 
+    def attention(
+        self,
+        q: mx.array,
+        store: mx.array,
+        pages: mx.array,
+        owner: mx.array,
+        position: mx.array,
+        page: int,
+        window: int,
+        scale: float,
+    ) -> mx.array | None:
+        """Attention (R, H, E) of rows to the keys and values of their pages."""
+        key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8
+        # It is tried on a store of one slot: another pool of keys and values might not fit into memory.
+        idle = q, store[:, :, :1], pages, owner, position
+        settings = {"page": page, "window": window, "scale": scale}
+        return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
+
     def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
         """Run a kernel that norms a few vectors; of many, `norm_rows` makes what it reads."""
         if len(x) <= MOST_VECTORS:
             return self._run(kernel, (len(x), key), x, norm.gain, norm.eps, *rest)
-        made = self._run(norm_rows, x.shape[1:], x, norm.gain, norm.eps)
+        made = None if kernel.__name__ in self.refused else self._run(norm_rows, x.shape[1:], x, norm.gain, norm.eps)
         if made is None:
             return None
         rows, factors = made
         return self._run(kernel, (tile(x), key), rows, norm.gain, norm.eps, *rest, factors)
 
-    def _run(self, kernel: Callable[..., T], key: Hashable, *args: Any) -> T | None:
+    def _run(
+        self, kernel: Callable[..., T], key: Hashable, *args: Any, idle: tuple[Any, ...] = (), **settings: Any
+    ) -> T | None:
+        """Run a kernel; an instantiation that is new is tried on zeros like `idle`, or else like the arguments."""
         name = kernel.__name__
         if name in self.refused:
             return None
         instance = name, key
-        if instance not in self._tried and not self._try(kernel, instance, args):
+        if instance not in self._tried and not self._try(kernel, instance, idle or args, settings):
             return None
         tuning = self._tried[instance]
-        return kernel(*args) if tuning is None else kernel(*args, tuning=tuning)
+        return kernel(*args, **settings) if tuning is None else kernel(*args, tuning=tuning, **settings)
 
-    def _try(self, kernel: Callable[..., Any], instance: tuple[str, Hashable], args: tuple[Any, ...]) -> bool:
+    def _try(
+        self,
+        kernel: Callable[..., Any],
+        instance: tuple[str, Hashable],
+        args: tuple[Any, ...],
+        settings: dict[str, Any],
+    ) -> bool:
         """Whether the GPU takes this instantiation, and at which sizes it is launched. Said once if it does not."""
         name, idle = instance[0], tuple(map(zeros, args))
         try:
             tuning = self._tuner.choose(kernel, idle) if self._tuner is not None and kernel in TUNED else None
-            mx.eval(kernel(*idle) if tuning is None else kernel(*idle, tuning=tuning))
+            mx.eval(kernel(*idle, **settings) if tuning is None else kernel(*idle, tuning=tuning, **settings))
         except self._refusals as error:
             self.refused[name] = str(error)
             LOGGER.log(logging.WARNING, "kernel %s is refused, MLX's own operations run instead: %s", name, error)
