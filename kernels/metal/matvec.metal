@@ -3,7 +3,7 @@
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);
-  // Neighbouring threadgroups multiply the same rows: what one has read from memory, the other finds in a cache.
+  // Neighbouring threadgroups multiply the same rows, so that weights come from memory once and then from a cache.
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = (int(threadgroup_position_in_grid.x) / tiles * NSG + mine) / KS;
   const int row0 = group * 4 * R + lane / 8;

@@ -1,9 +1,10 @@
 // Rows times vectors, and the order in which K products are added.
 //
-// The order depends on K alone: neither on how many vectors and rows a SIMD-group has, nor on how many SIMD-groups there
-// are, nor on whether a norm is taken with the product. The columns are cut into SEGMENTS segments. A segment has eight streams: stream s adds up the dot products of its
-// sixteens s, s + 8, s + 16, ... one after the other. The streams are added as a tree, neighbours first, and the
-// segments in their order. A stream belongs to one lane; a SIMD-group has four rows side by side.
+// The order depends on K alone: not on the number of rows and vectors, on the tile of a SIMD-group, on the number of
+// SIMD-groups, nor on whether a norm is taken with the product. The columns are cut into SEGMENTS segments. A segment has
+// eight streams: stream s sums the dot products of its groups of 16 columns s, s + 8, s + 16, ... sequentially. The
+// streams are added as a tree, neighbours first, and then the segments in their order. Each stream belongs to one lane;
+// a SIMD-group has four rows side by side.
 
 template <int K>
 struct Order {
@@ -21,15 +22,15 @@ METAL_FUNC float add_streams(float v) {
   return v + simd_shuffle_xor(v, ushort(4));
 }
 
-// Rows of a matrix as a lane reads them: row r of its own is row `first + 4 r` of N. Rows behind the last are read as
-// if they were the last; nobody may store what comes of them.
+// Rows of a matrix as a lane reads them: its row r is row `first + 4 r` of N. Rows after the last are read as if they
+// were the last; their sums must not be stored.
 struct Q8Rows {
   const device uint* wq;
   const device half* ws;
   int N, first;
 };
 
-// Rows of a gate and of what it gates, in turns.
+// Rows of the gate and up matrices, interleaved.
 struct GatedRows {
   Q8Rows gate, up;
 };
@@ -86,7 +87,7 @@ METAL_FUNC Weights load_weights(FloatRows rows, int r, int k) {
   return w;
 }
 
-// Vectors as a lane reads them: vector m of its own is vector `first + m` of V, or the last of them.
+// Vectors as a lane reads them: its vector m is vector `first + m` of V, or the last one.
 template <typename X>
 struct Vectors {
   const device X* x;

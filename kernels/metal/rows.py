@@ -2,8 +2,8 @@
 
 Eight lanes share the columns of a row, so a SIMD-group has four rows side by side, and each lane R of them. A *group*
 is 4 R rows of one matrix; no group straddles two matrices. A *unit* is a group times a tile of M vectors: the work of
-one SIMD-group, or of KS neighbouring ones that share the columns. All units of a threadgroup have the same vectors, and
-the threadgroups of a tile's neighbours the same rows.
+one SIMD-group, or of KS neighbouring ones that share the columns. All units of a threadgroup have the same vectors;
+neighbouring threadgroups have the same rows and other vectors.
 
 No bit of a result depends on any of this: the order of summation follows from K alone (`products.h.metal` defines it).
 """

@@ -1,9 +1,9 @@
 """Rung 4 of the Q8_0 ladder: tiles in the matrix units, for prompts.
 
 Faster than `matvec` for many vectors because every weight that is read and expanded is multiplied with 16 or 32 of
-them, by units that multiply 8 x 8 matrices. In which order those add is the hardware's affair, and another one than
-that of the kernels for few vectors. So the `metal` backend does not use this kernel: it is here to be measured beside
-`matvec`, as the price of one order.
+them, by units that multiply 8 x 8 matrices. The order in which these units add is not specified, and differs from the
+order of `matvec`. The `metal` backend therefore does not use this kernel; `kernels bench --vectors` measures it beside
+`matvec`, which shows what one order of summation costs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tiles(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> mx.ar
             2e-4 of a result; x beyond 65,504 overflows.
 
     Returns:
-        (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`. No bit of a row depends on how many there are.
+        (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.
 
     Raises:
         ValueError: x does not fit.

@@ -4,11 +4,11 @@ A layer takes seven launches for one token: norm with q, k and v; heads normed a
 attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
 two more, for the norms.
 
-The bits of a row depend neither on how many rows a pass has, nor on its place among them. Every product, of stored and
-of float32 matrices, adds its columns in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of
-whole rows. What is left to MLX works on each element or each row alone: biases, layer norms, norms of heads, and
-activations without a gate. A kernel that the GPU refuses is replaced by MLX's own operations, whose order changes with
-the shape: that keeps the tolerance, and not the bits, and is logged once.
+The bits of a row do not depend on the number of rows in the pass, nor on the row's place among them. Every product with
+a Q8_0 or float32 matrix sums over K in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of whole
+rows. What is left to MLX works on one element or one row: biases, layer norms, norms of heads, activations without a
+gate. Three cases keep the tolerance and not the bits: `attention` over a store that is not paged, which is MLX's; float
+matrices of fewer than 8 columns; and kernels that the GPU refuses, which MLX's operations replace with a warning.
 """
 
 from __future__ import annotations
