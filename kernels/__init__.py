@@ -14,9 +14,11 @@ __all__ = [
     "Kernel",
     "Q8_0Matrix",
     "Tuning",
+    "attention",
     "bench",
     "check",
     "counted",
+    "dense",
     "dequantize_q8_0",
     "embed_rows",
     "executors",
@@ -26,6 +28,7 @@ __all__ = [
     "norm_gate_up",
     "norm_project",
     "norm_qkv",
+    "norm_rows",
     "project_add",
     "simd_per_row",
     "split_q8_0",
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from kernels.lab.check import check
     from kernels.lab.experiment import Experiment
     from kernels.launch import counted, executors, use
+    from kernels.metal.attention import attention
+    from kernels.metal.dense import dense
     from kernels.metal.dequantize import dequantize_q8_0
     from kernels.metal.embed_rows import embed_rows
     from kernels.metal.head_norm_rope import head_norm_rope
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from kernels.metal.norm_gate_up import norm_gate_up
     from kernels.metal.norm_project import norm_project
     from kernels.metal.norm_qkv import norm_qkv
+    from kernels.metal.norm_rows import norm_rows
     from kernels.metal.project_add import project_add
     from kernels.metal.rows import Tuning
     from kernels.metal.simd_per_row import simd_per_row

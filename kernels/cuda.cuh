@@ -56,6 +56,7 @@ METAL_FUNC float4 fma(float4 a, float4 b, float4 c) {
 namespace metal {
 namespace precise {
 METAL_FUNC float exp(float x) { return expf(x); }
+METAL_FUNC float exp2(float x) { return exp2f(x); }
 METAL_FUNC float rsqrt(float x) { return __frsqrt_rn(x); }
 }  // namespace precise
 }  // namespace metal

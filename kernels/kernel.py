@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 METAL = Path(__file__).with_name("metal")
+HEADERS = ("q8_0", "products", "heads")
 
 MathMode = Literal["safe", "relaxed", "fast"]
 
@@ -43,8 +44,9 @@ class Kernel:
 
     @classmethod
     def load(cls, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Kernel:
-        """The kernel whose body is `metal/NAME.metal`, with the header that all of them share."""
-        return cls(name, tuple(inputs), tuple(outputs), _text(f"{name}.metal"), _text("q8_0.h.metal"))
+        """The kernel whose body is `metal/NAME.metal`, with the headers that all of them share."""
+        header = "\n".join(_text(f"{part}.h.metal") for part in HEADERS)
+        return cls(name, tuple(inputs), tuple(outputs), _text(f"{name}.metal"), header)
 
 
 @lru_cache

@@ -26,7 +26,7 @@ class About(NamedTuple):
     unit: str
 
 
-_ROWS = "K a multiple of 32, 1 to 8 vectors"
+_ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
 # What the twins call a rounding is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
@@ -37,13 +37,16 @@ _CARRIED = "what its formula allows"
 _ABOUT = {
     "thread_per_output": About(_ANY, _ONE_BY_ONE, _SUM),
     "simd_per_row": About(_ANY, _LANES, _SUM),
-    "matvec": About(_ROWS, _LANES, _SUM),
+    "matvec": About(_ANY, _LANES, _SUM),
     "tiles": About(_ANY, _ONE_BY_ONE, _SUM),
+    "dense": About("float32, any K, any number of vectors", _LANES, _SUM),
     "norm_project": About(_ROWS, 1, _CARRIED),
     "norm_qkv": About(_ROWS, 1, _CARRIED),
     "norm_gate_up": About(_ROWS, 1, _CARRIED),
-    "project_add": About(_ROWS + ", a float32 residual", 1, _CARRIED),
+    "norm_rows": About(_ANY, 1, _CARRIED),
+    "project_add": About(_ANY + ", a float32 residual", 1, _CARRIED),
     "head_norm_rope": About("an even head width from 8 on, any number of tokens", 1, _CARRIED),
+    "attention": About("a head width that is a multiple of 8, up to 256; float32", 1, _CARRIED),
     "embed_rows": About("K a multiple of 32, int32 ids", 0, "exact"),
     "dequantize": About("K a multiple of 32, float32 or float16 results", 0, "exact"),
 }

@@ -21,9 +21,10 @@ from kernels.metal.norm_gate_up import norm_gate_up
 from kernels.metal.norm_project import norm_project
 from kernels.metal.norm_qkv import norm_qkv
 from kernels.metal.project_add import project_add
-from kernels.metal.rows import TUNINGS, Tuning
+from kernels.metal.rows import MOST_VECTORS, TUNINGS, Tuning
 from kernels.metal.simd_per_row import simd_per_row
 from kernels.metal.thread_per_output import thread_per_output
+from kernels.metal.tiles import tiles
 
 Row = dict[str, Any]
 Call = Callable[..., Any]
@@ -68,7 +69,8 @@ def climb(
         matrices = [matrix(rng, n, product.columns) for n in product.rows]
         whole = _joined(matrices)
         common = {"product": product.title, "rows": product.rows, "columns": product.columns, "vectors": vectors}
-        for call in (thread_per_output, simd_per_row):
+        untuned = (thread_per_output, simd_per_row) + ((tiles,) if vectors > MOST_VECTORS else ())
+        for call in untuned:
             yield common | _measured([_planned(partial(call, x, whole))], executor)
         for call in (partial(matvec, x, whole), _fused(product, x, matrices, rng)):
             yield common | _measured(_tuned(call, tunings), executor)
@@ -79,13 +81,16 @@ def climb(
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """What the `metal` backend launches for this product."""
     gain = numbers(rng, (product.columns,), mean=1)
+    # Of many vectors the norm is taken by a launch before.
+    factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
-        return partial(norm_qkv, x, gain, EPS, *matrices)
+        q, k, v = matrices
+        return partial(norm_qkv, x, gain, EPS, q, k, v, factors)
     if product.title == "gate+up":
         gate, up = matrices
-        return partial(norm_gate_up, x, gain, EPS, gate, up)
+        return partial(norm_gate_up, x, gain, EPS, gate, up, "silu", factors)
     if product.title == "head":
-        return partial(norm_project, x, gain, EPS, *matrices)
+        return partial(norm_project, x, gain, EPS, matrices[0], factors)
     return partial(project_add, x, matrices[0], numbers(rng, (len(x), product.rows[0])))
 
 

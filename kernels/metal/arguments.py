@@ -11,20 +11,34 @@ from kernels.metal.rows import MOST_VECTORS
 ACTIVATIONS = (mx.float16, mx.float32)
 
 
-def vectors(kernel: str, x: mx.array, n_columns: int, most: int | None = MOST_VECTORS) -> int:
+def vectors(kernel: str, x: mx.array, n_columns: int) -> int:
     """How many vectors of `n_columns` x has.
 
     That they lie where 16-byte loads may read cannot be seen from here. Arrays that MLX has made do, and so do whole
     rows of them; of a view from the middle of a row take a copy.
 
     Raises:
-        ValueError: it is something else, or has more than `most` of them.
+        ValueError: it is something else.
     """
     if x.ndim != 2 or x.shape[1] != n_columns or x.dtype not in ACTIVATIONS or x.shape[0] < 1:
         raise ValueError(f"{kernel}: expected x (V, {n_columns}) of float16 or float32, found {described(x)}")
-    if most is not None and x.shape[0] > most:
-        raise ValueError(f"{kernel}: expected at most {most} vectors, found {x.shape[0]}; `tiles` takes any number")
     return x.shape[0]
+
+
+def normed_vectors(kernel: str, x: mx.array, gain: mx.array, n_columns: int, factors: mx.array | None) -> int:
+    """How many vectors x has, for a kernel that norms them, or is given them as `norm_rows` makes them.
+
+    Raises:
+        ValueError: x, the gain or the factors do not fit, or there are many vectors and no factors.
+    """
+    n = vectors(kernel, x, n_columns)
+    array(kernel, "gain", gain, (n_columns,), *ACTIVATIONS)
+    if factors is not None:
+        array(kernel, "factors", factors, (n,), mx.float32)
+        array(kernel, "x", x, (n, n_columns), mx.float32)
+    elif n > MOST_VECTORS:
+        raise ValueError(f"{kernel}: expected at most {MOST_VECTORS} vectors, or factors of `norm_rows`, found {n}")
+    return n
 
 
 def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtypes: mx.Dtype) -> mx.array:
@@ -52,6 +66,11 @@ def same(kernel: str, name: str, found: int, expected: int) -> None:
 def described(found: mx.array) -> str:
     """Shape and type, for a message."""
     return f"{tuple(found.shape)} of {str(found.dtype).rpartition('.')[2]}"
+
+
+def factors(given: mx.array | None) -> mx.array:
+    """The factors that a kernel was given, or an array that stands in their place and that nobody reads."""
+    return constants(1.0) if given is None else given
 
 
 @lru_cache(maxsize=64)

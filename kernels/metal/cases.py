@@ -1,14 +1,15 @@
 """One list of cases for every kernel: what it is called with, and what must come out.
 
 The tests run one case of each kernel, `kernels check` all of them, on whichever executor. Sizes are ragged on purpose:
-one row, odd rows, one block, rows that end inside a SIMD-group's 512 columns, one vector to eight, both types of x,
-columns shared by two and by four SIMD-groups. A case's inputs follow from its name.
+one row, odd rows, one block, rows that end inside a SIMD-group's 128 columns, one vector to many, both types of x,
+columns in one segment, in two and in four. A case's inputs follow from its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -18,6 +19,8 @@ import numpy as np
 from kernels.blocks import Q8_0
 from kernels.launch import Launch, planned
 from kernels.metal import (
+    attention,
+    dense,
     dequantize,
     embed_rows,
     head_norm_rope,
@@ -25,6 +28,7 @@ from kernels.metal import (
     norm_gate_up,
     norm_project,
     norm_qkv,
+    norm_rows,
     project_add,
     simd_per_row,
     thread_per_output,
@@ -45,7 +49,12 @@ SHAPES = [
     (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
     (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
 ]  # fmt: skip
-# The same for many vectors: whole tiles of 64 x 32 too.
+# The same with more vectors than a tile has.
+MORE = [
+    (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
+    (130, 64, 33, "float32"), (1, 32, 12, "float32"),
+]  # fmt: skip
+# For tiles in the matrix units: whole ones of 64 x 32 too.
 MANY = [
     (1, 32, 1, "float32"), (3, 96, 9, "float16"), (5, 160, 16, "float32"), (7, 32, 17, "float32"),
     (8, 256, 33, "float16"), (9, 544, 2, "float16"), (13, 96, 31, "float32"), (16, 288, 15, "float32"),
@@ -64,6 +73,17 @@ HEADS = [
         (5, 8, 2, 62), (7, 1, 1, 130), (7, 2, 1, 16), (8, 4, 1, 48), (9, 6, 2, 12), (11, 2, 2, 72), (13, 4, 2, 64),
         (16, 1, 1, 100), (17, 3, 1, 64), (31, 2, 1, 26), (33, 1, 1, 18), (40, 2, 1, 128),
     ])
+]  # fmt: skip
+
+# (H, G, E, page, window, lengths of the sequences): all of them have a row at their last position and at some others.
+PAGED = [
+    (1, 1, 8, 16, 0, [1]), (2, 1, 8, 1, 0, [9]), (4, 2, 64, 16, 0, [33]), (4, 4, 16, 64, 0, [64, 65]),
+    (6, 2, 24, 5, 0, [31, 32, 1]), (8, 2, 128, 16, 0, [257]), (8, 1, 128, 64, 0, [300, 40]), (2, 2, 256, 256, 0, [70]),
+    (16, 2, 32, 16, 0, [17, 5]), (3, 1, 40, 16, 0, [129]), (2, 1, 96, 32, 0, [96, 3]), (5, 5, 72, 7, 0, [20]),
+    (1, 1, 8, 16, 1, [20]), (2, 1, 64, 16, 5, [40, 2]), (4, 2, 48, 16, 32, [100]), (2, 2, 16, 64, 33, [99, 64]),
+    (4, 1, 128, 16, 64, [290]), (6, 3, 8, 256, 100, [300]), (2, 1, 256, 16, 31, [64]), (8, 8, 80, 3, 10, [11, 12]),
+    (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
+    (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
 
 
@@ -148,8 +168,16 @@ def _all() -> Iterator[Case]:
         name = module.__name__.rpartition(".")[2]
         for N, K, V, dtype in SHAPES:
             yield _rows(name, getattr(module, name), module.twin, (N, K, V, dtype), _plain)
-    for shape in SHAPES:
+    for shape in MORE:
+        yield _rows("matvec", matvec.matvec, matvec.twin, shape, _plain)
+        yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, _ready(_normed))
+        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, _ready(_qkv))
+        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, _ready(_gated("silu")))
+    for shape in SHAPES + MORE:
+        yield _rows("norm_rows", norm_rows.norm_rows, norm_rows.twin, shape, _whole)
+        yield _floats(*shape)
         yield _rows("project_add", project_add.project_add, project_add.twin, shape, _added)
+    for shape in SHAPES:
         yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, _normed)
         yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, _qkv)
     for i, shape in enumerate(SHAPES):
@@ -159,6 +187,8 @@ def _all() -> Iterator[Case]:
         yield _rows("tiles", tiles.tiles, tiles.twin, shape, _plain)
     for sizes in HEADS:
         yield _heads(*sizes)
+    for paged in PAGED:
+        yield _paged(*paged)
     for i, (N, K, _, _) in enumerate(SHAPES):
         yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
     for N, K, V, _ in SHAPES:
@@ -203,6 +233,59 @@ def _gated(activation: str) -> Callable[..., Arguments]:
         return *_norm(rng, K, V, dtype), matrix(rng, N, K), matrix(rng, N, K), activation
 
     return make
+
+
+def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
+    """The same vectors as `norm_rows` makes them: any factors will do."""
+
+    def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+        return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
+
+    return ready
+
+
+def _whole(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+    return *_norm(rng, K, V, dtype), N % 2 == 0
+
+
+def _floats(N: int, K: int, V: int, _: str) -> Case:
+    # Widths that no 16-byte load divides too.
+    K -= (0, 1, 7, 12, 24)[N % 5]
+
+    def make(rng: np.random.Generator) -> Arguments:
+        return numbers(rng, (V, K), mean=2 * (K % 3 == 0)), numbers(rng, (N, K))
+
+    return Case("dense", f"{N} x {K}, {V}", dense.dense, dense.twin, make)
+
+
+def paged(
+    rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]]
+) -> Arguments:
+    """Queries, a store and its pages, which lie in any order; slots that hold no key are no numbers."""
+    H, G, E = heads
+    held = [-(-length // page) for length in lengths]
+    starts = rng.permutation(sum(held) + 2) * page
+    store = np.full((2, G, len(starts) * page, E), np.nan, np.float32)
+    pages = np.full((len(lengths), max(held) + 1), -1, np.int32)
+    for b, (length, n) in enumerate(zip(lengths, held, strict=True)):
+        pages[b, :n], starts = starts[:n], starts[n:]
+        p = np.arange(length)
+        store[:, :, pages[b, p // page] + p % page] = rng.standard_normal((2, G, length, E))
+    owner = np.repeat(np.arange(len(lengths)), [len(of) for of in positions])
+    position = np.concatenate(positions)
+    queries = numbers(rng, (len(owner), H, E))
+    return queries, *map(mx.array, (store, pages, owner.astype(np.int32), position.astype(np.int32)))
+
+
+def _paged(H: int, G: int, E: int, page: int, window: int, lengths: list[int]) -> Case:
+    def make(rng: np.random.Generator) -> Arguments:
+        positions = [sorted({0, n // 3, n - 1}) for n in lengths]
+        return paged(rng, (H, G, E), page, lengths, positions)
+
+    label = f"{H} heads, {G} of keys, {E} wide, pages of {page}, " + (f"window {window}, " if window else "")
+    settings: dict[str, Any] = {"page": page, "window": window, "scale": E**-0.5}
+    call, twin = partial(attention.attention, **settings), partial(attention.twin, **settings)
+    return Case("attention", label + f"{'and'.join(f' {n} ' for n in lengths).strip()} keys", call, twin, make)
 
 
 def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:

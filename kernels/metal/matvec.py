@@ -1,8 +1,10 @@
-"""Rung 3 of the Q8_0 ladder: several rows per SIMD-group, 16 weights per load, up to eight vectors.
+"""Rung 3 of the Q8_0 ladder: several rows per SIMD-group, 16 weights per load, eight vectors at a time.
 
 Faster than one SIMD-group per row because a lane brings 16 bytes with one load, so that four times as much memory is
-on its way at any time, and because what is loaded of x serves R rows. With several vectors the weights, which are
-nearly all that is read, are still read once.
+on its way at any time, and because what is loaded of x serves several rows. With up to eight vectors the weights, which
+are nearly all that is read, are still read once.
+
+One order of summation for all: the bits of a row depend on K alone, not on the number of rows, vectors or threads.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 
 
 def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> mx.array:
-    """`x @ weight.T` for one to eight vectors.
+    """`x @ weight.T` for any number of vectors.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8.
+        x: (V, K) float16 or float32, any V.
         weight: (N, K).
         tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
 
@@ -35,11 +37,11 @@ def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> 
     """
     N, K = weight.shape
     V = arguments.vectors("matvec", x, K)
-    g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K))
+    g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K, V))
     (y,) = launch(
         KERNEL,
         [x, weight.wq, in_device_memory(weight.ws)],
-        template=(("N", N), ("K", K), ("V", V), *g.template),
+        template=(("N", N), ("K", K), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],

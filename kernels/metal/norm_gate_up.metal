@@ -1,28 +1,26 @@
 // RMSNorm, gate and up, and what gates: y = activation(gate) * up. A SIMD-group multiplies the same rows of both.
-// N rows of each, K columns, V vectors in TILES tiles of M, R rows per SIMD-group, NSG SIMD-groups in a threadgroup;
-// GELU: the tanh form of GELU instead of SiLU.
+// N rows of each, K columns, R rows of each per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. GELU:
+// the tanh form of GELU instead of SiLU. READY: x has been multiplied with the gain, and there are factors.
   const int lane = int(thread_index_in_simdgroup);
-  const int unit = int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup);
-  const int row0 = unit / TILES * R;
-  const int vector0 = unit % TILES * M;
+  const int tiles = (x_shape[0] + M - 1) / M;
+  const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
+  const int vector0 = int(threadgroup_position_in_grid.x) % tiles * M;
+  const int row0 = group * 4 * R + lane / 8;
 
-  float gates[M * R], ups[M * R], squares[M];
-  UNROLL for (int i = 0; i < M * R; i++) gates[i] = ups[i] = 0.0f;
-  UNROLL for (int m = 0; m < M; m++) squares[m] = 0.0f;
-  for (int k = lane * 16; k < K; k += 512) {
-    Sixteen xs[M];
-    load_normed<K, V, M>(xs, squares, x, gain, vector0, k);
-    add_products<K, R, M>(gates, xs, gate_wq, gate_ws, N, row0, k);
-    add_products<K, R, M>(ups, xs, up_wq, up_ws, N, row0, k);
-  }
+  float sums[M * 2 * R], squares[M];
+  const GatedRows rows = {{gate_wq, gate_ws, N, row0}, {up_wq, up_ws, N, row0}};
+  multiply_rows<K, 2 * R, M, 1, !READY>(
+      sums, squares, rows, normed_vectors<READY>(x, gain, x_shape[0], vector0), 0, lane);
 
   UNROLL for (int m = 0; m < M; m++) {
-    const float factor = rms_factor(simd_sum(squares[m]), K, eps[0]);
+    const int vector = vector0 + m;
+    const float factor = READY ? factors[min(vector, x_shape[0] - 1)] : rms_factor(squares[m], K, eps[0]);
     UNROLL for (int r = 0; r < R; r++) {
-      const float gate = simd_sum(gates[m * R + r]) * factor;
-      const float up = simd_sum(ups[m * R + r]) * factor;
-      if (lane == 0 && row0 + r < N && vector0 + m < V) {
-        y[size_t(vector0 + m) * N + row0 + r] = sigmoid_gate(gate, GELU ? gelu_argument(gate) : gate) * up;
+      const float gate = sums[(m * R + r) * 2] * factor;
+      const float up = sums[(m * R + r) * 2 + 1] * factor;
+      const int row = row0 + 4 * r;
+      if (lane % 8 == 0 && row < N && vector < x_shape[0]) {
+        y[size_t(vector) * N + row] = sigmoid_gate(gate, GELU ? gelu_argument(gate) : gate) * up;
       }
     }
   }

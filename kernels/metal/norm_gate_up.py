@@ -15,10 +15,10 @@ from kernels.kernel import Kernel
 from kernels.launch import launch
 from kernels.metal import arguments
 from kernels.metal.layout import Q8_0Matrix, in_device_memory
-from kernels.metal.rows import Tuning, default_tuning, geometry
+from kernels.metal.rows import MOST_VECTORS, Tuning, default_tuning, geometry
 from kernels.metal.twins import EPSILON, Expected, normed_products
 
-KERNEL = Kernel.load("norm_gate_up", ["x", "gain", "eps", "gate_wq", "gate_ws", "up_wq", "up_ws"], ["y"])
+KERNEL = Kernel.load("norm_gate_up", ["x", "gain", "eps", "factors", "gate_wq", "gate_ws", "up_wq", "up_ws"], ["y"])
 
 
 def norm_gate_up(
@@ -28,38 +28,41 @@ def norm_gate_up(
     gate: Q8_0Matrix,
     up: Q8_0Matrix,
     activation: Literal["silu", "gelu"] = "silu",
+    factors: mx.array | None = None,
     *,
     tuning: Tuning | None = None,
 ) -> mx.array:
-    """`activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, gain, eps)`, for one to eight vectors.
+    """`activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, gain, eps)`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8.
+        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows that `norm_rows` has made.
         gain: (K,) float16 or float32.
         eps: what is added to the mean square.
         gate: (N, K).
         up: (N, K).
         activation: SiLU, or the tanh form of GELU.
+        factors: (V,) float32, those that `norm_rows` gave with x; without them this kernel takes the norm.
         tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
 
     Returns:
         (V, N) float32. The bound is in `twin`.
 
     Raises:
-        ValueError: x, the gain or a matrix do not fit, or the activation is unknown.
+        ValueError: x, the gain, the factors or a matrix do not fit, or the activation is unknown.
     """
     if activation not in ("silu", "gelu"):
         raise ValueError(f"norm_gate_up: expected the activation 'silu' or 'gelu', found {activation!r}")
     N, K = gate.shape
-    V = arguments.vectors("norm_gate_up", x, K)
-    arguments.array("norm_gate_up", "gain", gain, (K,), *arguments.ACTIVATIONS)
+    V = arguments.normed_vectors("norm_gate_up", x, gain, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    g = geometry((N,), V, tuning or default_tuning(2 * N, V))
+    # Two matrices take the registers that many vectors would have.
+    g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
+    normed = x, gain, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
         KERNEL,
-        [x, gain, arguments.constants(eps), *(part for m in (gate, up) for part in (m.wq, in_device_memory(m.ws)))],
-        template=(("N", N), ("K", K), ("V", V), ("GELU", activation == "gelu"), *g.template),
+        [*normed, *(part for m in (gate, up) for part in (m.wq, in_device_memory(m.ws)))],
+        template=(("N", N), ("K", K), ("GELU", activation == "gelu"), ("READY", factors is not None), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
@@ -69,7 +72,13 @@ def norm_gate_up(
 
 
 def twin(
-    x: mx.array, gain: mx.array, eps: float, gate: Q8_0Matrix, up: Q8_0Matrix, activation: str = "silu"
+    x: mx.array,
+    gain: mx.array,
+    eps: float,
+    gate: Q8_0Matrix,
+    up: Q8_0Matrix,
+    activation: str = "silu",
+    factors: mx.array | None = None,
 ) -> Expected:
     """The same in float64.
 
@@ -77,8 +86,8 @@ def twin(
     is good to 4 units in the last place, which with the sum, the division and the product with up makes 12 roundings.
     GELU's z is computed: 4 roundings of z are `4 |z|` of exp(-z), and `|z| / (1 + exp(|z|))` never exceeds 0.28.
     """
-    a, a_bound = normed_products(x, gain, eps, gate)
-    b, b_bound = normed_products(x, gain, eps, up)
+    a, a_bound = normed_products(x, gain, eps, gate, factors)
+    b, b_bound = normed_products(x, gain, eps, up, factors)
     z = a if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)
     with np.errstate(over="ignore"):
         activated = a / (1 + np.exp(-z))

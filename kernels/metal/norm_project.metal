@@ -1,24 +1,22 @@
-// RMSNorm and one matrix. The norm's factor is one number per vector: it multiplies the finished sums, and the squares
-// it is made of are added up in the loop that reads x anyway.
-// N rows, K columns, V vectors in TILES tiles of M, R rows per SIMD-group, NSG SIMD-groups in a threadgroup.
+// RMSNorm and one matrix. The norm's factor is one number per vector: it multiplies the finished sums.
+// N rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x has been
+// multiplied with the gain, and there are factors.
   const int lane = int(thread_index_in_simdgroup);
-  const int unit = int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup);
-  const int row0 = unit / TILES * R;
-  const int vector0 = unit % TILES * M;
+  const int tiles = (x_shape[0] + M - 1) / M;
+  const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
+  const int vector0 = int(threadgroup_position_in_grid.x) % tiles * M;
+  const int row0 = group * 4 * R + lane / 8;
 
   float sums[M * R], squares[M];
-  UNROLL for (int i = 0; i < M * R; i++) sums[i] = 0.0f;
-  UNROLL for (int m = 0; m < M; m++) squares[m] = 0.0f;
-  for (int k = lane * 16; k < K; k += 512) {
-    Sixteen xs[M];
-    load_normed<K, V, M>(xs, squares, x, gain, vector0, k);
-    add_products<K, R, M>(sums, xs, wq, ws, N, row0, k);
-  }
+  const Q8Rows rows = {wq, ws, N, row0};
+  multiply_rows<K, R, M, 1, !READY>(
+      sums, squares, rows, normed_vectors<READY>(x, gain, x_shape[0], vector0), 0, lane);
 
   UNROLL for (int m = 0; m < M; m++) {
-    const float factor = rms_factor(simd_sum(squares[m]), K, eps[0]);
+    const int vector = vector0 + m;
+    const float factor = READY ? factors[min(vector, x_shape[0] - 1)] : rms_factor(squares[m], K, eps[0]);
     UNROLL for (int r = 0; r < R; r++) {
-      const float product = simd_sum(sums[m * R + r]) * factor;
-      if (lane == 0 && row0 + r < N && vector0 + m < V) y[size_t(vector0 + m) * N + row0 + r] = product;
+      const int row = row0 + 4 * r;
+      if (lane % 8 == 0 && row < N && vector < x_shape[0]) y[size_t(vector) * N + row] = sums[m * R + r] * factor;
     }
   }

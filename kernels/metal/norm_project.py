@@ -15,19 +15,26 @@ from kernels.metal.layout import Q8_0Matrix, in_device_memory
 from kernels.metal.rows import Tuning, default_tuning, geometry
 from kernels.metal.twins import Expected, normed_products
 
-KERNEL = Kernel.load("norm_project", ["x", "gain", "eps", "wq", "ws"], ["y"])
+KERNEL = Kernel.load("norm_project", ["x", "gain", "eps", "factors", "wq", "ws"], ["y"])
 
 
 def norm_project(
-    x: mx.array, gain: mx.array, eps: float, weight: Q8_0Matrix, *, tuning: Tuning | None = None
+    x: mx.array,
+    gain: mx.array,
+    eps: float,
+    weight: Q8_0Matrix,
+    factors: mx.array | None = None,
+    *,
+    tuning: Tuning | None = None,
 ) -> mx.array:
-    """`rms_norm(x, gain, eps) @ weight.T` for one to eight vectors.
+    """`rms_norm(x, gain, eps) @ weight.T`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8.
+        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows that `norm_rows` has made.
         gain: (K,) float16 or float32.
         eps: what is added to the mean square.
         weight: (N, K).
+        factors: (V,) float32, those that `norm_rows` gave with x; without them this kernel takes the norm.
         tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
 
     Returns:
@@ -35,16 +42,15 @@ def norm_project(
         `x * gain`, 5 of the norm's factor and 1 to multiply by it.
 
     Raises:
-        ValueError: x or the gain do not fit.
+        ValueError: x, the gain or the factors do not fit.
     """
     N, K = weight.shape
-    V = arguments.vectors("norm_project", x, K)
-    arguments.array("norm_project", "gain", gain, (K,), *arguments.ACTIVATIONS)
+    V = arguments.normed_vectors("norm_project", x, gain, K, factors)
     g = geometry((N,), V, tuning or default_tuning(N, V))
     (y,) = launch(
         KERNEL,
-        [x, gain, arguments.constants(eps), weight.wq, in_device_memory(weight.ws)],
-        template=(("N", N), ("K", K), ("V", V), *g.template),
+        [x, gain, arguments.constants(eps), arguments.factors(factors), weight.wq, in_device_memory(weight.ws)],
+        template=(("N", N), ("K", K), ("READY", factors is not None), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
@@ -53,6 +59,6 @@ def norm_project(
     return y
 
 
-def twin(x: mx.array, gain: mx.array, eps: float, weight: Q8_0Matrix) -> Expected:
+def twin(x: mx.array, gain: mx.array, eps: float, weight: Q8_0Matrix, factors: mx.array | None = None) -> Expected:
     """The same in float64."""
-    return normed_products(x, gain, eps, weight)
+    return normed_products(x, gain, eps, weight, factors)

@@ -1,26 +1,26 @@
 // The product of matvec.metal, added to what is there already: how attention and the feed-forward network end.
-// N rows, K columns, V vectors in TILES tiles of M; NSG SIMD-groups in a threadgroup; KS of them share a row's columns.
-  threadgroup float parts[KS > 1 ? NSG * M * R : 1];
+// N rows, K columns; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a row's columns.
+  threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);
-  const int unit = (int(threadgroup_position_in_grid.x) * NSG + mine) / KS;
-  // Neighbours multiply the same rows with other vectors: what one has read from memory, the other finds in a cache.
-  const int row0 = unit / TILES * R;
-  const int vector0 = unit % TILES * M;
+  // Neighbouring threadgroups multiply the same rows, so that weights come from memory once and then from a cache.
+  const int tiles = (x_shape[0] + M - 1) / M;
+  const int group = (int(threadgroup_position_in_grid.x) / tiles * NSG + mine) / KS;
+  const int row0 = group * 4 * R + lane / 8;
+  const int vector0 = int(threadgroup_position_in_grid.x) % tiles * M;
 
-  float sums[M * R];
-  UNROLL for (int i = 0; i < M * R; i++) sums[i] = 0.0f;
-  for (int k = (mine % KS * 32 + lane) * 16; k < K; k += KS * 512) {
-    Sixteen xs[M];
-    UNROLL for (int m = 0; m < M; m++) xs[m] = load16(x + size_t(min(vector0 + m, V - 1)) * K + k);
-    add_products<K, R, M>(sums, xs, wq, ws, N, row0, k);
-  }
-  join_sums<M * R, KS>(sums, parts, mine, lane);
+  float sums[M * R], squares[1];
+  const Q8Rows rows = {wq, ws, N, row0};
+  multiply_rows<K, R, M, KS, false>(sums, squares, rows, vectors_of(x, x_shape[0], vector0), mine % KS, lane);
+  add_segments<M * R, KS>(sums, parts, mine, lane);
 
-  if (lane == 0 && mine % KS == 0) {
+  if (lane % 8 == 0 && mine % KS == 0) {
     UNROLL for (int i = 0; i < M * R; i++) {
-      const int row = row0 + i % R;
+      const int row = row0 + i % R * 4;
       const int vector = vector0 + i / R;
-      if (row < N && vector < V) y[size_t(vector) * N + row] = residual[size_t(vector) * N + row] + sums[i];
+      if (row < N && vector < x_shape[0]) {
+        const size_t at = size_t(vector) * N + row;
+        y[at] = residual[at] + sums[i];
+      }
     }
   }

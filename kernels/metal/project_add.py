@@ -19,10 +19,10 @@ KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
 
 def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """`residual + x @ weight.T` for one to eight vectors.
+    """`residual + x @ weight.T` for any number of vectors.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8.
+        x: (V, K) float16 or float32, any V.
         weight: (N, K).
         residual: (V, N) float32.
         tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
@@ -36,11 +36,11 @@ def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: 
     N, K = weight.shape
     V = arguments.vectors("project_add", x, K)
     arguments.array("project_add", "residual", residual, (V, N), mx.float32)
-    g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K))
+    g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K, V))
     (y,) = launch(
         KERNEL,
         [x, weight.wq, in_device_memory(weight.ws), residual],
-        template=(("N", N), ("K", K), ("V", V), *g.template),
+        template=(("N", N), ("K", K), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],

@@ -1,4 +1,5 @@
-// Q8_0 by sixteens: what one 16-byte load brings is half a block. Shared by all kernels of this folder.
+// Q8_0 by sixteens: what one 16-byte load brings is half a block. Shared by all kernels of this folder, as are the other
+// headers.
 //
 // Multiplications that are added to something are written fma(): where the compiler may choose, two instantiations
 // could choose differently, and the same row would have other bits in another batch.
@@ -55,25 +56,14 @@ METAL_FUNC Sixteen times16(Sixteen x, Sixteen y) {
   return z;
 }
 
-METAL_FUNC float dot16(Sixteen x, Sixteen y) {
-  float4 s = x.a * y.a;
-  s = fma(x.b, y.b, s);
-  s = fma(x.c, y.c, s);
-  s = fma(x.d, y.d, s);
-  return (s.x + s.y) + (s.z + s.w);
+METAL_FUNC float dot4(float4 x, float4 y, float s) {
+  return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, s))));
 }
 
-// Sixteen columns from column k on, of R rows and M vectors: sums[m * R + r] += d * (row row0 + r . xs[m]).
-// Rows behind the last of the N are read as if they were the last; nobody may store what comes of them.
-template <int K, int R, int M>
-METAL_FUNC void add_products(
-    thread float* sums, const thread Sixteen* xs, const device uint* wq, const device half* ws, int N, int row0, int k) {
-  UNROLL for (int r = 0; r < R; r++) {
-    const size_t at = size_t(min(row0 + r, N - 1)) * K + k;
-    const Sixteen w = codes16(((const device uint4*)wq)[at / 16]);
-    const float d = float(ws[at / 32]);
-    UNROLL for (int m = 0; m < M; m++) sums[m * R + r] = fma(d, dot16(w, xs[m]), sums[m * R + r]);
-  }
+// Sixteen products, added in the order of their columns. A chain, and no tree: a chain is added to the sum of a row by
+// one instruction, and the lanes have other chains to go on with.
+METAL_FUNC float dot16(Sixteen x, Sixteen y) {
+  return dot4(x.d, y.d, dot4(x.c, y.c, dot4(x.b, y.b, dot4(x.a, y.a, 0.0f))));
 }
 
 METAL_FUNC void store4(device float* p, float4 x) {
@@ -108,36 +98,6 @@ METAL_FUNC void put16(threadgroup T* p, Sixteen q, float d) {
   put4(p + 4, q.b * d);
   put4(p + 8, q.c * d);
   put4(p + 12, q.d * d);
-}
-
-// Sixteen columns of M vectors, each times the norm's gain; their squares are added to what was before.
-template <int K, int V, int M, typename X, typename G>
-METAL_FUNC void load_normed(
-    thread Sixteen* xs, thread float* squares, const device X* x, const device G* gain, int vector0, int k) {
-  const Sixteen g = load16(gain + k);
-  UNROLL for (int m = 0; m < M; m++) {
-    const Sixteen v = load16(x + size_t(min(vector0 + m, V - 1)) * K + k);
-    squares[m] += dot16(v, v);
-    xs[m] = times16(v, g);
-  }
-}
-
-// Add up what the lanes of a SIMD-group have, then what KS neighbouring SIMD-groups have, always in the same order.
-// Only the first of the neighbours gets the result. `parts` has room for all SIMD-groups' sums.
-template <int COUNT, int KS>
-METAL_FUNC void join_sums(thread float* sums, threadgroup float* parts, int simdgroup, int lane) {
-  UNROLL for (int i = 0; i < COUNT; i++) sums[i] = simd_sum(sums[i]);
-  if (KS > 1) {
-    if (lane == 0) {
-      UNROLL for (int i = 0; i < COUNT; i++) parts[simdgroup * COUNT + i] = sums[i];
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (simdgroup % KS == 0) {
-      UNROLL for (int i = 0; i < COUNT; i++) {
-        for (int s = 1; s < KS; s++) sums[i] += parts[(simdgroup + s) * COUNT + i];
-      }
-    }
-  }
 }
 
 // What x is multiplied with by an RMSNorm.

@@ -1,8 +1,11 @@
 """Which SIMD-group multiplies which rows: the geometry of the kernels with several rows per SIMD-group.
 
-A *group* is R rows of one matrix; no group straddles two matrices. A *unit* is a group times a tile of M vectors: the
-units of a group are neighbours, so that its weights come from memory once. A unit is the work of one SIMD-group, or
-of KS neighbouring ones that share the columns.
+Eight lanes share the columns of a row, so a SIMD-group has four rows side by side, and each lane R of them. A *group*
+is 4 R rows of one matrix; no group straddles two matrices. A *unit* is a group times a tile of M vectors: the work of
+one SIMD-group, or of KS neighbouring ones that share the columns. All units of a threadgroup have the same vectors;
+neighbouring threadgroups have the same rows and other vectors.
+
+No bit of a result depends on any of this: the order of summation follows from K alone (`products.h.metal` defines it).
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from functools import cached_property, lru_cache
 
 from kernels.launch import Size
 
-# Vectors that one launch can take: more are `tiles`' work, where arithmetic is the limit and not memory.
+# Vectors of a tile. For so many memory is the limit, and a norm is best taken by the product's own launch; for more
+# arithmetic is, and the norm is taken once, by a launch before.
 MOST_VECTORS = 8
-# Vectors of a tile: sixteen numbers of each are held in registers.
-TILE_VECTORS = 4
+# Rows that a SIMD-group has side by side.
+LANE_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Tuning:
     """What changes a kernel's speed and no bit of its result.
 
     Attributes:
-        rows: R, rows of a SIMD-group. More of them read x less often; fewer keep more SIMD-groups busy.
+        rows: R, rows of a lane. More of them read x less often; fewer keep more SIMD-groups busy.
         simdgroups: NSG, SIMD-groups of a threadgroup.
     """
 
@@ -37,7 +41,7 @@ class Tuning:
             )
 
 
-TUNINGS = tuple(Tuning(rows, simdgroups) for rows in (1, 2, 4, 8) for simdgroups in (2, 4, 8))
+TUNINGS = tuple(Tuning(rows, simdgroups) for rows in (1, 2, 4) for simdgroups in (2, 4, 8, 16))
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Geometry:
 
     Attributes:
         tile: M, vectors of a unit.
-        tiles: units of a group.
+        tiles: how many tiles there are. A kernel counts them itself: it is compiled for any number of vectors above 8.
         rows: R.
         simdgroups: NSG.
         split: KS.
@@ -67,7 +71,6 @@ class Geometry:
         """What the text of a kernel calls all that."""
         return (
             ("M", self.tile),
-            ("TILES", self.tiles),
             ("R", self.rows),
             ("NSG", self.simdgroups),
             ("KS", self.split),
@@ -86,12 +89,12 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
             f"tuning: {split} SIMD-groups share a row here: expected a multiple of that many in a threadgroup, "
             f"found {tuning.simdgroups}"
         )
-    tiles = -(-vectors // TILE_VECTORS)
-    groups = sum(-(-n // tuning.rows) for n in n_rows)
-    threadgroups = -(-groups * tiles * split // tuning.simdgroups)
+    tiles = -(-vectors // MOST_VECTORS)
+    groups = sum(-(-n // (LANE_ROWS * tuning.rows)) for n in n_rows)
+    threadgroups = -(-groups * split // tuning.simdgroups) * tiles
     threads = 32 * tuning.simdgroups
     return Geometry(
-        tile=-(-vectors // tiles),
+        tile=min(vectors, MOST_VECTORS),
         tiles=tiles,
         rows=tuning.rows,
         simdgroups=tuning.simdgroups,
@@ -101,27 +104,34 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
     )
 
 
-@lru_cache(maxsize=1024)
-def k_split(n_rows: int, n_columns: int) -> int:
-    """KS: how many SIMD-groups share the columns of a row. It orders a sum, so the shape alone decides it.
+def segments(n_columns: int) -> int:
+    """Into how many segments the order of summation cuts K columns: each is at least 1,024 columns long."""
+    return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
-    A matrix of few rows has too few SIMD-groups to keep the memory of a large GPU busy: rows are split where that makes
-    at most 4,096 of them, and never so that a SIMD-group has less than two loads of 512 columns per row.
+
+@lru_cache(maxsize=1024)
+def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
+    """KS: how many SIMD-groups share the columns of a row, a segment each; or 1, and each has all of them.
+
+    A matrix of few rows has too few SIMD-groups to keep the memory of a large GPU busy.
     """
-    return next((s for s in (4, 2) if n_rows * s <= 4096 and n_columns >= 1024 * s), 1)
+    split = segments(n_columns)
+    return split if vectors <= MOST_VECTORS and n_rows * split <= 8192 else 1
 
 
 @lru_cache(maxsize=1024)
 def default_tuning(n_rows: int, vectors: int) -> Tuning:
-    """A start: two rows where there are few, or where several vectors take the registers. Only a measurement knows."""
-    return Tuning(rows=2 if vectors > 1 or n_rows <= 2048 else 4, simdgroups=4)
+    """A start: few rows where there are few, more where several vectors use them. Only a measurement knows."""
+    if vectors > MOST_VECTORS:
+        return Tuning(rows=4, simdgroups=4)
+    return Tuning(rows=1 if vectors == 1 and n_rows <= 2048 else 2, simdgroups=4)
 
 
 @dataclass(frozen=True)
 class Work:
     """What one SIMD-group does: rows [first, stop) of a matrix times vectors [first_vector, stop_vector).
 
-    `part` of KS says which of the columns: those of every KS-th stretch of 512, the own one first.
+    `part` of KS says which segments of the columns: every KS-th, this one first.
     """
 
     matrix: int
@@ -134,12 +144,14 @@ class Work:
 
 def work(n_rows: tuple[int, ...], vectors: int, g: Geometry, simdgroup: int) -> Work | None:
     """The work of a SIMD-group by its number in the grid, as the kernels' text has it; None if it has none."""
-    unit, part = divmod(simdgroup, g.split)
-    group, tile = divmod(unit, g.tiles)
-    for matrix, n in enumerate(n_rows):
-        groups = -(-n // g.rows)
+    threadgroup, mine = divmod(simdgroup, g.simdgroups)
+    block, tile = divmod(threadgroup, g.tiles)
+    group, part = divmod(block * g.simdgroups + mine, g.split)
+    n = LANE_ROWS * g.rows
+    for matrix, rows in enumerate(n_rows):
+        groups = -(-rows // n)
         if group < groups:
-            first, first_vector = group * g.rows, tile * g.tile
-            return Work(matrix, first, min(first + g.rows, n), first_vector, min(first_vector + g.tile, vectors), part)
+            first, first_vector = group * n, tile * g.tile
+            return Work(matrix, first, min(first + n, rows), first_vector, min(first_vector + g.tile, vectors), part)
         group -= groups
     return None

@@ -37,7 +37,7 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
         ValueError: x does not fit.
     """
     N, K = weight.shape
-    V = arguments.vectors("simd_per_row", x, K, most=None)
+    V = arguments.vectors("simd_per_row", x, K)
     threads, group = grid(N, V)
     (y,) = launch(
         KERNEL,

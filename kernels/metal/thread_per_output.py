@@ -37,7 +37,7 @@ def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
         ValueError: x does not fit.
     """
     N, K = weight.shape
-    V = arguments.vectors("thread_per_output", x, K, most=None)
+    V = arguments.vectors("thread_per_output", x, K)
     threads, group = grid(N, V)
     (y,) = launch(
         KERNEL,

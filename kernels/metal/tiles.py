@@ -1,7 +1,9 @@
 """Rung 4 of the Q8_0 ladder: tiles in the matrix units, for prompts.
 
-Faster than one launch per eight vectors because every weight that is read and expanded is multiplied with 16 or 32
-vectors, by units that multiply 8 x 8 matrices. Below some ten vectors memory is the limit, and `matvec` is faster.
+Faster than `matvec` for many vectors because every weight that is read and expanded is multiplied with 16 or 32 of
+them, by units that multiply 8 x 8 matrices. The order in which these units add is not specified, and differs from the
+order of `matvec`. The `metal` backend therefore does not use this kernel; `kernels bench --vectors` measures it beside
+`matvec`, which shows what one order of summation costs.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ def tiles(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> mx.ar
             2e-4 of a result; x beyond 65,504 overflows.
 
     Returns:
-        (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`. No bit of a row depends on how many there are.
+        (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.
 
     Raises:
         ValueError: x does not fit.
     """
     N, K = weight.shape
-    V = arguments.vectors("tiles", x, K, most=None)
+    V = arguments.vectors("tiles", x, K)
     tile, threads, group = grid(N, V)
     (y,) = launch(
         KERNEL,

@@ -16,7 +16,7 @@ from kernels.metal.layout import Q8_0Matrix, expanded
 
 # What one rounding to float32 changes at most, relatively: half of what NumPy calls its epsilon.
 EPSILON = 2.0**-24
-# Where lanes share a row, a term passes through 14 + K / 512 additions, most of them of numbers of its own size.
+# Where lanes share a row, a term passes through 15 additions of its sixteen, one for each sixteen of its stream, and 6.
 PRODUCT = 4
 # Where one thread, or a matrix unit, adds up a whole block: 32 + K / 32.
 SEQUENTIAL = 8
@@ -51,6 +51,13 @@ def normed(x: mx.array, gain: mx.array, eps: float) -> Floats:
     return numbers * factors * wide(gain)
 
 
-def normed_products(x: mx.array, gain: mx.array, eps: float, matrix: Q8_0Matrix) -> Expected:
-    """Products of what `normed` gives: one rounding more for `x * gain`, the factor's, and one to multiply by it."""
+def normed_products(
+    x: mx.array, gain: mx.array, eps: float, matrix: Q8_0Matrix, factors: mx.array | None = None
+) -> Expected:
+    """Products of what `normed` gives: one rounding more for `x * gain`, the factor's, and one to multiply by it.
+
+    With factors x has been multiplied by the gain, and only the factors are left: one rounding more.
+    """
+    if factors is not None:
+        return products(wide(x) * wide(factors)[:, None], matrix, PRODUCT + 1)
     return products(normed(x, gain, eps), matrix, PRODUCT + 1 + FACTOR + 1)

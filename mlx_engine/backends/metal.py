@@ -1,8 +1,15 @@
 """`metal` and `cuda`: `mlx` with our own kernels for all that is stored in Q8_0, the same text on either.
 
 A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
-attention; its projection added; norm with gate, up and activation; the last projection added. What has no kernel, or
-whose kernel the GPU refuses, is what it is on `mlx`: float matrices, biases, other norms.
+attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
+two more, for the norms.
+
+The bits of a row do not depend on the number of rows in the pass, nor on the row's place among them. Every product with
+a Q8_0 or float32 matrix sums over K in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of whole
+rows. What is left to MLX works on one element or one row: biases, layer norms, norms of heads, activations without a
+gate. Keys are summed in blocks counted from position 0 (`kernels/metal/attention.py`). Three cases keep the tolerance
+and not the bits: heads that are wider than 256 or no multiple of 8; float matrices of fewer than 8 columns; and kernels
+that the GPU refuses, which MLX's operations replace with a warning.
 """
 
 from __future__ import annotations
@@ -14,8 +21,11 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.launch import ExecutorName, use
+from kernels.metal.attention import WIDEST_HEAD
+from kernels.metal.dense import NARROWEST
 from kernels.metal.head_norm_rope import rotation_table
-from kernels.metal.rows import MOST_VECTORS
+from kernels.metal.layout import BLOCK
+from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
@@ -40,6 +50,7 @@ class MetalBackend(MlxBackend):
             self._stream, self._real = mx.new_thread_unsafe_stream(mx.Device(mx.cpu)), mx.float64
         self.kernels = Kernels(executor, tuner(executor))
         self._turns: dict[Rope, mx.array] = {}
+        self._places: Places | None = None
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -68,9 +79,23 @@ class MetalBackend(MlxBackend):
         """Evaluates the graph."""
         super().wait(_whole(x))
 
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """One order of summation for any number of vectors, also for float32 matrices."""
+        if isinstance(linear.weight, SplitMatrix) or linear.weight.shape[1] < NARROWEST:
+            return super().linear(x, linear)
+        y = self.kernels.dense(x, linear.weight)
+        if y is None:
+            return super().linear(x, linear)
+        return y if linear.bias is None else y + linear.bias
+
+    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
+        """Whole rows are normed in the order of the kernels that norm what they multiply; heads by MLX."""
+        y = self.kernels.rms_norm(x, gain, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
+        return super().rms_norm(x, gain, eps) if y is None else y
+
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
         """The norm and three products in one launch, or a launch for each product."""
-        if isinstance(norm, RMSNorm) and (weights := _split(x, projections)):
+        if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)
                 if products is not None:
@@ -109,14 +134,14 @@ class MetalBackend(MlxBackend):
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """The sum is taken where the products are."""
-        weights = _split(x, (projection,))
+        weights = _split((projection,))
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
         """Everything in one launch."""
         y = None
-        if isinstance(norm, RMSNorm) and (weights := _split(x, (gate, up))):
+        if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
@@ -136,9 +161,19 @@ class MetalBackend(MlxBackend):
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
         """The norm and the products in one launch."""
         y = None
-        if isinstance(norm, RMSNorm) and (weights := _split(x, (head,))):
+        if isinstance(norm, RMSNorm) and (weights := _split((head,))):
             y = self.kernels.norm_project(x, norm, weights[0])
         return super().norm_head(x, norm, head) if y is None else y
+
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+        """Pages are read where they lie, in one order of summation for any number of queries."""
+        y = None
+        if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
+            if self._places is None or not self._places.are_of(kv, counts):
+                self._places = Places(kv, counts)
+            of = self._places
+            y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scale)
+        return super().attention(q, kv, counts, scale) if y is None else y
 
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
         """One update for both where they are halves of one array."""
@@ -149,6 +184,27 @@ class MetalBackend(MlxBackend):
         return store
 
 
+class Places:
+    """Page tables, and the sequence and position of each query, as the kernel `attention` reads them.
+
+    Layers with one window ask for the same: they are made once in a pass.
+    """
+
+    def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
+        self._spans, self._counts = kv.spans, tuple(counts)
+        n_pages = [-(-span.length // kv.page) for span in kv.spans]
+        table = np.zeros((len(n_pages), max(n_pages)), dtype=np.int32)
+        for row, span, n in zip(table, kv.spans, n_pages, strict=True):
+            row[:n] = span.pages[:n]
+        places = [(b, p) for b, n in enumerate(counts) for p in range(kv.spans[b].length - n, kv.spans[b].length)]
+        self.pages = mx.array(table)
+        self.owner, self.position = (mx.array(np.array(column, dtype=np.int32)) for column in zip(*places, strict=True))
+
+    def are_of(self, kv: KVView, counts: Sequence[int]) -> bool:
+        """Whether they are those of a view and of so many queries of each sequence."""
+        return self._spans is kv.spans and self._counts == tuple(counts)
+
+
 def _whole(x: Array) -> Array:
     """What MLX knows: a half as an array of its own, also among several results."""
     if isinstance(x, tuple | list):
@@ -156,9 +212,9 @@ def _whole(x: Array) -> Array:
     return x.array() if isinstance(x, Half) else x
 
 
-def _split(x: mx.array, linears: Sequence[Linear]) -> list[SplitMatrix]:
-    """The matrices of layers that kernels multiply with: a few vectors, all matrices split, no biases. Else nothing."""
-    return [linear.weight for linear in linears] if len(x) <= MOST_VECTORS and _are_split(linears) else []
+def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
+    """The matrices of layers that fused kernels multiply with: all of them split, no biases. Else nothing."""
+    return [linear.weight for linear in linears] if _are_split(linears) else []
 
 
 def _are_split(linears: Sequence[Linear]) -> bool:

@@ -1,6 +1,6 @@
-"""Rows per SIMD-group and SIMD-groups per threadgroup: measured once per chip, kernel and shape, then remembered.
+"""Rows per lane and SIMD-groups per threadgroup: measured once per chip, kernel and shape, then remembered.
 
-They change no bit of a result. How many SIMD-groups share a row does, so that is never measured: the shape decides it.
+They change no bit of a result. Nor does the number of SIMD-groups that share a row, which follows from the shape.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Tuner:
         if not samples:  # refused at every size: there is nothing to remember
             return default
         chosen = fastest(samples, default)
-        LOGGER.log(logging.WARNING, "  %s %s: %d rows, %d SIMD-groups", name, shape, chosen.rows, chosen.simdgroups)
+        LOGGER.log(
+            logging.WARNING, "  %s %s: %d rows per lane, %d SIMD-groups", name, shape, chosen.rows, chosen.simdgroups
+        )
         self.remember(f"{name} {shape}", chosen)
         return chosen
 

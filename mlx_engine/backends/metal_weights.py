@@ -60,7 +60,7 @@ def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
 
 
 def affine_multiply(x: mx.array, matrix: Q8_0Matrix) -> mx.array:
-    """The twin of the kernels `matvec` and `tiles`: `mx.quantized_matmul`."""
+    """The twin of the kernel `matvec`: `mx.quantized_matmul`."""
     return mx.quantized_matmul(x, matrix.wq, *_affine(matrix.ws), group_size=GROUP, bits=BITS)
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.launch import counted
+from kernels.metal.attention import WIDEST_HEAD
+from kernels.metal.dense import NARROWEST
+from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal_weights import SplitMatrix, joined
 from mlx_engine.backends.mlx import MlxBackend
@@ -43,19 +46,31 @@ class Dispatches:
 
 
 def _attention(backend: Any, q: Any, kv: KVView, counts: Any, scale: float) -> int:
+    if _launches(backend, "attention") and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST_HEAD:
+        return 0
     if q.shape[-1] not in FUSED_HEADS:
         return UNFUSED
     return 1 if kv.spans[0].length - kv.first_visible(kv.spans[0], 1) < TWO_PASSES else 2
 
 
 def _linear(backend: Any, x: Any, linear: Linear) -> int:
-    return _product(linear.weight) + (linear.bias is not None)
+    return _product(backend, linear.weight) + (linear.bias is not None)
 
 
-def _product(weight: Any) -> int:
+def _rms_norm(backend: Any, x: Any, gain: Any, eps: float) -> int:
+    return 0 if _launches(backend, "norm_rows") and x.ndim == 2 and x.shape[1] % BLOCK == 0 else 1
+
+
+def _launches(backend: Any, kernel: str) -> bool:
+    """Whether the backend has this kernel, whose launches are counted at their door."""
+    kernels = getattr(backend, "kernels", None)
+    return kernels is not None and kernel not in kernels.refused
+
+
+def _product(backend: Any, weight: Any) -> int:
     """A split matrix is the launch door's business, unless its kernel was refused: then scales and biases are made."""
     if not isinstance(weight, SplitMatrix):
-        return 1
+        return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
     return 3 if "matvec" in weight.kernels.refused else 0
 
 
@@ -70,7 +85,7 @@ def _embed(backend: Any, table: Any, ids: Any) -> int:
 STOCK: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "linear": _linear,
-    "rms_norm": lambda *_: 1,
+    "rms_norm": _rms_norm,
     "layer_norm": lambda *_: 1,
     "rope": lambda *_: 3,
     "attention": _attention,

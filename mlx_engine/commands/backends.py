@@ -50,7 +50,11 @@ def cost_lines(cost: dict[str, Any]) -> list[str]:
     """The same for people."""
     return [
         f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
-        f"  {cost['per_layer_from_1024_keys']} per layer from 1,024 cached tokens on",
+        *(
+            [f"  {cost['per_layer_from_1024_keys']} per layer from 1,024 cached tokens on"]
+            if cost["per_layer_from_1024_keys"] != cost["per_layer"]
+            else []
+        ),
         f"  {sum(cost['around'].values())} outside the {cost['layers']} layers: {_listed(cost['around'])}; "
         f"{cost['per_step']} in all",
         f"  {cost['weight_bytes'] / 1e6:,.2f} MB of weights are read, and {cost['cache_bytes_per_token'] / 1e3:,.1f} "

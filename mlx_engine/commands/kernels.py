@@ -138,7 +138,7 @@ def bench(
         ),
     ] = "shape:qwen3-0.6b",
     executor: Executor = None,
-    vectors: Annotated[int, typer.Option("--vectors", min=1, max=8, help="Vectors to multiply at once.")] = 1,
+    vectors: Annotated[int, typer.Option("--vectors", min=1, max=512, help="Vectors to multiply at once.")] = 1,
     budget: Annotated[
         float | None,
         typer.Option("--budget", min=0, help="With --report: seconds for each measurement of tokens per second."),

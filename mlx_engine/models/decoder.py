@@ -142,4 +142,4 @@ class Decoder:
 
     def scratch_kv(self, n_tokens: int) -> KVSequence:
         """Return an empty sequence for one pass of `n_tokens` tokens, of which no later pass reads anything."""
-        return self.new_kv(n_tokens, page=n_tokens, longest_pass=n_tokens, kept=False)
+        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)

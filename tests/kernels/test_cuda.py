@@ -74,4 +74,4 @@ def test_nvidias_compiler_takes_it(compiler: nvrtc.Compiler, kernel: str):
 def test_nvidias_compiler_says_what_is_wrong(compiler: nvrtc.Compiler):
     text = nvrtc.source(cases("matvec")[0].launch())
     with pytest.raises(ValueError, match='identifier "sums" is undefined'):
-        compiler.ptx(text.replace("float sums[M * R];", ""))
+        compiler.ptx(text.replace("float sums[M * R], squares[1];", ""))

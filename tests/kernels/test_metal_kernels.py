@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,8 @@ from kernels import launch as door
 from kernels.emulator import MetalKernel
 from kernels.launch import Launch, counted, launch, planned, use
 from kernels.metal import (
+    attention,
+    dense,
     dequantize,
     embed_rows,
     head_norm_rope,
@@ -20,12 +23,13 @@ from kernels.metal import (
     norm_gate_up,
     norm_project,
     norm_qkv,
+    norm_rows,
     project_add,
     tiles,
 )
 from kernels.metal.cases import Case, cases, matrix, numbers, share
 from kernels.metal.layout import Q8_0Matrix, expanded
-from kernels.metal.rows import Tuning
+from kernels.metal.rows import MOST_VECTORS, Tuning
 from kernels.metal.twins import Expected
 
 KERNELS = sorted({case.kernel for case in cases()})
@@ -35,9 +39,12 @@ SMOKE = {
     "dequantize": "9 x 544 to float32",
     "embed_rows": "6 of 9 x 544",
     "tiles": "100 x 160, 19 x float32",
+    "dense": "9 x 520, 6",
+    "attention": "6 heads, 2 of keys, 24 wide, pages of 5, 31 and 32 and 1 keys",
     "norm_gate_up": "9 x 544, 6 x float16, silu",
 }
 
+EPS = 1e-6
 Call = Callable[..., mx.array | Sequence[mx.array]]
 
 
@@ -165,29 +172,54 @@ def _added(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) ->
     return project_add.project_add(x, weights[0], residual, tuning=tuning)
 
 
+def _floats(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
+    return dense.dense(x, dequantize.dequantize_q8_0(weights[0]), tuning=tuning)
+
+
+def _rows(x: mx.array) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Vectors, the gain and factors: those of many vectors are taken before."""
+    gain = mx.arange(x.shape[1], dtype=mx.float32) / 1000
+    if len(x) <= MOST_VECTORS:
+        return x, gain, None
+    rows, factors = norm_rows.norm_rows(x, gain, EPS)
+    return rows, gain, factors
+
+
 def _normed(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
-    return norm_project.norm_project(x, mx.ones(x.shape[1]), 1e-6, weights[0], tuning=tuning)
+    rows, gain, factors = _rows(x)
+    return norm_project.norm_project(rows, gain, EPS, weights[0], factors, tuning=tuning)
 
 
 def _qkv(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
-    return mx.concatenate(norm_qkv.norm_qkv(x, mx.ones(x.shape[1]), 1e-6, *weights, tuning=tuning), axis=1)
+    (rows, gain, factors), (q, k, v) = _rows(x), weights
+    return mx.concatenate(norm_qkv.norm_qkv(rows, gain, EPS, q, k, v, factors, tuning=tuning), axis=1)
 
 
 def _gated(x: mx.array, weights: Sequence[Q8_0Matrix], tuning: Tuning | None) -> mx.array:
-    return norm_gate_up.norm_gate_up(x, mx.ones(x.shape[1]), 1e-6, weights[0], weights[2], tuning=tuning)
+    rows, gain, factors = _rows(x)
+    return norm_gate_up.norm_gate_up(rows, gain, EPS, weights[0], weights[2], "silu", factors, tuning=tuning)
 
 
-@pytest.mark.parametrize("call", [_plain, _added, _normed, _qkv, _gated], ids=lambda call: call.__name__[1:])
+@pytest.mark.parametrize("call", [_plain, _added, _floats, _normed, _qkv, _gated], ids=lambda call: call.__name__[1:])
 def test_bits_depend_neither_on_the_batch_nor_on_the_tuning(call: Callable[..., mx.array]):
     rng = np.random.default_rng(5)
-    # 2,080 columns: where a kernel splits them at all, these are split.
-    x, weights = numbers(rng, (8, 2080)), [matrix(rng, n, 2080) for n in (11, 6, 11)]
-    ways = [(1, None), (3, Tuning(1, 8)), (5, Tuning(4, 4)), (8, Tuning(3, 16))]
+    # 2,080 columns are two segments, which SIMD-groups share where a kernel lets them.
+    x, weights = numbers(rng, (18, 2080)), [matrix(rng, n, 2080) for n in (11, 6, 11)]
+    ways = [(1, None), (3, Tuning(1, 8)), (5, Tuning(4, 4)), (8, Tuning(3, 16)), (18, None), (17, Tuning(1, 2))]
     compile_together([lambda n=n, tuning=tuning: call(x[:n], weights, tuning) for n, tuning in ways])
     (first, tuning), *others = ways
-    one = np.concatenate([np.array(call(x[i : i + first], weights, tuning)) for i in range(8)])
+    one = np.concatenate([np.array(call(x[i : i + first], weights, tuning)) for i in range(18)])
     for n, tuning in others:
         np.testing.assert_array_equal(np.array(call(x[:n], weights, tuning)), one[:n])
+
+
+@pytest.mark.parametrize("n_columns", [2080, 4128])
+def test_bits_do_not_depend_on_how_many_simdgroups_share_a_row(monkeypatch: pytest.MonkeyPatch, n_columns: int):
+    rng = np.random.default_rng(8)
+    x, weight = numbers(rng, (2, n_columns)), matrix(rng, 5, n_columns)
+    shared = np.array(matvec.matvec(x, weight, tuning=Tuning(2, 8)))
+    monkeypatch.setattr(matvec, "k_split", lambda *_: 1)
+    np.testing.assert_array_equal(np.array(matvec.matvec(x, weight, tuning=Tuning(2, 8))), shared)
 
 
 def test_bits_of_tiles_do_not_depend_on_how_many_vectors_there_are():
@@ -205,8 +237,13 @@ def test_fused_kernels_have_the_bits_of_what_they_are_made_of():
     q, k, v = (matrix(rng, n, 2080) for n in (11, 6, 4))
     added = np.array(matvec.matvec(x, q)) + np.array(residual)
     np.testing.assert_array_equal(np.array(project_add.project_add(x, q, residual)), added)
+    rows, factors = norm_rows.norm_rows(x, gain, 1e-6)
     for found, weight in zip(norm_qkv.norm_qkv(x, gain, 1e-6, q, k, v), (q, k, v), strict=True):
         np.testing.assert_array_equal(np.array(found), np.array(norm_project.norm_project(x, gain, 1e-6, weight)))
+        apart = np.array(matvec.matvec(rows, weight)) * np.array(factors)[:, None]
+        np.testing.assert_array_equal(np.array(found), apart)
+    whole, _ = norm_rows.norm_rows(x, gain, 1e-6, True)
+    np.testing.assert_array_equal(np.array(whole), np.array(rows) * np.array(factors)[:, None])
 
 
 # ---- the cases ----
@@ -218,7 +255,7 @@ def test_every_kernel_has_cases_of_all_kinds(kernel: str):
     assert len({case.label for case in own}) == len(own) >= 24
     launches = [case.launch() for case in own]
     assert {entry.kernel.name for entry in launches} == {kernel}
-    if kernel == "head_norm_rope":
+    if kernel in ("head_norm_rope", "attention", "dense", "norm_rows"):
         return
     matrices = [next(a for a in case.arguments() if isinstance(a, Q8_0Matrix)).shape for case in own]
     assert {1, 32} <= {n for n, _ in matrices}
@@ -247,15 +284,17 @@ def test_a_case_can_fail():
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("fma(d, dot16(w, xs[m]), sums", "fma(d, dot16(w, xs[0]), sums"),
+        ("load_vector<K>(vectors, m, k, own)", "load_vector<K>(vectors, 0, k, own)"),
         ("ws[at / 32]", "ws[at / 64]"),
         ("q ^ 0x80808080u", "q ^ 0x80808000u"),
-        ("row < N && vector < V", "row < N - 1 && vector < V"),
-        ("k < K; k += KS * 512", "k < K - 16; k += KS * 512"),
+        ("row < N && vector <", "row < N - 1 && vector <"),
+        ("WHOLE || k < end", "WHOLE || k < end - 16"),
+        ("s < Order<K>::SEGMENTS; s += KS", "s < 1; s += KS"),
     ],
 )
 def test_wrong_text_is_wrong(right: str, wrong: str):
-    entry, (wanted,) = smoke("matvec").launch(), smoke("matvec").expected()
+    (case,) = [case for case in cases("matvec") if case.label == "37 x 2080, 3 x float32"]
+    entry, (wanted,) = case.launch(), case.expected()
     text, header = (part.replace(right, wrong) for part in (entry.kernel.source, entry.kernel.header))
     assert (text, header) != (entry.kernel.source, entry.kernel.header)
     (y,) = launch(
@@ -271,6 +310,13 @@ def test_wrong_text_is_wrong(right: str, wrong: str):
 W, X, G = Q8_0Matrix(mx.zeros((3, 16), mx.uint32), mx.zeros((3, 2), mx.float16)), mx.zeros((1, 64)), mx.zeros((64,))
 NARROW = Q8_0Matrix(mx.zeros((3, 8), mx.uint32), mx.zeros((3, 1), mx.float16))
 FEWER = Q8_0Matrix(mx.zeros((2, 16), mx.uint32), mx.zeros((2, 2), mx.float16))
+Q, STORE, PAGES, ROWS = (
+    mx.zeros((3, 2, 8)),
+    mx.zeros((2, 1, 16, 8)),
+    mx.zeros((1, 1), mx.int32),
+    mx.zeros((3,), mx.int32),
+)
+paged_attention = partial(attention.attention, page=16, window=0, scale=1.0)
 ROW, TURNS = mx.zeros((1, 16)), mx.zeros((1, 4, 2))
 
 
@@ -281,7 +327,22 @@ ROW, TURNS = mx.zeros((1, 16)), mx.zeros((1, 4, 2))
         (matvec.matvec, (mx.zeros((64,)), W), r"expected x \(V, 64\)"),
         (matvec.matvec, (mx.zeros((0, 64)), W), r"expected x \(V, 64\)"),
         (matvec.matvec, (X.astype(mx.bfloat16), W), "found .* of bfloat16"),
-        (matvec.matvec, (mx.zeros((9, 64)), W), "expected at most 8 vectors, found 9; `tiles` takes any number"),
+        (norm_project.norm_project, (mx.zeros((9, 64)), G, EPS, W), "at most 8 vectors, or factors of `norm_rows`"),
+        (norm_project.norm_project, (X, G, EPS, W, G), r"expected factors \(1,\) of float32, found \(64,\)"),
+        (norm_project.norm_project, (X.astype(mx.float16), G, EPS, W, G[:1]), r"expected x \(1, 64\) of float32"),
+        (norm_rows.norm_rows, (X, G[:32], EPS), r"gain \(64,\) of float16 or float32, found \(32,\)"),
+        (norm_rows.norm_rows, (X[:, :40], G[:40], EPS), "expected columns modulo 32 0, found 8"),
+        (dense.dense, (X, mx.zeros((3, 64), mx.float16)), r"expected weight \(3, 64\) of float32, found"),
+        (dense.dense, (X, mx.zeros((3, 32))), r"expected x \(V, 32\)"),
+        (dense.dense, (X.astype(mx.float16), mx.zeros((3, 64))), r"expected x \(1, 64\) of float32"),
+        (dense.dense, (X[:, :7], mx.zeros((3, 7))), "expected K from 8 on, found 7"),
+        (paged_attention, (Q, STORE[:, :, :, :4], PAGES, ROWS, ROWS), r"store \(2, 1, 16, 8\) of float32, found"),
+        (paged_attention, (Q[:, :, :4], STORE, PAGES, ROWS, ROWS), "E a multiple of 8 from 8 to 256, found"),
+        (paged_attention, (Q, mx.zeros((2, 3, 16, 8)), PAGES, ROWS, ROWS), "whose G divides 2 query heads, found"),
+        (paged_attention, (Q, STORE, PAGES.astype(mx.uint32), ROWS, ROWS), r"pages \(B, P\) of int32, found"),
+        (paged_attention, (Q, STORE, PAGES, ROWS[:1], ROWS), r"owner \(3,\) of int32, found \(1,\)"),
+        (paged_attention, (Q, STORE, PAGES, ROWS, ROWS.astype(mx.float32)), "expected position .* of float32"),
+        (partial(paged_attention, page=0), (Q, STORE, PAGES, ROWS, ROWS), "at least 1 position .* found 0 and 0"),
         (project_add.project_add, (X, W, mx.zeros((1, 4))), r"residual \(1, 3\) of float32, found \(1, 4\)"),
         (project_add.project_add, (X, W, mx.zeros((1, 3), mx.float16)), "found .* of float16"),
         (norm_project.norm_project, (X, G[:32], 1e-6, W), r"gain \(64,\) of float16 or float32, found \(32,\)"),

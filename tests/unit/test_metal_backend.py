@@ -69,13 +69,15 @@ def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(e
     assert engine.backend.kernels.refused == {}
 
 
-def test_many_tokens_are_multiplied_in_tiles_and_the_last_row_by_itself(engine):
+def test_many_tokens_take_two_launches_more_per_layer_for_the_norms(engine):
     engine.logits(list(range(20)))  # each kernel has been tried
     with engine.backend.session(), counted() as counts:
         forward(engine.model, New(list(range(20)), engine.model.new_kv(20)))
     n = engine.config.n_layers
-    behind = {"project_add": 2, "norm_gate_up": 1}  # keys and values of the last layer: the last row alone
-    assert counts == {"embed_rows": 1, "head_norm_rope": n, "tiles": 7 * n - 4, "norm_project": 1, **behind}
+    assert counts == {
+        "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "project_add": 2 * n, "norm_gate_up": n, "norm_project": 1,
+        "norm_rows": 2 * n - 1,  # behind the keys and values of the last layer: the last row alone
+    }  # fmt: skip
 
 
 def test_a_session_runs_its_kernels_where_the_backend_does(be):
@@ -93,11 +95,8 @@ def test_tuning_reaches_the_launch():
     with planned() as launches:
         assert kernels.multiply(mx.zeros((1, 64)), weight) is not None
         assert kernels.multiply(mx.zeros((9, 64)), weight) is not None
-    assert {launch.kernel.name for launch in launches} == {"matvec", "tiles"}
-    for launch in launches:
-        if launch.kernel.name == "matvec":
-            assert dict(launch.template)["R"] == 8
-            assert dict(launch.template)["NSG"] == 2
+    assert {launch.kernel.name for launch in launches} == {"matvec"}
+    assert all(dict(launch.template)["R"] == 8 and dict(launch.template)["NSG"] == 2 for launch in launches)
 
 
 # ---- weights ----
@@ -239,8 +238,8 @@ def test_what_has_no_kernel_is_composed(be):
     with be.session():
         for linears, expected in (
             ((quantized,), {"norm_project": 1}),
-            ((quantized, biased), {"matvec": 2}),
-            ((plain, quantized), {"matvec": 1}),
+            ((quantized, biased), {"norm_rows": 1, "matvec": 2}),
+            ((plain, quantized), {"norm_rows": 1, "dense": 1, "matvec": 1}),
         ):
             be.norm_project(x, norm, linears)
             with counted() as counts:

@@ -30,7 +30,7 @@ from tests.contract.check import backend as shared
 pytestmark = pytest.mark.skipif(emulator.unavailable() is not None, reason=str(emulator.unavailable()))
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
-NAMES = ("embed_rows", "norm_qkv", "head_norm_rope", "project_add", "norm_gate_up", "norm_project", "tiles")
+NAMES = ("embed_rows", "norm_qkv", "head_norm_rope", "project_add", "norm_gate_up", "norm_project", "norm_rows")
 TOKENS = list(range(20))
 
 

@@ -107,8 +107,8 @@ def test_another_chip_measures_for_itself_and_both_are_kept(monkeypatch, tmp_pat
     calls = counting(monkeypatch)
     Tuner("chip A", file).choose(project_add, CALL)
     monkeypatch.undo()
-    calls += counting(monkeypatch, Tuning(8, 2))
-    assert Tuner("chip B", file).choose(project_add, CALL) == Tuning(8, 2)
+    calls += counting(monkeypatch, Tuning(4, 2))
+    assert Tuner("chip B", file).choose(project_add, CALL) == Tuning(4, 2)
     assert Tuner("chip A", file).choose(project_add, CALL) == OTHER
 
 

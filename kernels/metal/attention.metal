@@ -1,0 +1,104 @@
+// Softmax attention of rows to keys and values in pages: a threadgroup has a row and HEADS query heads that share keys.
+// H query heads, G key/value heads of E numbers; PAGE positions per page; WINDOW: how many of its latest positions a row
+// sees, 0 for all. The order of summation is told in attention.py: CHAINS chains, a SIMD-group each, of blocks of 32 keys.
+  threadgroup float totals[CHAINS * HEADS * E];
+  threadgroup float weights[CHAINS * HEADS * 2];
+  const int lane = int(thread_index_in_simdgroup);
+  const int chain = int(simdgroup_index_in_threadgroup);
+  // Eight lanes share a key, and a SIMD-group has four keys side by side.
+  const int part = lane % 8;
+  const int stream = lane / 8;
+  const int head0 = int(threadgroup_position_in_grid.x) % (H / HEADS) * HEADS;
+  const int row = int(threadgroup_position_in_grid.x) / (H / HEADS);
+  const int kv = head0 / (H / G);
+  const int last = position[row];
+  const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : 0;
+  const int table = owner[row] * pages_shape[1];
+  const size_t slots = size_t(store_shape[2]);
+  const device float* keys = store + size_t(kv) * slots * E;
+  const device float* values = keys + G * slots * E;
+
+  float queries[HEADS * E / 8], sums[HEADS * E / 8], largest[HEADS], weight[HEADS];
+  UNROLL for (int h = 0; h < HEADS; h++) {
+    load_head<E>(queries + h * E / 8, q + (size_t(row) * H + head0 + h) * E, part);
+    UNROLL for (int i = 0; i < E / 8; i++) sums[h * E / 8 + i] = 0.0f;
+    largest[h] = -3.0e38f;
+    weight[h] = 0.0f;
+  }
+
+  // The first block of this chain that the row sees.
+  for (int block = first / 32 + (chain + CHAINS - first / 32 % CHAINS) % CHAINS; block * 32 <= last; block += CHAINS) {
+    int slot[8];
+    float scores[HEADS * 8];
+    UNROLL for (int j = 0; j < 8; j++) {
+      // What the row does not see is not read: it may never have been written.
+      const int p = min(max(block * 32 + j * 4 + stream, first), last);
+      slot[j] = pages[table + p / PAGE] + p % PAGE;
+    }
+    UNROLL for (int j = 0; j < 8; j++) {
+      const int p = block * 32 + j * 4 + stream;
+      float key[E / 8];
+      load_head<E>(key, keys + size_t(slot[j]) * E, part);
+      UNROLL for (int h = 0; h < HEADS; h++) {
+        float score = 0.0f;
+        UNROLL for (int i = 0; i < E / 8; i++) score = fma(queries[h * E / 8 + i], key[i], score);
+        score = add_streams(score) * scale[0];
+        scores[h * 8 + j] = p >= first && p <= last ? score : -3.0e38f;
+      }
+    }
+    UNROLL for (int h = 0; h < HEADS; h++) {
+      float found = scores[h * 8];
+      UNROLL for (int j = 1; j < 8; j++) found = max(found, scores[h * 8 + j]);
+      const float now = max(largest[h], simd_max(found));
+      const float before = metal::precise::exp2(largest[h] - now);
+      largest[h] = now;
+      float more = 0.0f;
+      UNROLL for (int i = 0; i < E / 8; i++) sums[h * E / 8 + i] = sums[h * E / 8 + i] * before;
+      UNROLL for (int j = 0; j < 8; j++) {
+        const int p = block * 32 + j * 4 + stream;
+        scores[h * 8 + j] = p >= first && p <= last ? metal::precise::exp2(scores[h * 8 + j] - now) : 0.0f;
+        more = more + scores[h * 8 + j];
+      }
+      weight[h] = fma(weight[h], before, more);
+    }
+    UNROLL for (int j = 0; j < 8; j++) {
+      float value[E / 8];
+      load_head<E>(value, values + size_t(slot[j]) * E, part);
+      UNROLL for (int h = 0; h < HEADS; h++) {
+        UNROLL for (int i = 0; i < E / 8; i++) {
+          sums[h * E / 8 + i] = fma(scores[h * 8 + j], value[i], sums[h * E / 8 + i]);
+        }
+      }
+    }
+  }
+
+  // The four streams of a chain.
+  UNROLL for (int h = 0; h < HEADS; h++) {
+    weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(8));
+    weight[h] = weight[h] + simd_shuffle_xor(weight[h], ushort(16));
+    UNROLL for (int i = 0; i < E / 8; i++) {
+      float sum = sums[h * E / 8 + i];
+      sum = sum + simd_shuffle_xor(sum, ushort(8));
+      sums[h * E / 8 + i] = sum + simd_shuffle_xor(sum, ushort(16));
+    }
+    if (stream == 0) put_head<E>(totals + (chain * HEADS + h) * E, sums + h * E / 8, part);
+    if (lane == 0) {
+      weights[(chain * HEADS + h) * 2] = largest[h];
+      weights[(chain * HEADS + h) * 2 + 1] = weight[h];
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+
+  // The chains.
+  for (int i = int(thread_index_in_threadgroup); i < HEADS * E; i += CHAINS * 32) {
+    const int h = i / E;
+    float most = weights[h * 2];
+    for (int c = 1; c < CHAINS; c++) most = max(most, weights[(c * HEADS + h) * 2]);
+    float sum = 0.0f, divisor = 0.0f;
+    for (int c = 0; c < CHAINS; c++) {
+      const float share = metal::precise::exp2(weights[(c * HEADS + h) * 2] - most);
+      sum = fma(totals[c * HEADS * E + i], share, sum);
+      divisor = fma(weights[(c * HEADS + h) * 2 + 1], share, divisor);
+    }
+    y[(size_t(row) * H + head0) * E + i] = sum / divisor;
+  }

@@ -1,0 +1,155 @@
+"""Softmax attention over keys and values that lie in pages, read where they lie.
+
+A threadgroup has one row and some of the query heads that share a key/value head; it reads their keys once. The bits of
+a row follow from its queries and from the keys that it sees, in the order of their positions. They depend neither on
+how many rows and sequences a launch has, nor on the size of pages, nor on where pages lie:
+
+    Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8, and key k of a block to its
+    stream k % 4. A score is a dot product times the scale: eight parts of a head, each added up in the order of its
+    numbers, are added as a tree. Weights are powers of 2, of a score less the largest one so far of its chain. A chain
+    adds up its blocks in their order, and a stream its keys: when a block has a larger score, sums are first scaled to
+    it. The four streams of a chain are added as a tree, and the chains in their order, scaled to the largest score.
+
+A key that a row does not see is left out: its weight is 0, which changes no bit. Scaling a running sum is due to
+Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
+"""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.kernel import Kernel
+from kernels.launch import Size, launch
+from kernels.metal import arguments
+from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
+
+KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale"], ["y"])
+# Part of the order of summation: not to be tuned.
+CHAINS = 8
+# Numbers of the heads that a threadgroup takes at once, narrow ones counted as 64: more heads read keys less often,
+# fewer leave registers.
+MOST_NUMBERS = 256
+WIDEST_HEAD = 256
+
+
+def heads(n_heads: int, n_kv_heads: int, head_dim: int) -> int:
+    """How many query heads that share keys a threadgroup takes."""
+    group = n_heads // n_kv_heads
+    return max(n for n in range(1, group + 1) if group % n == 0 and (n == 1 or n * max(head_dim, 64) <= MOST_NUMBERS))
+
+
+def grid(rows: int, n_heads: int, n_kv_heads: int, head_dim: int) -> tuple[Size, Size]:
+    """Threads, and threads of a group: group i has row i // n of n groups per row."""
+    groups = rows * (n_heads // heads(n_heads, n_kv_heads, head_dim))
+    return (groups * CHAINS * 32, 1, 1), (CHAINS * 32, 1, 1)
+
+
+def attention(
+    q: mx.array,
+    store: mx.array,
+    pages: mx.array,
+    owner: mx.array,
+    position: mx.array,
+    *,
+    page: int,
+    window: int,
+    scale: float,
+) -> mx.array:
+    """Softmax attention of R query rows of B sequences.
+
+    Args:
+        q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads key/value head `h // (H // G)`.
+        store: (2, G, slots, E) float32: keys, then values.
+        pages: (B, P) int32, the slot with which each page of a sequence begins: page i has positions
+            [i * page, (i + 1) * page). Entries of pages that are not held are never read.
+        owner: (R,) int32, the sequence of each row.
+        position: (R,) int32, from 0 on: a row sees the keys of positions 0 to its own.
+        page: positions of a page.
+        window: how many of the latest positions, its own included, a row sees; 0 is all.
+        scale: of the scores.
+
+    Returns:
+        (R, H, E) float32. The bound is in `twin`. The host cannot look at slots, owners and positions: those that do
+        not exist read wrong memory.
+
+    Raises:
+        ValueError: an array does not fit.
+    """
+    R, H, G, E = _sizes(q, store, page, window)
+    arguments.array("attention", "q", q, (R, H, E), mx.float32)
+    arguments.array("attention", "store", store, (2, G, store.shape[2], E), mx.float32)
+    if pages.ndim != 2 or not pages.size or pages.dtype != mx.int32:
+        raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")
+    arguments.array("attention", "owner", owner, (R,), mx.int32)
+    arguments.array("attention", "position", position, (R,), mx.int32)
+    threads, group = grid(R, H, G, E)
+    (y,) = launch(
+        KERNEL,
+        [q, store, pages, owner, position, arguments.constants(scale / math.log(2))],
+        template=(
+            ("H", H),
+            ("G", G),
+            ("E", E),
+            ("HEADS", heads(H, G, E)),
+            ("CHAINS", CHAINS),
+            ("PAGE", page),
+            ("WINDOW", window),
+        ),
+        grid=threads,
+        threadgroup=group,
+        output_shapes=[(R, H, E)],
+        output_dtypes=[mx.float32],
+    )
+    return y
+
+
+def twin(
+    q: mx.array,
+    store: mx.array,
+    pages: mx.array,
+    owner: mx.array,
+    position: mx.array,
+    page: int,
+    window: int,
+    scale: float,
+) -> Expected:
+    """The same in float64.
+
+    A score is off by the roundings of a product, relative to the sum of its terms without signs, and of the scale; so
+    is, relatively, its weight, above the line and below it. Powers, sums and the division take 16 roundings more.
+    """
+    queries, slots, table = wide(q), wide(store), np.array(pages)
+    value, bound = np.empty(queries.shape), np.empty(queries.shape)
+    group = queries.shape[1] // slots.shape[1]
+    for r, (sequence, last) in enumerate(zip(np.array(owner).tolist(), np.array(position).tolist(), strict=True)):
+        seen = np.arange(max(0, last + 1 - window) if window else 0, last + 1)
+        keys, values = np.repeat(slots[:, :, table[sequence, seen // page] + seen % page], group, axis=1)
+        scores = scale * np.einsum("he,hke->hk", queries[r], keys)
+        sizes = abs(scale) * np.einsum("he,hke->hk", np.abs(queries[r]), np.abs(keys))
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        value[r] = np.einsum("hk,hke->he", weights, values)
+        roundings = 16 + 2 * (PRODUCT + 2) * sizes.max(axis=1)
+        bound[r] = EPSILON * roundings[:, None] * np.einsum("hk,hke->he", weights, np.abs(values))
+    return Expected(value, bound)
+
+
+def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
+    """R, H, G and E; whoever asks checks the shapes that follow from them."""
+    if q.ndim != 3 or not q.shape[0] or q.shape[2] % 8 or not 8 <= q.shape[2] <= WIDEST_HEAD:
+        raise ValueError(
+            f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {WIDEST_HEAD}, "
+            f"found {arguments.described(q)}"
+        )
+    if store.ndim != 4 or not store.size or q.shape[1] % store.shape[1]:
+        raise ValueError(
+            f"attention: expected a store (2, G, slots, {q.shape[2]}) whose G divides {q.shape[1]} query heads, "
+            f"found {arguments.described(store)}"
+        )
+    if page < 1 or window < 0:
+        raise ValueError(f"attention: expected a page of at least 1 position and a window from 0 on, "
+                         f"found {page} and {window}")  # fmt: skip
+    return q.shape[0], q.shape[1], store.shape[1], q.shape[2]

@@ -1,0 +1,59 @@
+"""A float32 matrix times vectors, in the order of the Q8_0 kernels: for what a model file does not store in Q8_0.
+
+MLX has several products of floats and chooses by shape, so that a row has other bits in another batch. This one is
+slower for prompts, which it multiplies without matrix units, and gives a row the same bits in every batch.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.kernel import Kernel
+from kernels.launch import launch
+from kernels.metal import arguments
+from kernels.metal.rows import Tuning, default_tuning, geometry
+from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
+
+KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
+# MLX hands arrays of fewer numbers to a kernel in another address space: see `in_device_memory`.
+NARROWEST = 8
+
+
+def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.array:
+    """`x @ weight.T` for any number of vectors.
+
+    Args:
+        x: (V, K) float32, any V, K from 8 on.
+        weight: (N, K) float32.
+        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+
+    Returns:
+        (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
+
+    Raises:
+        ValueError: x or the matrix do not fit.
+    """
+    N, K = weight.shape
+    arguments.array("dense", "weight", weight, (N, K), mx.float32)
+    V = arguments.vectors("dense", x, K)
+    arguments.array("dense", "x", x, (V, K), mx.float32)
+    if K < NARROWEST:
+        raise ValueError(f"dense: expected K from {NARROWEST} on, found {K}")
+    g = geometry((N,), V, tuning or default_tuning(N, V))
+    (y,) = launch(
+        KERNEL,
+        [x, weight],
+        template=(("N", N), ("K", K), *g.template),
+        grid=g.grid,
+        threadgroup=g.threadgroup,
+        output_shapes=[(V, N)],
+        output_dtypes=[mx.float32],
+    )
+    return y
+
+
+def twin(x: mx.array, weight: mx.array) -> Expected:
+    """The same in float64."""
+    a, w = wide(x), wide(weight)
+    return Expected(a @ w.T, PRODUCT * EPSILON * (np.abs(a) @ np.abs(w).T))

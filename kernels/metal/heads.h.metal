@@ -1,0 +1,22 @@
+// An eighth of a head of E numbers, as one of eight neighbouring lanes has it: fours or single numbers in turns.
+template <int E>
+METAL_FUNC void load_head(thread float* to, const device float* from, int lane) {
+  if (E % 32 == 0) {
+    UNROLL for (int i = 0; i < E / 32; i++) {
+      const float4 v = ((const device float4*)from)[i * 8 + lane];
+      to[i * 4] = v.x;
+      to[i * 4 + 1] = v.y;
+      to[i * 4 + 2] = v.z;
+      to[i * 4 + 3] = v.w;
+    }
+  } else {
+    UNROLL for (int i = 0; i < E / 8; i++) to[i] = from[i * 8 + lane];
+  }
+}
+
+template <int E>
+METAL_FUNC void put_head(threadgroup float* to, const thread float* from, int lane) {
+  UNROLL for (int i = 0; i < E / 8; i++) {
+    to[E % 32 == 0 ? i / 4 * 32 + lane * 4 + i % 4 : i * 8 + lane] = from[i];
+  }
+}

@@ -1,0 +1,187 @@
+// Rows times vectors, and the order in which K products are added.
+//
+// The order depends on K alone: not on the number of rows and vectors, on the tile of a SIMD-group, on the number of
+// SIMD-groups, nor on whether a norm is taken with the product. The columns are cut into SEGMENTS segments. A segment has
+// eight streams: stream s sums the dot products of its groups of 16 columns s, s + 8, s + 16, ... sequentially. The
+// streams are added as a tree, neighbours first, and then the segments in their order. Each stream belongs to one lane;
+// a SIMD-group has four rows side by side.
+
+template <int K>
+struct Order {
+  enum {
+    SEGMENTS = K >= 4096 ? 4 : K >= 2048 ? 2 : 1,
+    // Columns of a segment but the last.
+    COLUMNS = (K + 128 * SEGMENTS - 1) / (128 * SEGMENTS) * 128
+  };
+};
+
+// The tree over eight neighbouring lanes. All of them get the sum.
+METAL_FUNC float add_streams(float v) {
+  v = v + simd_shuffle_xor(v, ushort(1));
+  v = v + simd_shuffle_xor(v, ushort(2));
+  return v + simd_shuffle_xor(v, ushort(4));
+}
+
+// Rows of a matrix as a lane reads them: its row r is row `first + 4 r` of N. Rows after the last are read as if they
+// were the last; their sums must not be stored.
+struct Q8Rows {
+  const device uint* wq;
+  const device half* ws;
+  int N, first;
+};
+
+// Rows of the gate and up matrices, interleaved.
+struct GatedRows {
+  Q8Rows gate, up;
+};
+
+struct FloatRows {
+  const device float* w;
+  int N, first;
+};
+
+// Sixteen columns of a row, which share a scale.
+struct Weights {
+  Sixteen q;
+  float d;
+};
+
+// Sixteen columns of K from column k on; zeros where K ends before them.
+template <int K>
+METAL_FUNC Sixteen load_columns(const device float* row, int k) {
+  if (K % 16 == 0) return load16(row + k);
+  float v[16];
+  UNROLL for (int i = 0; i < 16; i++) v[i] = k + i < K ? row[k + i] : 0.0f;
+  Sixteen x;
+  x.a = float4(v[0], v[1], v[2], v[3]);
+  x.b = float4(v[4], v[5], v[6], v[7]);
+  x.c = float4(v[8], v[9], v[10], v[11]);
+  x.d = float4(v[12], v[13], v[14], v[15]);
+  return x;
+}
+
+template <int K>
+METAL_FUNC Sixteen load_columns(const device half* row, int k) {
+  return load16(row + k);
+}
+
+template <int K>
+METAL_FUNC Weights load_weights(Q8Rows rows, int r, int k) {
+  const size_t at = size_t(min(rows.first + 4 * r, rows.N - 1)) * K + k;
+  Weights w;
+  w.q = codes16(((const device uint4*)rows.wq)[at / 16]);
+  w.d = float(rows.ws[at / 32]);
+  return w;
+}
+
+template <int K>
+METAL_FUNC Weights load_weights(GatedRows rows, int r, int k) {
+  return load_weights<K>(r % 2 ? rows.up : rows.gate, r / 2, k);
+}
+
+template <int K>
+METAL_FUNC Weights load_weights(FloatRows rows, int r, int k) {
+  Weights w;
+  w.q = load_columns<K>(rows.w + size_t(min(rows.first + 4 * r, rows.N - 1)) * K, k);
+  w.d = 1.0f;
+  return w;
+}
+
+// Vectors as a lane reads them: its vector m is vector `first + m` of V, or the last one.
+template <typename X>
+struct Vectors {
+  const device X* x;
+  int V, first;
+};
+
+template <typename X>
+METAL_FUNC Vectors<X> vectors_of(const device X* x, int V, int first) {
+  const Vectors<X> vectors = {x, V, first};
+  return vectors;
+}
+
+// The same times a norm's gain. READY: they have been multiplied with it, and their squares are known.
+template <bool READY, typename X, typename G>
+struct NormedVectors {
+  const device X* x;
+  const device G* gain;
+  int V, first;
+};
+
+template <bool READY, typename X, typename G>
+METAL_FUNC NormedVectors<READY, X, G> normed_vectors(const device X* x, const device G* gain, int V, int first) {
+  const NormedVectors<READY, X, G> vectors = {x, gain, V, first};
+  return vectors;
+}
+
+template <int K, typename X>
+METAL_FUNC Sixteen load_vector(Vectors<X> vectors, int m, int k, thread float* squares) {
+  return load_columns<K>(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K, k);
+}
+
+// The squares that the norm needs are added up in the loop that reads x anyway.
+template <int K, bool READY, typename X, typename G>
+METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k, thread float* squares) {
+  const Sixteen v = load16(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K + k);
+  if (READY) return v;
+  squares[m] = squares[m] + dot16(v, v);
+  return times16(v, load16(vectors.gain + k));
+}
+
+// A lane's R rows times its M vectors: sums[m * R + r], of segments `segment`, `segment + KS`, ... added up; with NORM
+// also the squares of the vectors.
+template <int K, int R, int M, int KS, bool NORM, typename Rows, typename Input>
+METAL_FUNC void multiply_rows(
+    thread float* sums, thread float* squares, Rows rows, Input vectors, int segment, int lane) {
+  // Few products leave registers for weights of several steps, which are then on their way at once.
+  const int STEPS = R * M <= 4 ? 4 : 1;
+  const bool WHOLE = K % (128 * Order<K>::SEGMENTS * STEPS) == 0;
+  for (int s = segment; s < Order<K>::SEGMENTS; s += KS) {
+    float streams[M * R], own[M];
+    UNROLL for (int i = 0; i < M * R; i++) streams[i] = 0.0f;
+    UNROLL for (int m = 0; m < M; m++) own[m] = 0.0f;
+    const int end = min((s + 1) * Order<K>::COLUMNS, K);
+    for (int start = s * Order<K>::COLUMNS + lane % 8 * 16; start < end; start += 128 * STEPS) {
+      UNROLL for (int step = 0; step < STEPS; step++) {
+        const int k = start + 128 * step;
+        if (WHOLE || k < end) {
+          Weights w[R];
+          UNROLL for (int r = 0; r < R; r++) w[r] = load_weights<K>(rows, r, k);
+          UNROLL for (int m = 0; m < M; m++) {
+            const Sixteen v = load_vector<K>(vectors, m, k, own);
+            UNROLL for (int r = 0; r < R; r++) {
+              streams[m * R + r] = fma(w[r].d, dot16(w[r].q, v), streams[m * R + r]);
+            }
+          }
+        }
+      }
+    }
+    UNROLL for (int i = 0; i < M * R; i++) {
+      const float sum = add_streams(streams[i]);
+      sums[i] = s == segment ? sum : sums[i] + sum;
+    }
+    if (NORM) {
+      UNROLL for (int m = 0; m < M; m++) {
+        const float sum = add_streams(own[m]);
+        squares[m] = s == segment ? sum : squares[m] + sum;
+      }
+    }
+  }
+}
+
+// Where KS neighbouring SIMD-groups have a segment each: add their sums in the order of segments. Only the first of the
+// neighbours gets the result. `parts` has room for all SIMD-groups' sums, four rows of lanes each.
+template <int COUNT, int KS>
+METAL_FUNC void add_segments(thread float* sums, threadgroup float* parts, int simdgroup, int lane) {
+  if (KS > 1) {
+    if (lane % 8 == 0) {
+      UNROLL for (int i = 0; i < COUNT; i++) parts[(simdgroup * 4 + lane / 8) * COUNT + i] = sums[i];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (simdgroup % KS == 0) {
+      UNROLL for (int i = 0; i < COUNT; i++) {
+        for (int s = 1; s < KS; s++) sums[i] = sums[i] + parts[((simdgroup + s) * 4 + lane / 8) * COUNT + i];
+      }
+    }
+  }
+}
