@@ -65,6 +65,7 @@ def test_a_step_of_one_token_launches_each_kernel_as_often_as_a_layer_needs_it(e
     n = engine.config.n_layers
     assert counts == {
         "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "project_add": 2 * n, "norm_gate_up": n, "norm_project": 1,
+        "attention": n,
     }  # fmt: skip
     assert engine.backend.kernels.refused == {}
 
@@ -76,6 +77,7 @@ def test_many_tokens_take_two_launches_more_per_layer_for_the_norms(engine):
     n = engine.config.n_layers
     assert counts == {
         "embed_rows": 1, "norm_qkv": n, "head_norm_rope": n, "project_add": 2 * n, "norm_gate_up": n, "norm_project": 1,
+        "attention": n,
         "norm_rows": 2 * n - 1,  # behind the keys and values of the last layer: the last row alone
     }  # fmt: skip
 

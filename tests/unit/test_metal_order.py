@@ -14,13 +14,18 @@ import pytest
 
 from kernels import emulator
 from kernels.lab.run import prepare
-from kernels.launch import planned
+from kernels.launch import counted, planned
 from kernels.metal import attention
 from kernels.metal.cases import numbers
+from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.metal import MetalBackend
 from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests.contract.check import EMULATED, load
+from tests.golden.goldens import DATA
 
 pytestmark = pytest.mark.skipif(emulator.unavailable() is not None, reason=str(emulator.unavailable()))
 
@@ -77,7 +82,7 @@ class Blocks:
         return self.be.project_norm_add(x, self.q, self.post, self.residuals(x))
 
     def run_norm_head(self, x: mx.array) -> mx.array:
-        return self.be.norm_head(x, self.norm, self.q, every=True)
+        return self.be.norm_head(x, self.norm, self.q)
 
     def run_linear(self, x: mx.array) -> mx.array:
         return self.be.linear(x, self.q)
@@ -176,11 +181,11 @@ def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, pa
         alone = {}
         for b, p in rows:
             given = made.arguments([b], [(b, p)], 16, order)
-            alone[b, p] = be.host(be._paged_attention(*given, 16, window, scale))[0]
+            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, scale))[0]
         for n in (1, 2, 5, 9, len(rows)):
             some = [rows[i] for i in order.permutation(len(rows))[:n]]
             given = made.arguments([2, 0, 1], some, page, order)
-            found = be.host(be._paged_attention(*given, page, window, scale))
+            found = be.host(be.kernels.attention(*given, page, window, scale))
             np.testing.assert_array_equal(found, np.stack([alone[row] for row in some]))
             wanted = attention.twin(*given, page, window, scale).value
             assert np.linalg.norm(found - wanted) < 1e-6 * np.linalg.norm(wanted)
@@ -196,21 +201,26 @@ def test_keys_behind_a_row_and_before_its_window_do_not_matter(be: MetalBackend)
         store[:, :, pages[0, p // 16] + p % 16] = np.nan
     pages[0, : (100 - window + 1) // 16], pages[0, 192 // 16 :] = -1, -1
     with be.session():
-        whole = be.host(be._paged_attention(*given, 16, window, 0.2))
+        whole = be.host(be.kernels.attention(*given, 16, window, 0.2))
         given[1:3] = mx.array(store), mx.array(pages)
-        np.testing.assert_array_equal(be.host(be._paged_attention(*given, 16, window, 0.2)), whole)
+        np.testing.assert_array_equal(be.host(be.kernels.attention(*given, 16, window, 0.2)), whole)
 
 
-def test_attention_is_no_kernel_for_other_heads_and_where_it_is_refused(monkeypatch, caplog):
+def test_attention_is_mlx_s_for_other_heads_and_where_the_kernel_is_refused(monkeypatch, caplog):
     module = importlib.import_module("kernels.metal.attention")
     monkeypatch.setattr(module, "KERNEL", dataclasses.replace(module.KERNEL, source="this is no kernel;"))
     be, order = MetalBackend("emulator"), np.random.default_rng(2)
-    given = Paged().arguments([1], [(1, 3)], 16, order)
-    with be.session(), caplog.at_level(logging.WARNING):
-        assert be._paged_attention(given[0][:, :, :12], *given[1:], 16, 0, 1.0) is None
+    q, store, pages, owner, position = Paged().arguments([1], [(1, 39)], 16, order)
+    span = KVSpan(np.array(pages[0]), 40, 1)
+    with be.session(), caplog.at_level(logging.WARNING), counted() as launches:
+        narrow = be.attention(q[:, :, :12], KVView(store[:, :, :, :12], 16, [span]), [1], 1.0)
         assert be.kernels.refused == {}
-        assert be._paged_attention(*given, 16, 0, 1.0) is None
-        assert be._paged_attention(*given, 16, 0, 1.0) is None
+        for _ in range(2):
+            found = be.host(be.attention(q, KVView(store, 16, [span]), [1], 1.0))
+        assert launches == {"attention": 1}  # which was tried
+    assert narrow.shape == (1, H, 12)
+    wanted = attention.twin(q, store, pages, owner, position, 16, 0, 1.0).value
+    assert np.linalg.norm(found - wanted) < 2e-6 * np.linalg.norm(wanted)
     assert list(be.kernels.refused) == ["attention"]
     assert len(caplog.records) == 1
 
@@ -222,5 +232,27 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
     with be.session():
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        be.wait(be._paged_attention(mx.ones((1, 1, 8)), store, *tables, page, 0, 1.0))
+        be.wait(be.kernels.attention(mx.ones((1, 1, 8)), store, *tables, page, 0, 1.0))
     assert mx.get_peak_memory() - before < store.nbytes // 4
+
+
+# ---- a whole model ----
+
+
+def test_logits_have_the_same_bits_in_any_batch():
+    """Alone in one pass, in chunks, and beside another sequence, in pages of any size."""
+    engine = load(EMULATED, DATA / "qwen3-micro" / "model-q8_0.gguf")
+    model, be = engine.model, engine.backend
+    ids, other = [5, 9, 1, 2, 44, 8, 3, 31, 7, 20, 11], [3, 3, 40, 6]
+    want = np.asarray(engine.logits(ids))
+    with be.session():
+        for page, cuts in ((16, [1] * 11), (4, [2, 9]), (64, [3, 5, 3])):
+            pool = model.new_pool(64, n_sequences=2, page=page)
+            kv, beside, at = pool.sequence(), pool.sequence(), 0
+            for n, m in zip(cuts, [2, 1, 1, *[0] * len(cuts)], strict=False):
+                new = [New(ids[at : at + n], kv, wanted=None)]
+                if m:
+                    new.insert(0, New(other[beside.length : beside.length + m], beside, wanted=0))
+                found = be.host(forward(model, *new))
+                np.testing.assert_array_equal(found, want[at : at + n])
+                at += n
