@@ -86,7 +86,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     return found | {
         "float32.four_rows": (float32.four_rows.py_func, four_rows),
         "add_dots": (tile.add_dots.py_func, tile_arguments),
-        "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n)),
+        "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n, n)),
         "attention._weights": (attention._weights.py_func, (floats, n, n, n, n, n, f)),
         "attention._join": (attention._join.py_func, (floats, n, floats, n, n)),
         "rms_norm": (norms.rms_norm.py_func, (floats, n, n, floats, f, floats, n)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -188,7 +187,7 @@ def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.Monkey
         (span,), rows = kv.spans, []
         for row, length in zip(q, range(span.length - len(q) + 1, span.length + 1), strict=True):
             later = KVSpan(np.concatenate((span.pages[:1], span.pages)), length + kv.page, 1)
-            rows.append(attention(self, row[None], replace(kv, spans=[later], window=length), [1], scale))
+            rows.append(attention(self, row[None], kv._replace(spans=[later], window=length), [1], scale))
         return np.concatenate(rows)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)

@@ -84,11 +84,12 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=seeds, n_sums=st.integers(1, VECTORS), n=st.integers(0, 130), width=st.integers(1, 18).map(lambda n: 16 * n),
-    offsets=st.tuples(*[st.integers(0, 3)] * 3), gaps=st.tuples(*[st.integers(0, 5)] * 3),
+    offsets=st.tuples(*[st.integers(0, 3)] * 3), gaps=st.tuples(*[st.integers(0, 5)] * 3), begun=st.integers(0, 130),
 )  # fmt: skip
 def test_weighted_rows_are_summed_in_their_order(
-    seed: int, n_sums: int, n: int, width: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int]
+    seed: int, n_sums: int, n: int, width: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int], begun: int
 ):
+    """In one call, or in two of which the second continues the sums: as rows of two pages."""
     rng = np.random.default_rng(seed)
     w_row, row, y_row = n + gaps[0], width + gaps[1], width + gaps[2]
     w, rows = normal(rng, offsets[0] + VECTORS * w_row), normal(rng, offsets[1] + n * row)
@@ -99,7 +100,12 @@ def test_weighted_rows_are_summed_in_their_order(
     terms = weights[..., None].astype(np.float64) * values
     assert (np.abs(want - terms.sum(axis=1)) <= n * U * np.abs(terms).sum(axis=1)).all()
     y = before.copy()
-    tile.sum_weighted(w, offsets[0], w_row, n_sums, rows, offsets[1], row, n, width, y, offsets[2], y_row)
+    for first, last in ((0, min(begun, n)), (min(begun, n), n)):
+        if last > first or not first:
+            tile.sum_weighted(
+                w, offsets[0] + first, w_row, n_sums, rows, offsets[1] + first * row, row, last - first, width, y,
+                offsets[2], y_row, first,
+            )  # fmt: skip
     places = offsets[2] + y_row * np.arange(n_sums)[:, None] + np.arange(width)
     np.testing.assert_array_equal(y[places], want)
     np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))

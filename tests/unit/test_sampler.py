@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
+from mlx_engine.backends.base import Backend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.simd import SimdBackend
-from mlx_engine.decode.sampler import Sampler
+from mlx_engine.decode.sampler import Sampler, random_number
 
 LOGITS = np.array([[0.5, 2.0, 1.9, -1.0]], dtype=np.float32)
 
@@ -17,6 +18,8 @@ class Spy:
 
     def __init__(self):
         self.asked = []
+
+    choose = Backend.choose
 
     def argmax(self, logits):
         self.asked.append("argmax")
@@ -55,13 +58,22 @@ def test_every_chosen_token_is_remembered_behind_the_prompt():
     assert prompt == [7, 8]
 
 
-def test_the_draws_are_those_of_the_seed_in_0_to_1():
+@pytest.mark.parametrize("prompt", [[], [7] * 20])
+def test_the_draws_are_those_of_the_seed_and_the_position(prompt):
+    """A text that is interrupted, and goes on with what was written as a prompt, draws the same numbers."""
     spy = Spy()
-    sampler = Sampler(spy, Sampling(temperature=1.0, seed=5), [])
-    for _ in range(50):
+    sampler = Sampler(spy, Sampling(temperature=1.0, seed=5), prompt)
+    for _ in range(30):
         sampler(LOGITS)
-    generator = random.Random(5)
-    assert [u for _, u in spy.asked] == [generator.random() for _ in range(50)]
+    assert [u for _, u in spy.asked] == [random_number(5, len(prompt) + i) for i in range(30)]
+
+
+def test_a_draw_may_be_asked_for_before_the_token_before_it_is_settled():
+    sampler = Sampler(Spy(), Sampling(temperature=1.0, seed=5), [7])
+    choices = [sampler.add(f"token {i}", LOGITS) for i in range(3)]
+    assert sampler.draw().u == random_number(5, 4)
+    assert [sampler.settle(choice) for choice in choices] == [0, 1, 2]
+    assert sampler.draw().recent == [7, 0, 1, 2]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**70])

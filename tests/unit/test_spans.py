@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -117,7 +115,7 @@ def test_attention_over_a_window_is_told_apart():
     store[:] = 1
     q, kv = np.ones((1, 2, 8), np.float32), KVView(store, 6, [KVSpan(np.array([0]), 6, 1)])
     be.attention(q, kv, [1], 1.0)
-    be.attention(q, replace(kv, window=4), [1], 1.0)
+    be.attention(q, kv._replace(window=4), [1], 1.0)
     assert [span.role for span in profiler.spans] == ["attention", "attention, window"]
     assert [span.cost.flops for span in profiler.spans] == [4 * 16 * 6, 4 * 16 * 4]
     # Queries are read and as much is written; of each slot that is seen a key and a value are read.

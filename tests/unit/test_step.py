@@ -159,8 +159,8 @@ def test_what_is_no_batch_is_refused(model: Model):
     pool = model.new_pool(20, n_sequences=2)
     kv, other = pool.sequence(), pool.sequence()
     stranger = model.new_kv(4)
-    for parts in ([New([1], kv), New([2], kv)], [New([1], kv), New([2], stranger)], []):
-        with pytest.raises(ValueError, match="expected new tokens of different sequences of one pool"):
+    for parts in ([New([1], kv), New([2], kv)], [New([1], kv), New([2], stranger)]):
+        with pytest.raises(ValueError, match="expected new tokens of 2 different sequences of one pool"):
             begin(parts)
     for wanted in (-1, 3):
         with pytest.raises(ValueError, match="logits of at most"):
