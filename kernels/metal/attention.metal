@@ -43,6 +43,7 @@
         float score = 0.0f;
         UNROLL for (int i = 0; i < E / 8; i++) score = fma(queries[h * E / 8 + i], key[i], score);
         score = add_streams(score) * scale[0];
+        // So low that the weight is 0, and not infinite: infinity less infinity is not a number.
         scores[h * 8 + j] = p >= first && p <= last ? score : -3.0e38f;
       }
     }
@@ -55,8 +56,7 @@
       float more = 0.0f;
       UNROLL for (int i = 0; i < E / 8; i++) sums[h * E / 8 + i] = sums[h * E / 8 + i] * before;
       UNROLL for (int j = 0; j < 8; j++) {
-        const int p = block * 32 + j * 4 + stream;
-        scores[h * 8 + j] = p >= first && p <= last ? metal::precise::exp2(scores[h * 8 + j] - now) : 0.0f;
+        scores[h * 8 + j] = metal::precise::exp2(scores[h * 8 + j] - now);
         more = more + scores[h * 8 + j];
       }
       weight[h] = fma(weight[h], before, more);
