@@ -32,6 +32,8 @@ def begin(parts: Sequence[New]) -> Batch:
     Raises:
         CacheFullError: there is no room for all of them; no sequence has changed.
     """
+    if not parts:
+        raise ValueError("expected new tokens of at least one sequence, found none")
     pool, lengths = parts[0].kv.pool, tuple(len(part.ids) for part in parts)
     wanted = tuple(n if part.wanted is None else part.wanted for part, n in zip(parts, lengths, strict=True))
     if len({part.kv for part in parts if part.kv.pool is pool}) != len(parts):
