@@ -1,0 +1,68 @@
+"""Small models of every architecture with random weights of one type, wide enough for blocks of 256 weights."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import Model, load_model, model_file
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
+from tests.random_blocks import random_blocks
+
+CONTEXT, VOCAB, LAYERS, WINDOW = 640, 300, 2, 40
+_DECODER = {
+    "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": 256, "feed_forward_length": 512,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 1e4, "vocab_size": VOCAB,
+}  # fmt: skip
+_HEADS = {"attention.key_length": 64, "attention.value_length": 64}
+# By architecture: the naming of its files, and their settings.
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("gguf", {
+        **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
+    }),
+    "gpt2": ("gguf", {
+        "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": 256, "feed_forward_length": 512,
+        "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
+    }),
+    "llama": ("gguf", {**_DECODER, "rope.dimension_count": 64}),
+    "mistral": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+        "sliding_window": WINDOW, "tie_word_embeddings": True, "hidden_act": "silu",
+    }),
+    "qwen2": ("gguf", _DECODER),
+    "qwen3": ("gguf", {**_DECODER, **_HEADS}),
+}  # fmt: skip
+# What is looked up or added, never multiplied.
+_FLOATS = ("position_embd",)
+
+
+def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
+    """Return a model whose matrices have random values of a type."""
+    naming, settings = SETTINGS[architecture]
+    made: dict[str, Weight] = {}
+    draft = Checkpoint("random", naming, architecture, settings, {}, {"token_embd.weight": (VOCAB, 256)}, made.get)  # type: ignore[arg-type]
+    for tensor in model_file(draft).plan(draft).tensors:
+        stored = tensor.stored(draft.naming)
+        if tensor.required and stored.name not in made:
+            made[stored.name] = _weight(stored.name, stored.shape(tensor.shape), type_name)
+    shapes = {name: weight.shape for name, weight in made.items()}
+    return load_model(Checkpoint("random", naming, architecture, settings, {}, shapes, made.__getitem__), backend)  # type: ignore[arg-type]
+
+
+def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    if len(shape) == 1:
+        mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
+    n, k = shape
+    if type_name == "Q4_K" and not name.startswith(_FLOATS):
+        return random_blocks(rng, name, type_name, n, k, k**-0.5)
+    values = (rng.standard_normal(shape) * k**-0.5).astype(np.float32)
+    return Weight.pack(name, values, BY_NAME["F32" if name.startswith(_FLOATS) else type_name])
