@@ -18,9 +18,6 @@ from kernels.cpu.jobs import run, run_alone, scratch_of
 from kernels.cpu.layout import (
     CHUNK_GEMM,
     CHUNK_GEMV,
-    EPS,
-    FEW,
-    GAIN,
     GEMM_CHUNKS,
     GEMM_TOKENS,
     HAND_OUT,
@@ -30,10 +27,13 @@ from kernels.cpu.layout import (
     LANES,
     MATRICES,
     MAX_WAYS,
-    POST_EPS,
-    POST_GAIN,
-    POST_SHIFT,
-    SHIFT,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
+    POST_NORM_BIAS,
+    POST_NORM_EPS,
+    POST_NORM_WEIGHT,
+    SMALL_BATCH,
     STRETCH,
     TABLE,
     TASK_GEMM,
@@ -60,9 +60,9 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
     if n_tokens > 1:
         source = room
         pack_panels(job, x, room, scratch_of(control, 0))
-    elif b[GAIN] != 0:
+    elif b[NORM_WEIGHT] != 0:
         source = scratch_of(control, control[THREADS])
-        norm(floats(x), 0, b[K], b[GAIN], b[SHIFT], np.float32(number(b[EPS])), floats(source), 0)
+        norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
     # Several vectors are read from the next cache once for each stretch of columns and chunk.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
@@ -77,9 +77,9 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
 @jit
 def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
     """The input normed and put on whole cache lines, then chunks of expanded rows."""
-    job, few = control[JOB:], n_tokens <= FEW
+    job, few = control[JOB:], n_tokens <= SMALL_BATCH
     job[X], job[Y], job[STRIDE] = x, room, ceil_div(b[K], LANES) * LANES
-    if b[GAIN] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
+    if b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
         chunks = ceil_div(n_tokens, PREPARED)
         if few:
             run_alone(control, b[TASK_PREPARE], chunks)
@@ -105,9 +105,9 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, r
 @jit
 def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
     """`y = residual + norm(y)`, row by row."""
-    n, eps, out, added = b[N], np.float32(number(b[POST_EPS])), floats(y), floats(residual)
+    n, eps, out, added = b[N], np.float32(number(b[POST_NORM_EPS])), floats(y), floats(residual)
     for t in range(n_tokens):
-        norm(out, t * n, n, b[POST_GAIN], b[POST_SHIFT], eps, out, t * n)
+        norm(out, t * n, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)
     for i in range(n_tokens * n):
         put(out, i, get(added, i) + get(out, i))
 
@@ -132,7 +132,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         job[i] = b[i]
     job[T] = n_tokens
     # What is normed is whole only when the job is done.
-    added = residual if b[POST_GAIN] == 0 else 0
+    added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     stored = b[HAS_GEMV] != 0
     for m in range(b[MATRICES]):
         stored = stored and n_tokens <= most_stored(b[TABLE + m * WIDTH + KIND])
@@ -140,5 +140,5 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         _multiply_stored(control, b, n_tokens, x, added, room, y)
     else:
         _multiply_rows(control, b, n_tokens, x, added, room, y)
-    if b[POST_GAIN] != 0:
+    if b[POST_NORM_WEIGHT] != 0:
         _norm_add(b, n_tokens, y, residual)

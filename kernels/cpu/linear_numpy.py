@@ -11,7 +11,7 @@ from kernels.cpu.norms_numpy import Floats
 
 def project(
     x: Floats,
-    gain: Floats | None,
+    weight: Floats | None,
     eps: float,
     matrices: Sequence[Floats],
     biases: Sequence[Floats | None],
@@ -21,16 +21,16 @@ def project(
     """(T, N) from (T, K): an RMS norm, products, and what follows them.
 
     Args:
-        x: the input, normed first if there is a gain.
-        gain: (K,) or None.
+        x: the input, normed first if there is a weight.
+        weight: (K,) or None.
         eps: of the norm.
         matrices: (N, K) each; their products lie side by side.
         biases: (N,) or None, one for each matrix.
         residual: added to the result, or None.
         activation: of the product, or of the first of two that are a gate and what it gates; None is none.
     """
-    if gain is not None:
-        x = gain * (x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps))
+    if weight is not None:
+        x = weight * (x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps))
     products: list[Floats] = [
         x @ matrix.T if bias is None else x @ matrix.T + bias for matrix, bias in zip(matrices, biases, strict=True)
     ]
