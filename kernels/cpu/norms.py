@@ -1,4 +1,4 @@
-"""Norms and rotation of rows, alone and together. The NumPy twins are in `norms_numpy.py`."""
+"""RMS norm, layer norm and rotary embedding of rows. The NumPy twins are in `norms_numpy.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.cpu.vectors import add, div, fma, get, load, mul, put, splat, store
 @jit
 def rms_norm(x: Any, at: int, n: int, weight: Any, eps: Any, out: Any, to: int) -> None:
     """`out[to ...] = weight * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
-    # In float64, for an error here is an error of the whole row.
+    # In float64, because an error here affects the whole row.
     root = np.float32(np.sqrt(np.float64(dot(x, at, x, at, n)) / n + eps))
     whole, divisor = n // LANES * LANES, splat(root)
     for i in range(0, whole, LANES):
@@ -48,7 +48,7 @@ def layer_norm(x: Any, at: int, n: int, weight: Any, bias: Any, eps: Any, out: A
 
 @jit
 def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to: int) -> None:
-    """The layer norm whose bias lies at address `bias`, or without one, where that is 0, the RMS norm."""
+    """Apply the layer norm with a bias at address `bias`, or the RMS norm if `bias` is 0."""
     if bias != 0:
         layer_norm(x, at, n, floats(weight), floats(bias), eps, out, to)
     else:
@@ -57,7 +57,7 @@ def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to
 
 @jit
 def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
-    """Pairs (j, j + half) turned by the angles whose cosines and sines begin at `row` of the tables; out may be x."""
+    """Rotate pairs (j, j + half) by the angles whose cosines and sines begin at `cos[row]`, `sin[row]`; out may be x."""
     whole = half // LANES * LANES
     for j in range(0, whole, LANES):
         a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)
@@ -74,9 +74,9 @@ def norm_rotate(
     x: Any, at: int, n_heads: int, width: int, weight: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
     step: int,
 ) -> None:  # fmt: skip
-    """Every head of one token normed, if eps >= 0, then rotated; `step` elements lie between heads of the output.
+    """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart.
 
-    No weight is read where eps is negative.
+    The weight is not read if eps is negative.
     """
     for h in range(n_heads):
         source, target = at + h * width, to + h * step

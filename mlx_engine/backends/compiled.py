@@ -165,7 +165,7 @@ class CompiledBackend(SimdBackend):
         """
         self.pool.control[layout.ON] = 1  # before that look
         try:
-            if self.pool.shared.asleep:
+            if self.pool.shared.parked:
                 self.pool.shared.wake()
             entry(self.pool.address, *arguments)
         finally:
