@@ -15,7 +15,7 @@ def lanes(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
 
 
 def _two(builder: Any, a: Any, b: Any, distance: int) -> Any:
-    """Add lanes that are `distance` apart; the sums of a go to lanes without this bit, the sums of b to lanes with it."""
+    """Add lanes that are `distance` apart; sums of a go to lanes without this bit, sums of b to lanes with it."""
     n = a.type.count
     stay = [lane if not lane & distance else n + lane for lane in range(n)]
     move = [lane + distance if not lane & distance else n + lane - distance for lane in range(n)]

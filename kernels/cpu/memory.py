@@ -52,7 +52,7 @@ def words(address: int) -> Any:
 
 @intrinsic
 def hidden(typing: Any, address: Any) -> Any:
-    """Return the same address in a way that LLVM cannot trace, so that it really loads values stored through the other."""
+    """Return the same address, hidden from LLVM's analysis, so that values stored at `address` are really loaded."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.asm(ir.FunctionType(_WORD, [_WORD]), "", "=r,0", [args[0]], side_effect=False)

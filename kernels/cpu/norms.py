@@ -57,7 +57,7 @@ def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to
 
 @jit
 def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
-    """Rotate pairs (j, j + half) by the angles whose cosines and sines begin at `cos[row]`, `sin[row]`; out may be x."""
+    """Rotate pairs (j, j + half) by the angles whose cosines begin at `cos[row]`, sines at `sin[row]`; out may be x."""
     whole = half // LANES * LANES
     for j in range(0, whole, LANES):
         a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)

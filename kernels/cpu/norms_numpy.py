@@ -23,7 +23,7 @@ def layer_norm(x: Floats, at: int, n: int, weight: Floats, bias: Floats, eps: fl
 
 
 def rotate(x: Floats, at: int, half: int, cos: Floats, sin: Floats, row: int, out: Floats, to: int) -> None:
-    """Rotate pairs (j, j + half) by the angles whose cosines and sines begin at `cos[row]`, `sin[row]`; out may be x."""
+    """Rotate pairs (j, j + half) by the angles whose cosines begin at `cos[row]`, sines at `sin[row]`; out may be x."""
     a, b = x[at : at + 2 * half].reshape(2, half).copy()
     c, s = cos[row : row + half], sin[row : row + half]
     out[to : to + half] = a * c - b * s
