@@ -41,7 +41,7 @@ def for_export() -> None:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call, to run without the interpreter's lock and bounds checks; cache it on disk."""
+    """Compile a function on its first call, without bounds checks, to run without the interpreter's lock; cache it."""
     return numba.njit(**_OPTIONS)(function)
 
 

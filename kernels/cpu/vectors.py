@@ -92,7 +92,7 @@ def splat(typing: Any, scalar: Any) -> Any:
 
 @intrinsic
 def get(typing: Any, floats: Any, at: Any) -> Any:
-    """Load element `at`. Unlike `floats[at]` this does not test for a negative index, so LLVM vectorises loops of it."""
+    """Load element `at`, without the test for a negative index of `floats[at]`, which keeps LLVM from vectorising."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(element_address(context, builder, signature.args[0], *args))
@@ -149,7 +149,7 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """Load the float16 at byte `at` into every lane as float32: copied first, because processors widen whole vectors."""
+    """Load the float16 at byte `at` into every lane as float32: copied first, as processors widen whole vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
