@@ -1,7 +1,7 @@
 """Kernels for block-quantised weights: Metal text with its NumPy twins, compiled CPU kernels, and block layouts.
 
-Usable without mlx_engine, importable without a GPU. The public names are imported when they are first used, so that
-`import kernels` costs nothing. `kernels.launch` is a module, the door to the GPU, whose `launch` runs any `Kernel`.
+The package is usable without mlx_engine and importable without a GPU. Public names are imported when they are first
+used, so that `import kernels` is fast. `kernels.launch` is a module, whose function `launch` runs any `Kernel`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from kernels.metal.thread_per_output import thread_per_output
     from kernels.metal.tiles import tiles
 
-# Module of each name that is not called like its module in `kernels.metal`.
+# Modules of the names that differ from their module's name in `kernels.metal`.
 _HOMES = {
     "Experiment": "kernels.lab.experiment",
     "Kernel": "kernels.kernel",

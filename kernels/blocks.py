@@ -1,12 +1,11 @@
-"""What the bytes of a quantised block are: one NumPy structured dtype per format, its fields in file order.
+"""The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
 A quantised tensor is rows of blocks; a block holds 32 or 256 consecutive weights of one row. `d` (and `m`,
-`dmin`) are float16 scales (and minima), `qs` the low bits of the codes, `qh` and `hmask` the high ones,
-`scales` the packed scales of sub-blocks. How the codes unpack is told by the files of `mlx_engine/quant`,
-one per format.
+`dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the high bits,
+`scales` the packed scales of sub-blocks. `mlx_engine/quant` has one file per format, which unpacks the quants.
 
-All numbers are little-endian and nothing is padded, so blocks lie at odd addresses. Hosts are little-endian
-too: MLX runs on no other.
+All numbers are little-endian and blocks are not padded, so they are unaligned. Hosts are little-endian, too: MLX runs
+on no others.
 
 Source: the structs `block_*` of ggml-common.h,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-common.h

@@ -1,9 +1,9 @@
-"""The same kernels for `mx.fast.cuda_kernel`: translated text, behind a header with the words of Metal that they use.
+"""Translation of Metal kernels for `mx.fast.cuda_kernel`, with a header that defines the Metal functions they use.
 
-Address spaces are taken out of the text. A macro could not do that: CUDA's own `__device__` is made of the word
-`device`. The kernels keep to what both can do: threadgroups of one dimension, grids of whole threadgroups, arrays of
-one element for numbers, shapes read one by one. That gives them a second machine to run on, with threads that really
-race; it says nothing about speed on Metal.
+Address spaces are removed from the text. A macro cannot do this, because CUDA's own headers use the word `device` in
+`__device__`. The kernels use only features of both: threadgroups of one dimension, grids of whole threadgroups, arrays
+of one element for numbers, shapes read one element at a time. CUDA is a second platform on which threads really race;
+speed on CUDA says nothing about speed on Metal.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ADDRESS_SPACE_OF_POINTER = re.compile(r"\b(?:device|constant|threadgroup|thread
 
 
 def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
-    """A kernel as CUDA runs it; called like the result of `mx.fast.metal_kernel`.
+    """Return a kernel for CUDA, called like the result of `mx.fast.metal_kernel`.
 
     Raises:
-        ValueError: the kernel asks for what `mx.fast.cuda_kernel` has not.
-        RuntimeError: MLX was built without CUDA. Unlike Metal's, its kernels cannot even be made then.
+        ValueError: the kernel needs a feature that `mx.fast.cuda_kernel` lacks.
+        RuntimeError: MLX was built without CUDA. Unlike Metal kernels, CUDA kernels cannot even be created then.
     """
     if kernel.atomic_outputs or kernel.math_mode != "safe":
         raise ValueError(f"kernel {kernel.name}: CUDA has no atomic outputs, and no math mode but 'safe'")
@@ -45,7 +45,7 @@ def cuda_kernel(kernel: Kernel) -> Callable[..., list[mx.array]]:
 
 
 def translated(text: str) -> str:
-    """Metal's text without address spaces: arrays of a threadgroup are `__shared__`, every other space is none."""
+    """Return Metal text without address spaces, except that threadgroup arrays become `__shared__`."""
     text = _COMMENT.sub("", text)
     text = _THREADGROUP_ARRAY.sub("__shared__ ", text)
     text = _ADDRESS_SPACE.sub("", text)
@@ -54,5 +54,5 @@ def translated(text: str) -> str:
 
 @cache
 def header() -> str:
-    """What stands before the translated text."""
+    """Return the header of the translated text."""
     return Path(__file__).with_suffix(".cuh").read_text(encoding="utf-8")

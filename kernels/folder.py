@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept. What lies there is run as it lies there, so nobody else may have put it there."""
+"""The cache folder of compiled kernels. Its files are executed, so other users must not be able to write it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """The first of these that is ours to write: `given`, `name` in the user's cache folder, a temporary folder."""
+    """Return the first of these folders that only this user can write: `given`, `name` in the user's cache, a temporary one."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
     return _first(name, home, given)
 
@@ -30,9 +30,9 @@ def _first(name: str, home: str, given: str | None) -> Path:
 def _candidates(name: str, home: str, given: str | None) -> Iterator[Path]:
     if given:
         yield Path(given)
-    if Path(home).is_absolute():  # else nobody knows where home is
+    if Path(home).is_absolute():  # else there is no known home
         yield Path(home) / "mlx_engine" / name
-    # The same folder each time, so that what is compiled there is found again. Some systems have none.
+    # A fixed name, so that a later process finds the compiled files. Some systems have no temporary folder.
     yield Path(tempfile.gettempdir()) / f"mlx_engine-{name}-{_user()}"
 
 
@@ -41,7 +41,7 @@ def _user() -> int:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether it is a folder that we can write, and nobody else can or has made."""
+    """Return whether only this user can write the folder and owns it; create it if needed."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""One GPU kernel as a value: its text, and the names by which that text knows its arrays."""
+"""A GPU kernel as a value: its source text, and the names of its arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MathMode = Literal["safe", "relaxed", "fast"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """What `mx.fast.metal_kernel` wants to know before a call, and nothing that depends on shapes.
+    """The arguments of `mx.fast.metal_kernel`, none of which depends on shapes.
 
-    `source` is the body of a function in Metal Shading Language; MLX writes the signature around it. `header` stands
-    before that function. Both are ASCII: that is how MLX hands them to Metal.
+    `source` is the body of a function in the Metal Shading Language; MLX generates its signature. `header` is inserted
+    before the function. Both must be ASCII, because MLX passes them to Metal as ASCII.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Kernel:
     math_mode: MathMode = "safe"
 
     def __post_init__(self) -> None:
-        # Built once and kept by its value: names must be such that they can be hashed.
+        # Kernels are keys of a cache, so the names must be hashable.
         object.__setattr__(self, "input_names", tuple(self.input_names))
         object.__setattr__(self, "output_names", tuple(self.output_names))
         if not (self.name.isidentifier() and self.name.isascii()):
@@ -44,7 +44,7 @@ class Kernel:
 
     @classmethod
     def load(cls, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Kernel:
-        """The kernel whose body is `metal/NAME.metal`, with the headers that all of them share."""
+        """Return the kernel with the body `metal/NAME.metal` and the headers that all kernels share."""
         header = "\n".join(_text(f"{part}.h.metal") for part in HEADERS)
         return cls(name, tuple(inputs), tuple(outputs), _text(f"{name}.metal"), header)
 

@@ -1,7 +1,7 @@
-"""The door to the GPU: every kernel is launched here, by one of three executors.
+"""Kernel launches: every GPU kernel is launched here, by one of three executors.
 
-`metal` is MLX's own, `cuda` runs the same text translated, `emulator` runs it on the CPU, thread by thread. Which one
-is asked at each launch: what `use` says, else the first of the three that this machine has.
+`metal` is MLX's own executor, `cuda` runs the translated text, `emulator` runs the text on the CPU. The executor is
+chosen at each launch: by `use`, else the first of the three that this machine has.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Template: TypeAlias = Sequence[tuple[str, int | bool | mx.Dtype]]
 
 
 class ExecutorUnavailableError(RuntimeError):
-    """This machine cannot run kernels in the way that was asked for."""
+    """This machine does not have the requested executor."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """All that one launch was asked to do."""
+    """The arguments of one launch."""
 
     kernel: Kernel
     inputs: list[mx.array]
@@ -60,23 +60,23 @@ def launch(
     template: Template = (),
     init_value: float | None = None,
 ) -> list[mx.array]:
-    """Run a kernel once: `grid` threads, in groups of `threadgroup` threads.
+    """Launch a kernel: `grid` threads, in groups of `threadgroup` threads.
 
     Args:
-        kernel: what to run.
+        kernel: the kernel.
         inputs: one array per input name.
         grid: threads in each direction, whole multiples of the threadgroup.
         threadgroup: threads of one group in each direction.
         output_shapes: one per output name.
         output_dtypes: one per output name.
-        template: names in the kernel's text, and the numbers or types that they stand for.
-        init_value: what fills the outputs beforehand. Without it they hold anything.
+        template: names in the kernel's text, with the numbers or types of this launch.
+        init_value: initial value of the outputs. Without it they are uninitialised.
 
     Returns:
-        The outputs. On a GPU they are promises: errors of the kernel show when one is looked at.
+        The outputs. On a GPU they are lazy: errors of the kernel are raised when one is evaluated.
 
     Raises:
-        ValueError: the grid is not made of whole threadgroups. CUDA would run the threads that are too many.
+        ValueError: the grid does not consist of whole threadgroups. CUDA would run the surplus threads.
         ExecutorUnavailableError: the machine has none of the executors.
     """
     if grid[0] % threadgroup[0] or grid[1] % threadgroup[1] or grid[2] % threadgroup[2]:
@@ -100,20 +100,20 @@ def launch(
 
 
 def executor() -> ExecutorName:
-    """Who runs the next launch.
+    """Return the executor of the next launch.
 
     Raises:
-        ExecutorUnavailableError: nobody can; with everyone's reason.
+        ExecutorUnavailableError: there is none; the message has the reason for each.
     """
     return _chosen.get() or _default()
 
 
 @contextmanager
 def use(name: ExecutorName) -> Iterator[None]:
-    """Within this context kernels run there.
+    """Choose the executor of launches within this context.
 
     Raises:
-        ExecutorUnavailableError: they cannot.
+        ExecutorUnavailableError: this machine does not have it.
     """
     reason = unavailable(name)
     if reason is not None:
@@ -127,7 +127,7 @@ def use(name: ExecutorName) -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the launches of each kernel within this context; an outer count goes on as if this one were not there."""
+    """Count the launches of each kernel within this context; an outer count includes them, too."""
     counts: Counter[str] = Counter()
     outer = _counts.get()
     token = _counts.set(counts)
@@ -141,7 +141,7 @@ def counted() -> Iterator[Counter[str]]:
 
 @contextmanager
 def planned() -> Iterator[list[Launch]]:
-    """Within this context launches are only written down; their outputs are zeros."""
+    """Record launches within this context instead of running them; their outputs are zeros."""
     launches: list[Launch] = []
     token = _planned.set(launches)
     try:
@@ -151,7 +151,7 @@ def planned() -> Iterator[list[Launch]]:
 
 
 def unavailable(name: ExecutorName) -> str | None:
-    """Why kernels cannot run there; None if they can."""
+    """Return why an executor is unavailable; None if it is available."""
     if name not in EXECUTORS:
         raise ValueError(f"expected one of {', '.join(EXECUTORS)}, found {name!r}")
     if name == "metal":
@@ -164,7 +164,7 @@ def unavailable(name: ExecutorName) -> str | None:
 
 
 def executors() -> dict[ExecutorName, str | None]:
-    """Each executor, and why it cannot be used; None if it can."""
+    """Return each executor with the reason why it is unavailable, or None if it is available."""
     return {name: unavailable(name) for name in EXECUTORS}
 
 
@@ -179,7 +179,7 @@ def _default() -> ExecutorName:
 
 @cache
 def built(kernel: Kernel, name: ExecutorName) -> Callable[..., list[mx.array]]:
-    """The executor's own object for this kernel, made when it is first needed and kept: it holds what was compiled."""
+    """Return the executor's object for this kernel, created once, because it holds compiled code."""
     if name == "cuda":
         from kernels.cuda import cuda_kernel
 

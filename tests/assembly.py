@@ -58,7 +58,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
     from numba import types
 
-    from kernels.cpu import attention, float32, norms, tile
+    from kernels.cpu import attention_block, float32, norms, tile
     from kernels.cpu.activations import gated
     from kernels.cpu.exponentials import exp
     from kernels.cpu.vectors import LANES, load, store
@@ -87,8 +87,8 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "float32.four_rows": (float32.four_rows.py_func, four_rows),
         "add_dots": (tile.add_dots.py_func, tile_arguments),
         "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n, n)),
-        "attention._weights": (attention._weights.py_func, (floats, n, n, n, n, n, f)),
-        "attention._join": (attention._join.py_func, (floats, n, floats, n, n)),
+        "attention_block._weights": (attention_block._weights.py_func, (floats, n, n, n, n, n, f)),
+        "attention_block._join": (attention_block._join.py_func, (floats, n, floats, n, n)),
         "rms_norm": (norms.rms_norm.py_func, (floats, n, n, floats, f, floats, n)),
         "layer_norm": (norms.layer_norm.py_func, (floats, n, n, floats, floats, f, floats, n)),
         "rotate": (norms.rotate.py_func, (floats, n, n, floats, floats, n, floats, n)),

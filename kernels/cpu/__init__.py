@@ -1,1 +1,1 @@
-"""Compiled CPU kernels, each beside its plain NumPy twin. Importing this compiles nothing."""
+"""Compiled CPU kernels, each with a NumPy twin. Importing this package compiles nothing."""

@@ -1,4 +1,4 @@
-"""What stands between the two halves of a feed-forward network. The NumPy twin is in `activations_numpy.py`."""
+"""Activation functions of feed-forward networks. The NumPy twins are in `activations_numpy.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gelu(x: Any) -> Any:
 
 @jit
 def activate(activation: int, x: Any) -> Any:
-    """The activation of that number."""
+    """Apply the activation with this number (`layout.py`)."""
     if activation == SILU:
         return silu(x)
     return gelu(x)

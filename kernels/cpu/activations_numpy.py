@@ -1,4 +1,4 @@
-"""The NumPy twins of the compiled activations, in whatever precision their arrays have."""
+"""The NumPy twins of the compiled activations, in the precision of their arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NumPy twin of the compiled attention: head by head, with a mask and all scores at once."""
+"""The NumPy twin of compiled attention: one head at a time, with a mask and the full matrix of scores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kernels.cpu.norms_numpy import Floats
 
 
 def attend(q: Floats, kv: Floats, window: int, scale: float, out: Floats) -> None:
-    """(T, H, E) attention of queries over keys and values (2, G, S, E), of which the last T are the queries' own.
+    """Compute (T, H, E) attention of the last T tokens over keys and values (2, G, S, E) of S tokens.
 
-    A query sees the keys up to its own; with a window, other than 0, only so many of the last of them.
+    A query attends to the keys up to its own token; with a window other than 0, to the latest `window` of them.
     """
     (n_tokens, n_heads, _), n_keys = q.shape, kv.shape[2]
     group = n_heads // kv.shape[1]

@@ -1,4 +1,4 @@
-"""The NumPy twins of the kernels that expand blocks: the exact weights, each format's by its own function."""
+"""The NumPy twins of the kernels that expand blocks: one function per format, which returns the exact weights."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def q6_k(blocks: Bytes) -> Floats:
 
 
 def _halves(packed: Bytes) -> Floats:
-    """Quants of 4 bits as floats: the low halves of a row of bytes, then its high ones."""
+    """Return 4-bit quants as floats: the low halves of a row of bytes, then the high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)

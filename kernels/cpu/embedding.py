@@ -1,4 +1,4 @@
-"""Rows of a matrix by number: the vectors of tokens. The NumPy twin is indexing what has been expanded."""
+"""Embedding lookup: expanded rows of a matrix by number. The NumPy twin is indexing the expanded matrix."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernels.cpu.vectors import PART
 
 @entry
 def embed(address: int, kind: int, weights: int, n_columns: int, ids: int, n: int, out: int) -> None:
-    """`out[i] = row ids[i]` of the matrix at address `weights`, expanded; (n, n_columns) float32 at address `out`.
+    """`out[i] = row ids[i]` of the matrix at address `weights`, expanded; `out` is (n, n_columns) float32.
 
-    `address` is that of the pool's control block.
+    All arrays are addresses; `address` is that of the pool's control block.
     """
     control, rows, y = words(address), words(ids), floats(out)
     room = scratch_of(control, control[THREADS])

@@ -1,4 +1,4 @@
-"""What follows products: bias, activation, residual."""
+"""The epilogue of products: bias, activation, residual."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kernels.cpu.vectors import get, load, put, store
 
 @jit
 def put_row(job: Any, m: int, t: int, first: int, n: int, products: Any, at: int) -> None:
-    """Write the n products of input row t with matrix m from row `first` on, plus bias, activated, plus residual.
+    """Write `activation(product + bias) + residual` of input row t and n rows of matrix m, from row `first` on.
 
-    They lie from `products[at]` on, in whole vectors, and are changed there.
+    The products begin at `products[at]`, are padded to whole vectors, and are changed in place.
     """
     place = 4 * (t * job[N] + job[m + COLUMN] + first)
     y = floats(job[Y] + place)

@@ -1,4 +1,4 @@
-"""Powers of e and of 2, of vectors of 16 floats."""
+"""Powers of e and of 2 of SIMD vectors of 16 floats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _round(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n from -252 to 254, in two factors: the result may leave float32, they do not."""
+    """`a * 2**n` for whole n from -252 to 254, in two factors, which cannot overflow where the result can."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args
@@ -45,9 +45,9 @@ def _times_power_of_two(typing: Any, a: Any, n: Any) -> Any:
 
 @jit
 def exp(x: Any) -> Any:
-    """`e**x` within one unit in the last place; infinity and 0 where float32 ends, not a number where x is none.
+    """`e**x` within one unit in the last place; infinity or 0 outside the range of float32, NaN for NaN.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 is taken off in two parts, of which the first has few bits. The rest is
+    x = n ln 2 + r with |r| <= ln 2 / 2; n ln 2 is subtracted in two parts, the first of which has few bits. e**r is
     the Taylor polynomial of degree 7, whose next term is below 2**-27.
     """
     x = larger(splat(-150.0), smaller(splat(150.0), x))
@@ -66,7 +66,7 @@ def exp(x: Any) -> Any:
 
 @intrinsic
 def _exponent_plus(typing: Any, a: Any, n: Any) -> Any:
-    """`a * 2**n` for whole n where the result is an ordinary number, or the zero that 1 and n = -127 give."""
+    """`a * 2**n` for whole n where the result is a normal number, or 0 for a = 1 and n = -127."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, n = args
@@ -82,9 +82,9 @@ _2, _3, _4, _5, _6, _7 = (math.log(2) ** k / math.factorial(k) for k in range(2,
 
 @jit
 def exp2_below(x: Any) -> Any:
-    """`2**x` for x <= 0 within one unit in the last place down to 2**-126, then 0 or what is next to it; 0 at -inf.
+    """`2**x` for x <= 0 within one unit in the last place down to 2**-126, then about 0; exactly 0 at -inf.
 
-    Half the work of `exp`: what is above the whole power is exact, and its end is the only one that needs care.
+    This is half the work of `exp`: `x - n` is exact, and only one end of the range needs a limit.
     """
     x = larger(splat(-127.0), x)
     n = _round(x)

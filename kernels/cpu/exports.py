@@ -1,8 +1,8 @@
-"""Exported kernels as an object file: what a process does that `machine_code.py` starts, and nobody else.
+"""Compile exported kernels to an object file, in a process that `machine_code.py` starts for this alone.
 
-Numba optimises every function by itself, again with each function that calls it, and makes machine code and an entry
-for Python of each. All of that is time, and only the last of it is of use here: so functions are linked as they are
-translated, and optimised once, together.
+Numba optimises every function separately, again with each function that calls it, and makes machine code and a Python
+wrapper of each. Only the machine code of whole kernels is needed here. So functions are linked as Numba translates
+them, and optimised together, once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.cpu.library import sealed
 
 
 class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
-    """Functions as Numba translates them."""
+    """Functions as Numba translates them, not optimised."""
 
     def _optimize_functions(self, module: Any) -> None:
         module.data_layout = self._codegen._data_layout
@@ -34,12 +34,12 @@ class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
         pass
 
     def get_pointer_to_function(self, name: str) -> int:
-        """None of them is ever called in this process."""
+        """Return 0: no function is called in this process."""
         return 0
 
 
 class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
-    """Code for this processor that is not loaded."""
+    """A code generator for this processor that loads no code."""
 
     _library_class = _Untouched
 
@@ -47,12 +47,12 @@ class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
         pass
 
     def set_env(self, env_name: str, env: Any) -> None:
-        """Environments are for code that calls Python."""
+        """Do nothing: environments are for code that calls Python."""
 
 
 @global_compiler_lock
 def compiled(modules: Iterable[str]) -> bytes:
-    """The object file of what these modules of `kernels.cpu` export. Nothing else can be compiled here afterwards."""
+    """Return the object file of the exports of these modules of `kernels.cpu`. Numba is unusable afterwards."""
     jit.for_export()
     names = {f"kernels.cpu.{name}" for name in modules}
     for name in names:
@@ -69,7 +69,7 @@ def compiled(modules: Iterable[str]) -> bytes:
             libraries.append(found.library)
             kept.add(name)
     _stop_here(exports, "NRT_MemInfo_call_dtor")
-    # Linked first: of what follows, only what something asks for is taken.
+    # The wrappers are linked first. Linking a library then takes only the functions that are needed.
     linked = binding.parse_assembly(str(exports))
     for library in libraries:
         linked.link_in(library._get_module_for_linking(), preserve=True)
@@ -80,7 +80,7 @@ def compiled(modules: Iterable[str]) -> bytes:
 
 
 def _optimized(translator: Any, module: Any) -> bytes:
-    """Machine code, as good as Numba's."""
+    """Return machine code, with the same optimisation passes as Numba's own."""
     module.data_layout = translator._data_layout
     passes, builder = translator._function_pass_manager()
     for function in module.functions:
@@ -91,7 +91,7 @@ def _optimized(translator: Any, module: Any) -> bytes:
 
 
 def _export(context: Any, module: Any, name: str, kind: Any, mangled: str) -> None:
-    """A C function that calls Numba's: that one has two more arguments, for exceptions, which there are none of."""
+    """Add a C function that calls Numba's, which has two more arguments, for exceptions; kernels raise none."""
     inner = ir.Function(module, context.call_conv.get_function_type(kind.return_type, kind.args), mangled)
     arguments = [context.get_value_type(argument) for argument in kind.args]
     outer = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
@@ -101,7 +101,7 @@ def _export(context: Any, module: Any, name: str, kind: Any, mangled: str) -> No
 
 
 def _stop_here(module: Any, name: str) -> None:
-    """Numba's code frees arrays that it has allocated; kernels allocate none, and so never get there."""
+    """Define a function of Numba's runtime that frees arrays as a trap: kernels allocate none and never call it."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer()]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     builder.call(module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), [])), [])

@@ -1,4 +1,4 @@
-"""float32 matrices on the CPU, as they lie in a file. The NumPy twin is `order_numpy.dot`."""
+"""float32 matrices on the CPU, as they are stored in a file. The NumPy twin is `order_numpy.dot`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kernels.cpu.layout import LANES
 from kernels.cpu.rows import four_rows as make_four_rows
 from kernels.cpu.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
 
-# What the kernels for rows take as a block: a vector.
+# The gemv kernels treat 16 weights as a block.
 BLOCK, BLOCK_BYTES = 16, 64
 
 
 @jit
 def weights(rows: Any, at: int) -> Any:
-    """The 16 weights at byte `at`, in one vector."""
+    """Return the 16 weights at byte `at`, in one vector."""
     return (load_floats(rows, at),)
 
 
@@ -37,7 +37,7 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
 
 @jit
 def dot(a: Any, a_first: int, b: Any, b_first: int, n: int) -> Any:
-    """The product of `n` elements of a and b, from `a_first` and `b_first` on, summed in 32 lanes."""
+    """Return the dot product of `n` elements of a and b, from `a_first` and `b_first` on, summed in 32 lanes."""
     even, odd = zeros(), zeros()
     whole = n // (2 * LANES) * (2 * LANES)
     for i in range(0, whole, 2 * LANES):

@@ -1,4 +1,4 @@
-"""The formats that matrices are stored in, by number: products with rows as they are stored, and expanded rows."""
+"""Dispatch by storage format: gemv of stored rows, expansion of rows, prefetching."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kernels.cpu.memory import floats, raw
 from kernels.cpu.sums import PANEL_SIZES, WIDE
 from kernels.cpu.vectors import prefetch
 
-# Bytes of scratch memory that products with four rows and expansion need for scales.
+# Bytes of scratch memory that `four_rows` and `expand` use for scales.
 FORMAT_ROOM = 4 * STRETCH
 
 
-# Up to so many vectors rows are multiplied as they are stored; with more, expanded rows are faster, because a format's
-# weights are made once for each panel. float32 and Q8_0 take little to make.
+# The most vectors that are multiplied with rows as they are stored. With more vectors gemm is faster: gemv dequantises
+# weights once per panel, gemm once. Dequantising float32 and Q8_0 is cheap.
 _MOST_SIMPLE = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 _MOST_4_BITS = PANEL_SIZES[-1]
 _MOST_Q4_K = PANEL_SIZES[-1] if WIDE else 4
@@ -26,7 +26,7 @@ MOST_STORED = _MOST_SIMPLE
 
 @jit
 def most_stored(kind: int) -> int:
-    """Return up to how many vectors rows of a format are multiplied as they are stored: by measurement."""
+    """Return the most vectors that are multiplied with stored rows of a format: by measurement."""
     if kind == Q4_K:
         return _MOST_Q4_K
     if kind == Q6_K:
@@ -36,7 +36,7 @@ def most_stored(kind: int) -> int:
 
 @jit
 def row_bytes(kind: int, n_columns: int) -> int:
-    """Bytes of a row; its columns are a multiple of a block's."""
+    """Return the bytes of `n_columns` columns, a multiple of the block size."""
     if kind == Q8_0:
         return n_columns // q8_0.BLOCK * q8_0.BLOCK_BYTES
     if kind == Q4_0:
@@ -55,7 +55,7 @@ def four_rows(
     kind: int, n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int,
     y: Any, at: int, apart: int, y_row: int, ahead: int, room: int,
 ) -> None:  # fmt: skip
-    """`y[at + i apart + r + t y_row] += row r of i . vector t` for rows of four places; `rows.py` has the arguments."""
+    """`y[at + i apart + r + t y_row] += row r of range i . vector t`, for four ranges; see `rows.py` for arguments."""
     if kind == Q8_0:
         q8_0.four_rows(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
     elif kind == Q4_0:
@@ -75,13 +75,14 @@ def expand(
     kind: int, weights: int, n_columns: int, row: int, column: int, n: int, out: Any, at: int, step: int, apart: int,
     room: int,
 ) -> None:  # fmt: skip
-    """`out[at ...] =` the `n` weights of a row from a column on; both are multiples of a block.
+    """Write `n` weights of a row, from `column` on, to `out[at ...]` as float32; both are multiples of a block.
 
-    Each 16 of them begin `step` elements behind the 16 before; of these each `PART` begin `apart` elements behind those
-    before. A step of 16 and `PART` apart is their own order, a step of `PART` and a whole part apart that of `tile.py`.
+    Groups of 16 weights are `step` elements apart; inside a group, groups of `PART` weights are `apart` elements apart.
+    With a step of 16 and `PART` apart, weights keep their order; with a step of `PART` and the size of a part apart,
+    they are stored in parts (`tile.py`).
 
-    float32 has no blocks: its weights are followed by zeros up to a multiple of 16. At address `room` is room for
-    `FORMAT_ROOM`.
+    float32 has no blocks: its weights are padded with zeros to a multiple of 16. At address `room` are `FORMAT_ROOM`
+    bytes of scratch memory.
     """
     start, blocks = row * n_columns + column, raw(weights)
     first, last = start // 32, (start + n) // 32
@@ -101,7 +102,7 @@ def expand(
 
 @jit
 def prefetch_weights(kind: int, weights: int, n_columns: int, row: int, column: int, n: int) -> None:
-    """Ask memory for what `expand` with the same arguments reads; it may lie behind the end of the matrix."""
+    """Prefetch the bytes that `expand` with the same arguments reads; they may be after the end of the matrix."""
     first, data = row_bytes(kind, 256) * (row * n_columns + column) // 256, raw(weights)
     for at in range(first, first + row_bytes(kind, 256) * n // 256, LINE_BYTES):
         prefetch(data, at)

@@ -1,7 +1,7 @@
-"""Products with several vectors (gemm): rows are expanded once for all of them and multiplied in register tiles.
+"""Matrix products for prefill (gemm): expand quantised rows to float32 once, and multiply them in register tiles.
 
-Rows are expanded a stretch of columns at a time, a few rows for few vectors, so that they stay in the nearest cache,
-and more of them for many, so that vectors are read less often.
+Rows are expanded one stretch of columns at a time. With at most GEMM_NEAR vectors four rows are expanded together, so
+that they stay in the first-level cache; with more vectors more rows are, so that the vectors are read less often.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kernels.cpu.jit import jit, task
 from kernels.cpu.layout import (
     ACTIVATION,
     CHUNK,
-    EPS,
-    GAIN,
     GEMM_NEAR,
     GEMM_ROWS,
     KIND,
     LANES,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
     ROWS,
-    SHIFT,
     STRETCH,
     TILE_ROWS,
     WEIGHTS,
@@ -38,13 +38,13 @@ from kernels.cpu.norms import norm
 from kernels.cpu.tile import add_dots, tile_vectors
 from kernels.cpu.vectors import PART, load, store
 
-# Rows of the input in a chunk of `prepare_rows`.
+# Input rows of a chunk of `prepare_rows`.
 PREPARED = 16
 
 
 @jit
-def _together(n_tokens: int) -> int:
-    """How many rows of a matrix are expanded before they are multiplied."""
+def _rows_expanded(n_tokens: int) -> int:
+    """Return the number of rows of a matrix to expand before multiplying them."""
     return TILE_ROWS if n_tokens <= GEMM_NEAR else GEMM_ROWS
 
 
@@ -52,13 +52,13 @@ def _together(n_tokens: int) -> int:
 def _add_products(
     job: Any, m: int, first: int, n_rows: int, t: int, n_tokens: int, scratch: int, sums: Any, at: int, row: int
 ) -> None:
-    """`sums[at + i row + r] += row (first + r) of matrix m . x[t + i]`; four rows at a time are written.
+    """`sums[at + i row + r] += row (first + r) of matrix m . x[t + i]`; sums of four rows are written at a time.
 
-    Scratch memory is for what formats need, and for as many rows of a stretch as are expanded together.
+    Scratch memory holds FORMAT_ROOM bytes, then one stretch of the rows that are expanded together.
     """
     weights = floats(scratch + FORMAT_ROOM)
     kind, address, n_columns, x = job[m + KIND], job[m + WEIGHTS], job[K], floats(job[X])
-    groups, together = ceil_div(n_tokens, tile_vectors()), _together(n_tokens)
+    groups, together = ceil_div(n_tokens, tile_vectors()), _rows_expanded(n_tokens)
     for r in range(0, n_rows, together):
         n = min(together, n_rows - r)
         for column in range(0, n_columns, STRETCH):
@@ -73,7 +73,7 @@ def _add_products(
                 else:
                     prefetch_weights(kind, address, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
             for g in range(groups):
-                # Groups of one size, or one larger.
+                # The sizes of groups differ by one vector at most.
                 i, after = g * n_tokens // groups, (g + 1) * n_tokens // groups
                 for tile in range(0, n, TILE_ROWS):
                     add_dots(
@@ -84,7 +84,7 @@ def _add_products(
 
 @task
 def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
-    """The rows of one chunk with a span of vectors: what `multiply_stored` does, for each of them."""
+    """Multiply the rows of one chunk with a span of vectors, and apply what follows, as `multiply_stored` does."""
     piece, t = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
     first = (piece - job[m + CHUNK]) * job[HEIGHT]
@@ -104,13 +104,13 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Rows at X, normed if there is a gain, to Y: STRIDE elements apart, zeros behind the last column."""
+    """Copy the rows at X to Y, normed if there is a norm; rows of Y are STRIDE elements apart and padded with zeros."""
     n, stride = job[K], job[STRIDE]
-    x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[EPS]))
+    x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))
     for t in range(chunk * PREPARED, min((chunk + 1) * PREPARED, job[T])):
-        if job[GAIN] == 0:
+        if job[NORM_WEIGHT] == 0:
             copy(x, t * n, n, out, t * stride, LANES, PART)
         else:
-            norm(x, t * n, n, job[GAIN], job[SHIFT], eps, out, t * stride)
+            norm(x, t * n, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, out, t * stride)
             for i in range(n, stride):
                 out[t * stride + i] = 0

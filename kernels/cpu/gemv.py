@@ -1,9 +1,9 @@
-"""Products with one or a few vectors (gemv, small batches): rows are multiplied as they are stored.
+"""Matrix-vector products for decode and small batches (gemv): multiply rows as they are stored.
 
-Memory is the limit, so each row is read once for all vectors. A processor looks ahead along several rows at once, each
-in its own place, and then reads faster than along one: so a chunk has rows of several stretches of its matrix, which
-are multiplied in turns. The vectors lie in panels, (K / 16, vectors, 16), of which a stretch of columns at a time stays
-in the nearest cache.
+Memory bandwidth is the limit, so each row is read once for all vectors. A processor prefetches several streams at once,
+and reads them faster than one stream: so a chunk has rows from several ranges of its matrix, whose products are
+interleaved. The vectors are packed into panels, (K / 16, vectors, 16); one stretch of columns of a panel stays in the
+first-level cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,20 @@ from kernels.cpu.activations import gated
 from kernels.cpu.epilogue import put_row
 from kernels.cpu.formats import FORMAT_ROOM, MOST_STORED, four_rows, row_bytes
 from kernels.cpu.jit import jit, task
-from kernels.cpu.layout import ACTIVATION, CHUNK, EPS, GAIN, KIND, LANES, ROWS, SHIFT, STRETCH, WEIGHTS, WIDTH, K
+from kernels.cpu.layout import (
+    ACTIVATION,
+    CHUNK,
+    KIND,
+    LANES,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
+    ROWS,
+    STRETCH,
+    WEIGHTS,
+    WIDTH,
+    K,
+)
 from kernels.cpu.linear_job import HEIGHT, WAYS, T, X, ceil_div, gates, matrix_of
 from kernels.cpu.memory import floats, number
 from kernels.cpu.norms import norm
@@ -25,31 +38,34 @@ from kernels.cpu.vectors import load, store
 
 
 def _first_panel(n_tokens: int) -> int:
-    """Return how many vectors the first panel has: all, or the larger one of two that are of about one size."""
+    """Return the size of the first panel: all vectors, or the larger half where two panels are needed."""
     if n_tokens in PANEL_SIZES:
         return n_tokens
     return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
 
 
-# By the number of vectors.
+# Size of the first panel by the number of vectors.
 _FIRST_PANEL = (0, *map(_first_panel, range(1, MOST_STORED + 1)))
-# Bytes ahead of a row's multiplications at which memory is asked for; a processor follows four rows well by itself.
+# Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
 _AHEAD = 1024
-# The same where rows are read a piece at a time: then it is the same piece of a row further on.
+# The same with several vectors. A stretch of all rows is read before the next stretch, so this is rounded up to whole
+# rows: the same stretch of a later row is prefetched.
 _AHEAD_OF_PIECES = 2048
 
 
 @jit
 def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
-    """Write (T, K) at address x to the panels at an address.
+    """Pack the vectors (T, K) at address x into panels at address `panels`, normed if there is a norm.
 
-    The vectors are normed if there is a gain; at address `normed` is room for (T, K).
+    At address `normed` is scratch memory for (T, K).
     """
     n, n_tokens, source, out = job[K], job[T], floats(x), floats(panels)
-    if job[GAIN] != 0:
+    if job[NORM_WEIGHT] != 0:
         source = floats(normed)
         for t in range(n_tokens):
-            norm(floats(x), t * n, n, job[GAIN], job[SHIFT], np.float32(number(job[EPS])), source, t * n)
+            norm(
+                floats(x), t * n, n, job[NORM_WEIGHT], job[NORM_BIAS], np.float32(number(job[NORM_EPS])), source, t * n
+            )
     first, at = 0, 0
     while first < n_tokens:
         last = first + _FIRST_PANEL[n_tokens - first]
@@ -62,10 +78,10 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 
 @task
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
-    """The rows of one chunk with each vector: `y[column + r] = row r . x`, plus bias, activated, plus residual.
+    """Multiply the rows of one chunk with each vector: `y[column + r] = activation(row r . x + bias) + residual`.
 
-    Of a gate, `y[r] = activation(gate row r . x) * (up row r . x)`: then two stretches of the gate are followed by the
-    same two of what it gates.
+    With a gate, `y[r] = activation(gate row r . x) * (up row r . x)`: the four rows that are multiplied together are
+    two rows of the gate and the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
@@ -73,10 +89,10 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     kind, n_columns, n_tokens = job[m + KIND], job[K], job[T]
-    # Scratch memory: room that formats need, then products in whole vectors, (T, 4, size).
+    # Scratch memory: FORMAT_ROOM bytes, then the products, padded to whole vectors, (T, 4, size).
     size, products = ceil_div(height, LANES) * LANES, floats(scratch + FORMAT_ROOM)
     products[: n_tokens * 4 * size] = 0
-    # Of one vector all columns are near, and rows are read in order.
+    # One vector fits into the cache whole, so rows are read from end to end.
     depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
     ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(kind, depth)) * row_bytes(kind, n_columns)
     step = row_bytes(kind, n_columns)

@@ -1,8 +1,7 @@
-"""Numba, prepared: what is compiled for this process alone, and what is exported as machine code for all.
+"""Decorators for kernels: `jit` compiles for this process, `task` and `entry` also export a function to the library.
 
-Kernels are decorated with `jit` from here, never with Numba's own, so that the cache folder is chosen before the first
-of them exists: Numba refuses to cache into a folder that it cannot write. `task` and `entry` also export the function
-under its name; `exports.py` compiles what has been exported.
+Kernels use `jit` from here, not Numba's, so that the cache folder is chosen before the first kernel is defined: Numba
+refuses to cache into a folder that it cannot write. `exports.py` compiles the exported functions.
 """
 
 from __future__ import annotations
@@ -18,43 +17,43 @@ from numba.core import config
 from kernels.cpu.library import ENTRIES, folder
 
 config.CACHE_DIR = str(folder())
-# Numba would add this processor's features to those of one that is named, and compile AVX-512 for one without.
+# With a named processor Numba would still add the features of this one, and compile AVX-512 for one without.
 if config.CPU_NAME and config.CPU_FEATURES is None:
     config.CPU_FEATURES = ""
 
-# A division by zero gives what the processor gives: nothing here can raise, for nobody could catch it.
+# Division by zero follows IEEE 754: kernels must not raise, because their callers in compiled code cannot catch.
 _OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache": True}
 
-# What a task is to whoever calls it: the words of a job, which chunk of it to do, and the address of scratch memory.
+# The type of a task. Its arguments are the words of a job, the number of a chunk, and the address of scratch memory.
 TASK = types.void(types.CPointer(types.int64), types.int64, types.int64)
 _TYPES = {"i": types.int64, "f": types.float64}
 
-# Functions by name, and their types.
+# Exported functions and their types, by name.
 EXPORTS: dict[str, tuple[Callable[..., Any], Any]] = {}
 
 
 def for_export() -> None:
-    """From now on what is decorated is compiled for other compiled code alone: Python cannot call it, nor is it kept.
+    """Compile all kernels from now on for compiled code alone: without Python wrappers, and without caching.
 
-    To be called before the first kernel is imported.
+    Call this before the first kernel is imported.
     """
     _OPTIONS.update(cache=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile on first call, without the interpreter's lock and without bounds checks; kept on disk."""
+    """Compile a function on its first call, without bounds checks, to run without the interpreter's lock; cache it."""
     return numba.njit(**_OPTIONS)(function)
 
 
 class Task:
-    """A kernel that compiled code calls by its address, without knowing what it is."""
+    """A kernel that compiled code calls by its address."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     @cached_property
     def address(self) -> int:
-        """Where its machine code lies in this process; for exported ones `Library.address` is the same for less."""
+        """The address of its machine code in this process. For exported tasks `Library.address` needs no compiler."""
         options = {name: _OPTIONS[name] for name in ("boundscheck", "error_model", "cache")}
         return int(numba.cfunc(TASK, **options)(self.function).address)
 
@@ -66,6 +65,6 @@ def task(function: Callable[..., Any]) -> Task:
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Export what Python calls; `ENTRIES` has its arguments."""
+    """Export a function that Python calls; `ENTRIES` has the types of its arguments."""
     EXPORTS[function.__name__] = (function, types.void(*(_TYPES[letter] for letter in ENTRIES[function.__name__])))
     return jit(function)

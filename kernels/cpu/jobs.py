@@ -1,9 +1,10 @@
-"""Jobs: chunks of work that several threads take from each other. `pool.py` has the threads.
+"""Jobs: chunks of work that threads process and steal from each other. `pool.py` has the threads.
 
-A job is a task (machine code), a number of chunks, and words that tell the task where its arrays lie. Each thread has
-its own stretch of the chunks, which it does in order, for memory is fastest when it is read in order; who is done with
-its own takes from the others. The thread that brings a job works on it, too, and the job is done when each chunk is.
-What a chunk is depends on the job alone, never on who takes it: results have the same bits for any number of threads.
+A job is a task (machine code), a number of chunks, and words with the addresses and sizes that the task needs. Each
+thread has its own range of chunks and processes it in order, because memory is fastest when it is read in order; then
+it steals chunks from the other ranges. The thread that submits a job works on it, too. The job is done when all its
+chunks are. The content of a chunk depends on the job alone, never on the thread that processes it, so results are
+bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from kernels.cpu.memory import call, fetch_add, read, relax, words, write
 
 @jit
 def _end(control: Any, thread: int) -> Any:
-    """The chunk behind a thread's stretch."""
+    """Return the end of a thread's range of chunks."""
     return (thread + 1) * control[CHUNKS] // control[THREADS]
 
 
 @jit
 def scratch_of(control: Any, thread: int) -> Any:
-    """The address of a thread's scratch memory; that of thread THREADS belongs to who brings the job."""
+    """Return the address of a thread's scratch memory; number THREADS is for the thread that submits a job."""
     return control[SCRATCH] + thread * SCRATCH_BYTES
 
 
 @jit
 def work(control: Any, me: int) -> Any:
-    """Do chunks of this thread's stretch, then of the others', until none is left; how many.
+    """Process chunks of this thread's range, then of the other ranges, until none is left; return their number.
 
-    A thread that comes too late finds nothing left. One that comes so late that the next job is there already gets a
-    chunk of that: a job is never replaced before all its chunks are done.
+    A thread that arrives late finds no chunks. A thread that arrives after the next job has begun takes chunks of that
+    job, which is safe: a job is never replaced before all its chunks are done.
     """
     done = 0
     for i in range(control[THREADS]):
@@ -61,7 +62,7 @@ def work(control: Any, me: int) -> Any:
 
 @jit
 def run(control: Any, task: int, chunks: int) -> None:
-    """Do a job whose words are in `control[JOB:]`, with whoever helps; it is done on return."""
+    """Run a job whose words are in `control[JOB:]` with the help of the worker threads; return when it is done."""
     if chunks == 1:
         call(task, control, JOB, 0, scratch_of(control, 0))
         return
@@ -79,18 +80,18 @@ def run(control: Any, task: int, chunks: int) -> None:
 
 @jit
 def run_alone(control: Any, task: int, chunks: int) -> None:
-    """The same chunks, one after the other, in this thread: the slow twin of `run`, faster for small jobs."""
+    """Process all chunks in this thread: the slow twin of `run`, which is faster for small jobs."""
     for chunk in range(chunks):
         call(task, control, JOB, chunk, scratch_of(control, 0))
 
 
 @entry
-def help_out(address: int, me: int, patience: int) -> None:
-    """Take chunks of the pool's jobs until there were none for `patience` looks while it is off, or it is closed."""
-    control, looks = words(address), 0
-    while looks < patience and read(control, STOP) == 0:
+def work_until_idle(address: int, me: int, patience: int) -> None:
+    """Process chunks of the pool's jobs; return after `patience` polls without work while ON is 0, or on STOP."""
+    control, polls = words(address), 0
+    while polls < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:
-            looks = 0
+            polls = 0
         else:
             relax()
-            looks += 1 - read(control, ON)
+            polls += 1 - read(control, ON)

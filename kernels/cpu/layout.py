@@ -1,7 +1,7 @@
-"""What Python writes and machine code reads: the words of blocks and jobs, and the sizes that both must agree on.
+"""The binary interface between Python and the compiled kernels: words of blocks and jobs, and sizes that both use.
 
-Nothing here needs a compiler: this is all that a process knows of the kernels when it runs the machine code of an
-earlier one.
+A word is an int64: a number, an address, or the bits of a float64. Nothing here needs a compiler: a process that loads
+machine code from disk imports this module and `library.py` alone.
 """
 
 from __future__ import annotations
@@ -15,118 +15,121 @@ def whole_vectors(n: int) -> int:
     return -(-n // LANES) * LANES
 
 
-# Bytes that memory is asked for at a time.
+# Bytes of a cache line.
 LINE_BYTES = 64
 
 # Formats of a matrix.
 F32, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K = range(6)
 
-# What becomes of a product, or of a gate before it is multiplied with what it gates; 0 is nothing.
+# Activations of a product, or of the gate of a gated feed-forward network; 0 is none.
 SILU, GELU = 1, 2
 
 # ---- a pool's control block ----
 
-# Words of the control block; those that threads write lie on cache lines of their own. SCRATCH is the address of the
-# threads' scratch memory; from JOB on lies the job. From LEFT on there is one cache line per thread, which begins with
-# how many chunks of its stretch are left. While ON is 1 more jobs are about to come: nobody goes to sleep.
+# Words of the control block. Words that threads write are on cache lines of their own. SCRATCH is the address of the
+# threads' scratch memory. The words of the job begin at JOB. From LEFT on each thread has one cache line, whose first
+# word is the number of chunks left in the thread's range. While ON is 1, more jobs follow and no thread parks.
 DONE, STOP, ON = 0, 16, 17
 TASK, CHUNKS, THREADS, SCRATCH, JOB, LEFT = 32, 33, 34, 35, 40, 256
 LINE = 16
-# Bytes of scratch memory that each thread has; behind the last thread's lie as many for who brings the job.
+# Bytes of scratch memory of each thread; the thread that submits a job has as many again, after the last thread's.
 SCRATCH_BYTES = 4 << 20
 
-# ---- a block of linear layers with one input ----
+# ---- a block: linear layers that share one input ----
 
-# Words of a block: the tasks for one vector or a few, for several, and to prepare several; a norm of the input, or a
-# GAIN of 0: with a SHIFT, which is where a bias lies, it is a layer norm, without an RMS norm; (N, K) of all matrices
-# together; what becomes of a product, or of a gate, or 0; rows of a chunk; whether products with few vectors are worth
-# more than one thread; how many matrices there are; a norm of the output, like that of the input; whether the rows can
-# be multiplied with one vector as they are stored. From TABLE on come the matrices: KIND and WEIGHTS say how and where
-# one is stored, ROWS how many rows it has, BIAS where its bias lies or 0, COLUMN where its products begin in a row of
-# the output, and CHUNK which chunk of a job is its first.
+# Words of a block: tasks for gemv, gemm and the preparation of gemm's input. NORM_WEIGHT, NORM_EPS and NORM_BIAS are a
+# norm of the input: none if NORM_WEIGHT is 0, an RMS norm if NORM_BIAS is 0, else a layer norm. N and K are those of
+# all matrices together. CHUNK_GEMV and CHUNK_GEMM are rows of a chunk; HAND_OUT is 0 if one thread runs a small batch
+# faster than several. MATRICES is the number of matrices. The POST_NORM words are a norm of the output. HAS_GEMV is 0
+# if the rows cannot be multiplied as they are stored. From TABLE on each matrix has WIDTH words: KIND, its format,
+# WEIGHTS, its address, ROWS, BIAS, the address of its bias or 0, COLUMN, the first column of its products in the
+# output, and CHUNK, the number of its first chunk in a job.
 (
-    TASK_GEMV, TASK_GEMM, TASK_PREPARE, GAIN, EPS, SHIFT, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM, HAND_OUT, MATRICES,
-    POST_GAIN, POST_EPS, POST_SHIFT, HAS_GEMV,
+    TASK_GEMV, TASK_GEMM, TASK_PREPARE, NORM_WEIGHT, NORM_EPS, NORM_BIAS, N, K, ACTIVATION, CHUNK_GEMV, CHUNK_GEMM,
+    HAND_OUT, MATRICES, POST_NORM_WEIGHT, POST_NORM_EPS, POST_NORM_BIAS, HAS_GEMV,
 ) = range(17)  # fmt: skip
 # Words that each job sets itself.
 OWN, TABLE = 17, 32
 KIND, WEIGHTS, ROWS, BIAS, COLUMN, CHUNK, WIDTH = range(7)
 MOST_MATRICES = 8
 
-# Columns whose products are summed before their total is added to those before: part of what a product is, to the last
-# bit (`tile.py`). A smaller number costs time for totals, a larger one precision, and expanded rows more memory.
+# Columns that a dot product sums before it adds their total to the totals before: part of the order of summation
+# (`tile.py`). A smaller number spends more time on totals; a larger one loses precision and expands rows into more
+# memory.
 STRETCH = 1024
 # Rows of a register tile.
 TILE_ROWS = 4
 
-# Up to so many tokens go through all layers in one call; more are worth a call per step, behind which Ctrl-C is heard.
+# A forward pass of at most this many tokens runs all layers in one call. A larger pass makes one call per step, and
+# Python handles Ctrl-C between calls.
 PROGRAM_TOKENS = 32
-# At most so many vectors are multiplied with rows as they are stored; scratch memory has room for them, normed.
+# At most this many vectors are multiplied with rows as they are stored; scratch memory holds them, normed.
 PANEL_TOKENS = 18
-# Up to so many tokens are prepared by one thread, and attend to blocks of keys side by side.
-FEW = 8
-# A core reads faster from four places of memory in turns than from one in order: benchmarks/ways.py. So with one vector
-# a chunk has rows of so many stretches of its matrix.
+# Up to this many tokens one thread prepares the input of gemm, and attention runs its decode task.
+SMALL_BATCH = 8
+# A core reads four streams of memory faster than one (benchmarks/ways.py). So a gemv chunk has rows from this many
+# ranges of its matrix.
 MAX_WAYS = 4
-# Bytes of stored rows in a chunk for one vector, and what one thread does alone: measured by benchmarks/chunks.py.
-# Smaller chunks cost more to hand out than they even out.
+# Bytes of stored rows in a gemv chunk, and the largest matrix that one thread multiplies alone: measured by
+# benchmarks/chunks.py. Smaller chunks cost more to distribute than they gain by an even distribution.
 CHUNK_BYTES = 64 * 1024
-# The same where a job is long: a sixteenth of its bytes, up to so many. Decode of a 0.6B model takes 3 to 5 % less
-# time; of a small model it would take more, for want of chunks.
+# Chunks of long jobs are larger: 1 / LONG_JOB of the job's bytes, up to MOST_CHUNK_BYTES. This makes decode of a 0.6B
+# model 3 to 5 % faster; a small model would be slower, because threads would have too few chunks.
 MOST_CHUNK_BYTES, LONG_JOB = 128 * 1024, 16
-# Rows and vectors of a chunk for several vectors. What is expanded of 64 rows stays in a core's second-level cache;
-# more rows read the vectors less often, more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS for
-# each thread has chunks of fewer rows: at its end threads wait for whoever has the last one.
+# Rows and vectors of a gemm chunk. One stretch of 64 expanded rows fits into a core's second-level cache. More rows
+# read the vectors less often; more vectors expand the rows less often. A job with fewer than GEMM_CHUNKS chunks per
+# thread has chunks of fewer rows, because threads wait at its end for the last chunk.
 GEMM_ROWS, GEMM_TOKENS, GEMM_CHUNKS = 64, 128, 8
-# Up to so many vectors rows are expanded four by four, and stay in the nearest cache while the vectors come from the
-# second-level one.
+# Up to this many vectors rows are expanded four at a time and stay in the first-level cache, while the vectors are read
+# from the second-level cache.
 GEMM_NEAR = 48
 
 # ---- a block of query and key heads ----
 
-# Words: the task, how many heads there are, how wide one is, and the norms of both; a gain of 0 is none.
-HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_GAIN, Q_EPS, K_GAIN, K_EPS = range(8)
+# Words: the task, the numbers of query and key heads, their head dim, and the norms of both; a weight of 0 is no norm.
+HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT, K_NORM_EPS = range(8)
 
 # ---- a program: the steps of a model's layers ----
 
-# Words of a program: entries and tasks that its steps call. From STEPS on come the steps, STEP_WIDTH words each.
-ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_FEW, TASK_ATTEND_MANY, TASK_PUT_SPAN, STEPS = range(6)
-# What a step does.
+# Words of a program: the entries and tasks that its steps call, then from STEPS on the steps, STEP_WIDTH words each.
+ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, STEPS = range(6)
+# Operations of a step (OP).
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
-# Words of a step. Values lie in one piece of memory: T times `at` floats behind its beginning, or for a part of
-# something wider, `column` floats further on; rows of inputs begin `row` floats apart. An input at -1 is none. A step
-# with WANTED has the wanted rows alone; FROM_ALL says that its input has all rows. ROW_WIDTH is the width of a head, or
-# of what is copied.
+# Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
+# it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
+# absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
+# ROW_WIDTH is the head dim, or the width of copied rows.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
     N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_WIDTH,
 ) = range(20)  # fmt: skip
-# Words of a forward pass: tokens, rows that are wanted, sequences, tokens of a page; where the positions (T,) of the
-# tokens and the numbers (R,) of the wanted rows lie, 64-bit integers both.
+# Words of a forward pass: numbers of tokens, of wanted rows and of sequences, tokens per page; the addresses of the
+# tokens' positions (T,) and of the wanted rows' numbers (R,), both int64.
 PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_WIDTH = range(7)
-# Words of a layer's keys and values: where its store lies, how many slots that has, the layer's window or 0, and where
-# the words of its group lie: those of the sequences, and the slots (T,) of the new tokens, 64-bit integers.
+# Words of a layer's keys and values: the address of its store, the store's slots per head, the layer's window or 0, and
+# the address of the words of its group: the addresses of the sequences' words and of the new tokens' slots (T,).
 KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_WIDTH = range(5)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 
 # ---- attention ----
 
-# Keys that are summed together, counted from position 0: part of what attention is, to the last bit (`attention.py`).
+# Keys of a block, counted from position 0: part of the order of summation (`attention_block.py`).
 BLOCK = 128
-# Words of a sequence: where its page table lies, the slot of each page's first token; how many tokens there are, those
-# of the pass included; how many of the last ones are new, and how many of those are wanted. A job sets the others:
-# which row is its first, which chunk, which block of keys and which place for what blocks find; how many blocks it has.
+# Words of a sequence: the address of its page table, which has the slot of each page's first token; the number of its
+# tokens, including those of the pass; how many of its last tokens are new, and how many are wanted. A job sets the
+# other words: its first row, its first chunk, its first block of keys, its first row of results of blocks, and its
+# number of blocks.
 (
     SEQ_PAGES, SEQ_LENGTH, SEQ_NEW, SEQ_WANTED, SEQ_ROW, SEQ_CHUNK, SEQ_BEGIN, SEQ_PART, SEQ_BLOCKS, SEQ_WIDTH,
 ) = range(10)  # fmt: skip
-# Queries of a chunk for many tokens, those of all heads that share keys: they and their sums fill a part of a
+# Queries of a prefill chunk, counting all heads that share a KV head: these and their sums fit into a part of a core's
 # second-level cache.
 QUERIES = 192
-# Floats from one query's scores to the next one's.
+# Distance in floats between the scores of one query and of the next.
 SCORES = BLOCK + LANES
 
 
 def attention_scratch(group: int, width: int) -> int:
-    """Bytes of scratch memory that a chunk takes, with `group` query heads of `width` for each key/value head."""
-    queries = max(QUERIES, FEW * group, LANES * group)
+    """Return the bytes of scratch memory of a chunk with `group` query heads of head dim `width` per KV head."""
+    queries = max(QUERIES, SMALL_BATCH * group, LANES * group)
     return 4 * (queries * (2 * width + 2 * LANES) + LANES * (SCORES + width))

@@ -1,7 +1,7 @@
-"""The compiled kernels as a process runs them: machine code of an earlier process, loaded from disk.
+"""The library of compiled kernels: machine code that is cached on disk and loaded without a compiler.
 
-Only the first process that needs the kernels compiles them, with Numba; all others get by with LLVM's loader, which
-is sooner ready and takes less memory.
+Only the first process that needs the kernels compiles them, with Numba. All others use LLVM's loader alone, which
+starts faster and takes less memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llvmlite import binding
 
 from kernels.folder import cache_folder
 
-# What Python calls, and the types of the arguments: i is an integer or an address, f a float64.
+# The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
-    "help_out": "iii",
+    "work_until_idle": "iii",
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
@@ -32,20 +32,20 @@ ENTRIES = {
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
-# Half-precision scales are widened by an instruction that x86 has since 2012; without it LLVM would call a library
-# function that the process need not have.
+# Half-precision scales are widened by the f16c instructions, which x86 has since 2012. Without them LLVM would call a
+# library function that the process may not have.
 _NEEDED_ON_X86 = ("f16c", "fma", "avx2")
 _WIDEN = "define float @widen(half %x) {\n  %y = fpext half %x to float\n  ret float %y\n}"
 _CALLED = (b"__extendhfsf2", b"__gnu_h2f_ieee")
 
 
 def lacking() -> str | None:
-    """What this processor lacks for the kernels, or the one that Numba is told to compile for; or None."""
+    """Return why the kernels cannot run on this processor, or the one that Numba's variables choose; else None."""
     chosen, told = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
     if not binding.get_process_triple().startswith(("x86_64", "i686")):
         return None
     if chosen or told is not None:
-        # A processor that is named has its own features (`jit.py`), one that is not has those of this one.
+        # A named processor has its own features (`jit.py`); without a name the features of this processor are used.
         own = "" if chosen else binding.get_host_cpu_features().flatten()
         name = chosen or binding.get_host_cpu_name()
         is_able = _widens(name, own if told is None else told)
@@ -56,7 +56,7 @@ def lacking() -> str | None:
 
 
 def _widens(processor: str, features: str) -> bool:
-    """Whether LLVM has an instruction that widens a half on such a processor."""
+    """Return whether LLVM widens a half with an instruction on such a processor."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     target = binding.Target.from_triple(binding.get_process_triple())
@@ -68,9 +68,9 @@ def _widens(processor: str, features: str) -> bool:
 
 
 def _digest() -> str:
-    """Of the kernels' source: Numba looks at the file of a function, but not at those of the functions it calls.
+    """Return a digest of the kernels' source. Numba's own cache would miss a change in a function that a kernel calls.
 
-    The source may lie in an archive, or be there as bytecode alone.
+    The source may be in an archive, or exist as bytecode alone.
     """
     files = [file for file in resources.files("kernels.cpu").iterdir() if file.name.endswith((".py", ".pyc"))]
     files.sort(key=lambda file: file.name)
@@ -79,12 +79,12 @@ def _digest() -> str:
 
 @cache
 def folder() -> Path:
-    """Where code of this very source is kept; one folder per process."""
+    """Return the folder for compiled code of this version of the source; it does not change within a process."""
     return cache_folder("kernels", given=os.environ.get("NUMBA_CACHE_DIR")) / _digest()
 
 
 def code_file() -> Path:
-    """The kernels' machine code, whether or not it is there: for this processor, this LLVM, and what Numba is told."""
+    """Return the path of the machine code for this processor, this LLVM and Numba's variables; it may not exist yet."""
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
     compiler = binding.get_process_triple(), binding.get_host_cpu_features().flatten(), binding.llvm_version_info, told
@@ -94,28 +94,28 @@ def code_file() -> Path:
 
 # ---- loading ----
 
-# Bytes in front of code that say whether it is whole, and those in front of each of its object files: its size.
+# Bytes of the checksum before the code, and of the size before each of its object files.
 _CHECK, _SIZE = hashlib.sha256().digest_size, 8
 
 
 def sealed(code: bytes) -> bytes:
-    """Code as it leaves a process."""
+    """Return the code with a checksum before it."""
     return hashlib.sha256(code).digest() + code
 
 
 def opened(content: bytes) -> bytes | None:
-    """What was sealed, or None if it is damaged: LLVM would end the process."""
+    """Return sealed code without its checksum, or None if it is damaged: LLVM would abort the process."""
     code = content[_CHECK:]
     return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
 
 def joined(objects: Iterable[bytes]) -> bytes:
-    """Object files one behind the other."""
+    """Return object files concatenated, each after its size."""
     return b"".join(len(file).to_bytes(_SIZE, "little") + file for file in objects)
 
 
 def _objects(code: bytes) -> Iterator[bytes]:
-    """What was joined."""
+    """Return the object files of concatenated code."""
     at = 0
     while at < len(code):
         size = int.from_bytes(code[at : at + _SIZE], "little")
@@ -124,12 +124,12 @@ def _objects(code: bytes) -> Iterator[bytes]:
 
 
 class Library:
-    """The entries as functions, the tasks as addresses.
+    """The loaded kernels: entries as functions, tasks as addresses.
 
-    Attributes: one per name in `ENTRIES`, a function without a result. It does not hold the interpreter's lock.
+    Attributes: one function per name in `ENTRIES`. It returns nothing and runs without the interpreter's lock.
     """
 
-    help_out: Callable[..., None]
+    work_until_idle: Callable[..., None]
     project: Callable[..., None]
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
@@ -151,7 +151,7 @@ class Library:
             setattr(self, name, kind(self.address(name)))
 
     def address(self, name: str) -> int:
-        """Where the machine code of a task or an entry lies."""
+        """Return the address of the machine code of a task or an entry."""
         address = int(self._engine.get_function_address(name))
         if not address:
             raise KeyError(f"the kernels' machine code: expected a function {name!r}, found none")
@@ -160,7 +160,7 @@ class Library:
 
 @cache
 def load() -> Library:
-    """The kernels, once per process; where `code_file()` is not there, they are compiled first."""
+    """Load the kernels, once per process; compile them first if `code_file()` does not exist."""
     file = code_file()
     code = _read(file)
     if code is None:
@@ -172,7 +172,7 @@ def load() -> Library:
 
 
 def _read(file: Path) -> bytes | None:
-    """The code, or None where there is none or it is damaged."""
+    """Return the code; None if there is no file or it is damaged."""
     try:
         return opened(file.read_bytes())
     except OSError:
@@ -180,7 +180,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _write(file: Path, code: bytes) -> None:
-    """All of it or nothing, whoever else does the same at this moment; a full disk is no reason not to go on."""
+    """Write the code atomically, because other processes may do the same now. A full disk is ignored."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}")

@@ -1,7 +1,7 @@
-"""Linear layers: several matrices with the same input in one job, and what is done with their products.
+"""Linear layers: matrices that share an input are multiplied in one job, with the norms and additions around them.
 
-One vector or a few are multiplied with the rows as they are stored (`gemv.py`), several are with expanded rows
-(`gemm.py`). Both give the same bits.
+Small batches are multiplied with rows as they are stored (`gemv.py`), larger ones with expanded rows (`gemm.py`). Both
+give the same bits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from kernels.cpu.jobs import run, run_alone, scratch_of
 from kernels.cpu.layout import (
     CHUNK_GEMM,
     CHUNK_GEMV,
-    EPS,
-    FEW,
-    GAIN,
     GEMM_CHUNKS,
     GEMM_TOKENS,
     HAND_OUT,
@@ -30,10 +27,13 @@ from kernels.cpu.layout import (
     LANES,
     MATRICES,
     MAX_WAYS,
-    POST_EPS,
-    POST_GAIN,
-    POST_SHIFT,
-    SHIFT,
+    NORM_BIAS,
+    NORM_EPS,
+    NORM_WEIGHT,
+    POST_NORM_BIAS,
+    POST_NORM_EPS,
+    POST_NORM_WEIGHT,
+    SMALL_BATCH,
     STRETCH,
     TABLE,
     TASK_GEMM,
@@ -49,22 +49,22 @@ from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import norm
 from kernels.cpu.vectors import get, put
 
-# Bytes of a cache line: vectors that begin with one are loaded by one access.
+# Bytes of a cache line. A vector that begins at a multiple of this is loaded by one access.
 _LINE = 4 * LANES
 
 
 @jit
 def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
-    """The input normed here, once, then chunks of stored rows; several vectors are packed into panels before."""
+    """Run gemv: norm the input once, pack several vectors into panels, then multiply chunks of stored rows."""
     job, source = control[JOB:], x
     if n_tokens > 1:
         source = room
         pack_panels(job, x, room, scratch_of(control, 0))
-    elif b[GAIN] != 0:
+    elif b[NORM_WEIGHT] != 0:
         source = scratch_of(control, control[THREADS])
-        norm(floats(x), 0, b[K], b[GAIN], b[SHIFT], np.float32(number(b[EPS])), floats(source), 0)
+        norm(floats(x), 0, b[K], b[NORM_WEIGHT], b[NORM_BIAS], np.float32(number(b[NORM_EPS])), floats(source), 0)
     job[X], job[Y], job[RESIDUAL] = source, y, residual
-    # Several vectors are read from the next cache once for each stretch of columns and chunk.
+    # Each chunk reads each stretch of several vectors from the second-level cache: larger chunks read them less often.
     job[HEIGHT] = b[CHUNK_GEMV] if n_tokens == 1 else b[CHUNK_GEMV] * ceil_div(b[K], STRETCH)
     job[WAYS] = MAX_WAYS // 2 if gates(job) else MAX_WAYS
     chunks = number_chunks(job)
@@ -76,27 +76,27 @@ def _multiply_stored(control: Any, b: Any, n_tokens: int, x: int, residual: int,
 
 @jit
 def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
-    """The input normed and put on whole cache lines, then chunks of expanded rows."""
-    job, few = control[JOB:], n_tokens <= FEW
+    """Run gemm: norm the input and align it with cache lines, then multiply chunks of expanded rows."""
+    job, is_small = control[JOB:], n_tokens <= SMALL_BATCH
     job[X], job[Y], job[STRIDE] = x, room, ceil_div(b[K], LANES) * LANES
-    if b[GAIN] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
+    if b[NORM_WEIGHT] != 0 or job[STRIDE] != b[K] or x % _LINE != 0:
         chunks = ceil_div(n_tokens, PREPARED)
-        if few:
+        if is_small:
             run_alone(control, b[TASK_PREPARE], chunks)
         else:
             run(control, b[TASK_PREPARE], chunks)
         job[X] = room
-    # As many spans as needed, all of about one size.
+    # As few spans as possible, of about equal size.
     n_spans = ceil_div(n_tokens, GEMM_TOKENS)
     job[Y], job[RESIDUAL], job[HEIGHT], job[WAYS] = y, residual, b[CHUNK_GEMM], 1
     job[SPAN] = ceil_div(n_tokens, n_spans)
     job[PIECES] = number_chunks(job)
-    # Where there are few chunks threads wait longer for the last one.
+    # With few chunks per thread, threads would wait longer for the last chunk.
     while job[PIECES] * n_spans < GEMM_CHUNKS * control[THREADS] and job[HEIGHT] > LANES:
         job[HEIGHT] //= 2
         job[PIECES] = number_chunks(job)
     chunks = job[PIECES] * n_spans
-    if few and b[HAND_OUT] == 0:
+    if is_small and b[HAND_OUT] == 0:
         run_alone(control, b[TASK_GEMM], chunks)
     else:
         run(control, b[TASK_GEMM], chunks)
@@ -105,34 +105,34 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, r
 @jit
 def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
     """`y = residual + norm(y)`, row by row."""
-    n, eps, out, added = b[N], np.float32(number(b[POST_EPS])), floats(y), floats(residual)
+    n, eps, out, added = b[N], np.float32(number(b[POST_NORM_EPS])), floats(y), floats(residual)
     for t in range(n_tokens):
-        norm(out, t * n, n, b[POST_GAIN], b[POST_SHIFT], eps, out, t * n)
+        norm(out, t * n, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)
     for i in range(n_tokens * n):
         put(out, i, get(added, i) + get(out, i))
 
 
 @entry
 def project(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
-    """One block: norm (if there is a gain), products with every matrix of the table, and what follows them.
+    """Run a block: norm, products with every matrix of the table, bias, activation, norm of the output, residual.
 
     Args:
-        address: of the pool's control block.
-        block: address of the words that `layout.py` names.
+        address: address of the pool's control block.
+        block: address of the block's words (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, K).
-        residual: address of what is added to the products, (T, N), or 0.
-        room: address of room for (T, K rounded up to 16) floats, a multiple of 64. None is needed for one token
-            whose products `gemv.py` has, nor for more than `PANEL_TOKENS` that are not normed and lie in whole vectors.
-        y: address of the output, (T, N); where the products are normed it must not be the residual's.
+        residual: address of the array that is added to the products, (T, N), or 0.
+        room: address of memory for (T, K rounded up to 16) floats, a multiple of 64. It is not used for one token in
+            gemv, nor for more than `PANEL_TOKENS` tokens if the block has no norm and K is a multiple of 16.
+        y: address of the output, (T, N). A block with a norm of the output must not have it at `residual`.
     """
     control, b = words(address), words(block)
     job = control[JOB:]
     for i in range(TABLE + b[MATRICES] * WIDTH):
         job[i] = b[i]
     job[T] = n_tokens
-    # What is normed is whole only when the job is done.
-    added = residual if b[POST_GAIN] == 0 else 0
+    # A norm needs whole rows, which exist only after the job: then the residual is added after the norm.
+    added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     stored = b[HAS_GEMV] != 0
     for m in range(b[MATRICES]):
         stored = stored and n_tokens <= most_stored(b[TABLE + m * WIDTH + KIND])
@@ -140,5 +140,5 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
         _multiply_stored(control, b, n_tokens, x, added, room, y)
     else:
         _multiply_rows(control, b, n_tokens, x, added, room, y)
-    if b[POST_GAIN] != 0:
+    if b[POST_NORM_WEIGHT] != 0:
         _norm_add(b, n_tokens, y, residual)

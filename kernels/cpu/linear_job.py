@@ -1,4 +1,4 @@
-"""The job of a block of linear layers: its words, and which rows of which matrix a chunk has."""
+"""Jobs of linear layers: the words of a job, and the mapping of chunks to matrices and rows."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import ACTIVATION, CHUNK, MATRICES, OWN, ROWS, TABLE, WIDTH
 
-# Words of a job: the block's, and X, the address of the input, whose rows begin STRIDE elements apart, T, how many of
-# them there are, Y and RESIDUAL, where the output and what is added to it lie, HEIGHT, rows of a matrix in a chunk, and
-# WAYS, from how many stretches of a matrix they are. There are PIECES chunks for each SPAN of rows of the input.
+# Words of a job: the block's words, then X, the address of the input, STRIDE, the distance of its rows in elements, T,
+# their number, Y and RESIDUAL, the addresses of the output and of the residual, HEIGHT, rows of a matrix per chunk, and
+# WAYS, the number of ranges of a matrix from which a chunk takes its rows. There are PIECES chunks for each SPAN of
+# input rows.
 X, STRIDE, T, Y, RESIDUAL, HEIGHT, WAYS, PIECES, SPAN = range(OWN, OWN + 9)
 
 
 @jit
 def gates(job: Any) -> Any:
-    """Whether the first of two matrices is a gate for the second."""
+    """Return whether the first of two matrices is a gate for the second."""
     return job[ACTIVATION] != 0 and job[MATRICES] == 2
 
 
 @jit
 def matrix_of(job: Any, chunk: int) -> int:
-    """Return the word at which the chunk's matrix begins; a gate's chunks are also those of what it gates."""
+    """Return the first word of the chunk's matrix; a chunk of a gate also covers the same rows of the up matrix."""
     at = TABLE
     for m in range(1, 1 if gates(job) else job[MATRICES]):
         if job[TABLE + m * WIDTH + CHUNK] <= chunk:
@@ -31,13 +32,13 @@ def matrix_of(job: Any, chunk: int) -> int:
 
 @jit
 def ceil_div(n: int, by: int) -> int:
-    """The quotient of n and `by`: parts that n is cut into, or the size of each; the last may be smaller."""
+    """Return `n / by`, rounded up."""
     return (n + by - 1) // by
 
 
 @jit
 def number_chunks(job: Any) -> int:
-    """Write the first chunk of each matrix; return how many there are. A gate's rows are those of what it gates."""
+    """Write the first chunk of each matrix; return the number of chunks. A gate and its up matrix share chunks."""
     chunks = 0
     for m in range(job[MATRICES]):
         at = TABLE + m * WIDTH

@@ -1,4 +1,4 @@
-"""The NumPy twin of the compiled linear layers: what a block computes, one step after the other."""
+"""The NumPy twin of compiled linear layers: a block, step by step."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from kernels.cpu.norms_numpy import Floats
 
 def project(
     x: Floats,
-    gain: Floats | None,
+    weight: Floats | None,
     eps: float,
     matrices: Sequence[Floats],
     biases: Sequence[Floats | None],
     residual: Floats | None,
     activation: Callable[[Floats], Floats] | None,
 ) -> Floats:
-    """(T, N) from (T, K): an RMS norm, products, and what follows them.
+    """Compute (T, N) from (T, K): RMS norm, products, biases, activation, residual.
 
     Args:
-        x: the input, normed first if there is a gain.
-        gain: (K,) or None.
-        eps: of the norm.
-        matrices: (N, K) each; their products lie side by side.
+        x: the input.
+        weight: (K,), the weight of the norm; None is no norm.
+        eps: epsilon of the norm.
+        matrices: (N, K) each; their products are concatenated.
         biases: (N,) or None, one for each matrix.
         residual: added to the result, or None.
-        activation: of the product, or of the first of two that are a gate and what it gates; None is none.
+        activation: applied to the product, or with two matrices to the gate, the first one; None is no activation.
     """
-    if gain is not None:
-        x = gain * (x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps))
+    if weight is not None:
+        x = weight * (x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + eps))
     products: list[Floats] = [
         x @ matrix.T if bias is None else x @ matrix.T + bias for matrix, bias in zip(matrices, biases, strict=True)
     ]

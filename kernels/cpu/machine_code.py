@@ -1,4 +1,4 @@
-"""All exported kernels as machine code, made by two processes at a time: this one never imports the compiler."""
+"""Compile all exported kernels in two child processes, so that this process never imports the compiler."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 from kernels.cpu.library import joined, opened
 
-# Modules whose kernels are compiled by the same process, in which they share what they call; both take as long.
+# Modules that one process compiles together, so that they share the functions they call; both parts take equal time.
 PARTS = (("attention", "embedding", "gemm", "heads", "jobs", "linear", "program"), ("gemv",))
 
-# Set in a process that compiles, for one that would start others in turn: a file beside the user's program that has the
-# name of a module of the standard library is run in every process.
+# Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
+# has the name of a standard module: every process runs it.
 _COMPILING = "MLX_ENGINE_COMPILING"
 
 _CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import main; main({modules!r})"
 
 
 def build() -> bytes:
-    """Compile what `kernels.cpu` exports; some 10 seconds on two cores.
+    """Compile the exports of `kernels.cpu`: some 10 seconds on two cores.
 
     Raises:
         ImportError: Numba is not installed.
@@ -33,32 +33,32 @@ def build() -> bytes:
     for needed in ("numba", "llvmlite"):
         if importlib.util.find_spec(needed) is None:
             raise ImportError(f"the kernels are compiled with {needed}, which is not installed")
-    # A bundled application is its own sys.executable: it would start itself, and so on.
+    # A bundled application is its own sys.executable: it would start itself again and again.
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
         children = []
         for modules in PARTS:
             children.append(stack.enter_context(_started(modules)))
-            # After Ctrl-C its own exit does not wait.
+            # After Ctrl-C the exit of Popen does not wait for the process.
             stack.callback(children[-1].wait)
             stack.callback(children[-1].kill)
         return joined([_answer(child) for child in children])
 
 
 def _started(modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    # What else lies in the path is ignored when modules are looked for, and cannot be written as code.
+    # Other objects in sys.path are ignored by the import system, and cannot be written as code.
     code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], modules=modules)
     no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, _COMPILING: "1"}
     return subprocess.Popen([sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment)
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:
-    out, said = child.communicate()
+    out, errors = child.communicate()
     code = opened(out)
     if child.returncode or code is None:
         words = [f"exit code {child.returncode}"]
-        if child.returncode > 0:  # what was killed has said nothing about that
-            words += said.decode(errors="replace").strip().splitlines()
+        if child.returncode > 0:  # a killed process has printed no reason
+            words += errors.decode(errors="replace").strip().splitlines()
         raise RuntimeError(f"a process that compiles the kernels failed: {words[-1]}")
     return code

@@ -1,6 +1,6 @@
-"""Memory by address: what a task's job is made of, and words that several threads write.
+"""Memory access in compiled code: arrays at addresses, atomic words, and calls of functions at addresses.
 
-A task gets its arrays as addresses, because its caller, a thread that waits in compiled code, has no Python objects.
+A task gets its arrays as addresses, because worker threads run compiled code without Python objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from kernels.cpu.jit import jit
 
-# Arrays at an address are as long as whoever uses them says; nothing checks their bounds.
+# The nominal length of arrays at an address; nothing checks their bounds.
 _LENGTH = 1 << 48
 _WORD = ir.IntType(64)
 
@@ -34,25 +34,25 @@ _to_floats, _to_bytes, _to_words = map(_pointer_to, (types.float32, types.uint8,
 
 @jit
 def floats(address: int) -> Any:
-    """The float32 array at an address."""
+    """Return the float32 array at an address."""
     return carray(_to_floats(address), _LENGTH)
 
 
 @jit
 def raw(address: int) -> Any:
-    """The bytes at an address."""
+    """Return the array of bytes at an address."""
     return carray(_to_bytes(address), _LENGTH)
 
 
 @jit
 def words(address: int) -> Any:
-    """The int64s at an address."""
+    """Return the int64 array at an address."""
     return carray(_to_words(address), _LENGTH)
 
 
 @intrinsic
 def hidden(typing: Any, address: Any) -> Any:
-    """The same address, which LLVM takes for another one: what is written to the one is read from the other."""
+    """Return the same address, hidden from LLVM's analysis, so that values stored at `address` are really loaded."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.asm(ir.FunctionType(_WORD, [_WORD]), "", "=r,0", [args[0]], side_effect=False)
@@ -62,7 +62,7 @@ def hidden(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def word(typing: Any, value: Any) -> Any:
-    """A float64 as a word of a job."""
+    """Return the bits of a float64 as a word of a job."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _WORD)
@@ -72,7 +72,7 @@ def word(typing: Any, value: Any) -> Any:
 
 @intrinsic
 def number(typing: Any, value: Any) -> Any:
-    """The float64 that `word` made a word of."""
+    """Return the float64 whose bits are a word: the inverse of `word`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
@@ -86,7 +86,7 @@ def _at(context: Any, builder: Any, signature: Any, words: Any, index: Any) -> A
 
 @intrinsic
 def read(typing: Any, words: Any, index: Any) -> Any:
-    """An int64 that other threads write; what they wrote before it is visible after."""
+    """Load an int64 atomically; values that another thread wrote before it are visible afterwards."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_at(context, builder, signature, *args), "seq_cst", 8)
@@ -96,7 +96,7 @@ def read(typing: Any, words: Any, index: Any) -> Any:
 
 @intrinsic
 def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Set an int64 that other threads read; what was written before it is visible to them."""
+    """Store an int64 atomically; threads that read it see all values that were written before it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _at(context, builder, signature, *args[:2]), "seq_cst", 8)
@@ -107,7 +107,7 @@ def write(typing: Any, words: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def fetch_add(typing: Any, words: Any, index: Any, value: Any) -> Any:
-    """Add to an int64 that other threads change; what it was before."""
+    """Add to an int64 atomically; return its value before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _at(context, builder, signature, *args[:2]), args[2], "seq_cst")
@@ -131,7 +131,7 @@ def call(typing: Any, task: Any, words: Any, first: Any, chunk: Any, scratch: An
 
 @intrinsic
 def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
-    """Call the entry at an address with a tuple of int64s and float64s: compiled once, it is not compiled in again."""
+    """Call the entry at an address with a tuple of int64s and float64s, so that it is not compiled into the caller."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = [builder.extract_value(args[1], i) for i in range(len(signature.args[1]))]
@@ -144,7 +144,7 @@ def invoke(typing: Any, entry: Any, arguments: Any) -> Any:
 
 @intrinsic
 def relax(typing: Any) -> Any:
-    """Tell the processor that this is a loop that waits, where it has an instruction for that."""
+    """Execute the processor's spin-loop hint, if it has one."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         triple = builder.module.triple

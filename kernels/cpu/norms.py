@@ -1,4 +1,4 @@
-"""Norms and rotation of rows, alone and together. The NumPy twins are in `norms_numpy.py`."""
+"""RMS norm, layer norm and rotary embedding of rows. The NumPy twins are in `norms_numpy.py`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kernels.cpu.vectors import add, div, fma, get, load, mul, put, splat, store
 
 
 @jit
-def rms_norm(x: Any, at: int, n: int, gain: Any, eps: Any, out: Any, to: int) -> None:
-    """`out[to ...] = gain * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
-    # In float64, for an error here is an error of the whole row.
+def rms_norm(x: Any, at: int, n: int, weight: Any, eps: Any, out: Any, to: int) -> None:
+    """`out[to ...] = weight * x[at ...] / sqrt(mean(x**2) + eps)` over `n` elements; out may be x."""
+    # In float64, because an error here affects the whole row.
     root = np.float32(np.sqrt(np.float64(dot(x, at, x, at, n)) / n + eps))
     whole, divisor = n // LANES * LANES, splat(root)
     for i in range(0, whole, LANES):
-        store(out, to + i, mul(load(gain, i), div(load(x, at + i), divisor)))
+        store(out, to + i, mul(load(weight, i), div(load(x, at + i), divisor)))
     for i in range(whole, n):
-        put(out, to + i, get(gain, i) * (get(x, at + i) / root))
+        put(out, to + i, get(weight, i) * (get(x, at + i) / root))
 
 
 @jit
-def layer_norm(x: Any, at: int, n: int, gain: Any, bias: Any, eps: Any, out: Any, to: int) -> None:
-    """`out[to ...] = gain * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
+def layer_norm(x: Any, at: int, n: int, weight: Any, bias: Any, eps: Any, out: Any, to: int) -> None:
+    """`out[to ...] = weight * (x[at ...] - mean) / sqrt(variance + eps) + bias` over `n` elements; out may be x."""
     whole, sums = n // LANES * LANES, zeros()
     for i in range(0, whole, LANES):
         sums = add(sums, load(x, at + i))
@@ -41,23 +41,23 @@ def layer_norm(x: Any, at: int, n: int, gain: Any, bias: Any, eps: Any, out: Any
         put(out, to + i, get(x, at + i) - mean)
     root = np.float32(np.sqrt(np.float64(dot(out, to, out, to, n)) / n + eps))
     for i in range(0, whole, LANES):
-        store(out, to + i, fma(load(gain, i), div(load(out, to + i), splat(root)), load(bias, i)))
+        store(out, to + i, fma(load(weight, i), div(load(out, to + i), splat(root)), load(bias, i)))
     for i in range(whole, n):
-        put(out, to + i, get(gain, i) * (get(out, to + i) / root) + get(bias, i))
+        put(out, to + i, get(weight, i) * (get(out, to + i) / root) + get(bias, i))
 
 
 @jit
-def norm(x: Any, at: int, n: int, gain: int, shift: int, eps: Any, out: Any, to: int) -> None:
-    """The layer norm whose bias lies at address `shift`, or without one, where that is 0, the RMS norm."""
-    if shift != 0:
-        layer_norm(x, at, n, floats(gain), floats(shift), eps, out, to)
+def norm(x: Any, at: int, n: int, weight: int, bias: int, eps: Any, out: Any, to: int) -> None:
+    """Apply the layer norm with a bias at address `bias`, or the RMS norm if `bias` is 0."""
+    if bias != 0:
+        layer_norm(x, at, n, floats(weight), floats(bias), eps, out, to)
     else:
-        rms_norm(x, at, n, floats(gain), eps, out, to)
+        rms_norm(x, at, n, floats(weight), eps, out, to)
 
 
 @jit
 def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, to: int) -> None:
-    """Pairs (j, j + half) turned by the angles whose cosines and sines begin at `row` of the tables; out may be x."""
+    """Rotate pairs (j, j + half) by the angles whose cosines begin at `cos[row]`, sines at `sin[row]`; out may be x."""
     whole = half // LANES * LANES
     for j in range(0, whole, LANES):
         a, b, c, s = load(x, at + j), load(x, at + half + j), load(cos, row + j), load(sin, row + j)
@@ -71,17 +71,17 @@ def rotate(x: Any, at: int, half: int, cos: Any, sin: Any, row: int, out: Any, t
 
 @jit
 def norm_rotate(
-    x: Any, at: int, n_heads: int, width: int, gain: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
+    x: Any, at: int, n_heads: int, width: int, weight: Any, eps: Any, cos: Any, sin: Any, row: int, out: Any, to: int,
     step: int,
 ) -> None:  # fmt: skip
-    """Every head of one token normed, if eps >= 0, then rotated; `step` elements lie between heads of the output.
+    """Norm (if eps >= 0) and rotate the heads of one token; heads of the output are `step` elements apart.
 
-    No gain is read where eps is negative.
+    The weight is not read if eps is negative.
     """
     for h in range(n_heads):
         source, target = at + h * width, to + h * step
         if eps >= 0:
-            rms_norm(x, source, width, gain, eps, out, target)
+            rms_norm(x, source, width, weight, eps, out, target)
             rotate(out, target, width // 2, cos, sin, row, out, target)
         else:
             rotate(x, source, width // 2, cos, sin, row, out, target)

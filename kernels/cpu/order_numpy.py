@@ -1,4 +1,4 @@
-"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention.py`).
+"""The order of summation in NumPy, to the last bit: dot products (`tile.py`) and attention (`attention_block.py`).
 
 Compiled kernels must give these bits for any number of rows, on any processor. Arrays are float32 throughout.
 """
@@ -42,7 +42,7 @@ def halves(sums: Floats) -> Floats:
 def dot(weights: Floats, x: Floats) -> Floats:
     """Return the dot products over the last axis, in the order that `tile.py` defines; other axes are broadcast."""
     shape = np.broadcast_shapes(weights.shape, x.shape)
-    # Zeros behind the last column add nothing.
+    # Zeros after the last column add nothing.
     missing = [(0, 0)] * (len(shape) - 1) + [(0, -shape[-1] % LANES)]
     weights, x = (np.pad(np.broadcast_to(a, shape), missing) for a in (weights, x))
     total = np.zeros(shape[:-1], dtype=np.float32)
@@ -75,13 +75,13 @@ def exp2_below(x: Floats) -> Floats:
 
 
 def attend(q: Floats, kv: Floats, window: int, scale: float) -> Floats:
-    """Return (T, H, E) attention of queries over keys and values, of which the last T are the queries' own.
+    """Return (T, H, E) attention of the last T tokens over keys and values.
 
     Args:
         q: (T, H, E).
         kv: (2, G, S, E): keys, then values, from position 0 on.
-        window: how many of the latest tokens a query sees; 0 is all.
-        scale: of the scores.
+        window: number of latest tokens that a query attends to; 0 is all.
+        scale: factor of the scores.
     """
     (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
     out = np.empty_like(q)
@@ -103,13 +103,13 @@ def _attend_token(q: Floats, kv: Floats, begin: int, end: int, scale: np.float32
         scores = dot(kv[0][..., seen, :], q) * scale
         found = scores.max(axis=-1)
         weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
-        # Sums by lane: that of key j of the block is lane j % 16.
+        # Sums by lane: the weight of key j of the block is added in lane j % 16.
         places = np.zeros((*q.shape[:2], BLOCK), dtype=np.float32)
         places[..., seen.start - first : seen.stop - first] = weights
         by_lane = np.zeros((*q.shape[:2], LANES), dtype=np.float32)
         for j in range(0, BLOCK, LANES):
             by_lane = by_lane + places[..., j : j + LANES]
-        # Joined with the blocks before.
+        # Join with the blocks before.
         joined = np.maximum(largest, found)
         old, new = exp2_below(largest - joined), exp2_below(found - joined)
         sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])

@@ -1,8 +1,8 @@
-"""Threads that wait in compiled code, so that waking them costs less than the work they are given. See `jobs.py`.
+"""The pool of worker threads, which wait for jobs in compiled code. `jobs.py` defines jobs.
 
-Helpers look for chunks without pause for at most a millisecond after the last, or the last of several jobs; then they
-sleep until somebody brings a job again. A sleeping thread is woken, not waited for: whoever brought the job may have
-finished it by then.
+Worker threads poll for chunks for a millisecond after their last chunk, or after the last of several jobs that follow
+each other, because waking a parked thread costs more than a small job. Then they park until a job is submitted. The
+submitting thread wakes parked threads but does not wait for them: it may finish the job before they run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from kernels.cpu.layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, STOP, THREADS
 from kernels.cpu.library import Library
 
-# Seconds that a thread without work looks for some before it sleeps.
+# Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3
 
 
 class Pool:
-    """`threads` threads, of which the calling one is the first. One job at a time: callers take turns."""
+    """A pool of `threads` threads, including the calling thread. It runs one job at a time; callers take turns."""
 
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
@@ -31,78 +31,80 @@ class Pool:
         self.shared = _Shared(threads, library)
         self.control = self.shared.control
         self.address = self.control.ctypes.data
-        patience = self.shared.looks_per(PATIENCE) if threads > 1 else 0
-        self._helpers = [
-            threading.Thread(target=_help, args=(self.shared, me, patience), name="mlx_engine-helper", daemon=True)
+        patience = self.shared.polls_per(PATIENCE) if threads > 1 else 0
+        self._workers = [
+            threading.Thread(
+                target=_run_worker, args=(self.shared, me, patience), name="mlx_engine-worker", daemon=True
+            )
             for me in range(1, threads)
         ]
-        for helper in self._helpers:
-            helper.start()
-        # Also called when the interpreter ends, before the memory that the threads read is gone.
-        self.close = weakref.finalize(self, _close, self.shared, self._helpers)
+        for worker in self._workers:
+            worker.start()
+        # Also called when the interpreter exits, before the memory that the threads read is freed.
+        self.close = weakref.finalize(self, _close, self.shared, self._workers)
 
 
 class _Shared:
-    """What the threads know: the pool's memory, but not the pool, which may end before them.
+    """The memory that the threads share. They hold no reference to the pool, so that the pool can be collected.
 
-    Ctrl-C may come between any two steps of whoever wakes. So a thread counts as asleep until it says itself that it
-    is not, and is woken again by the next call if the last one was cut short; once too often does no harm.
+    Ctrl-C may interrupt `wake` between any two steps. So a thread stays in the set of parked threads until it removes
+    itself, and the next call wakes it if an earlier call was interrupted. Waking a thread twice does no harm.
     """
 
     def __init__(self, threads: int, library: Library) -> None:
-        self.help_out = library.help_out
+        self.work_until_idle = library.work_until_idle
         self.control = _aligned(LEFT + LINE * threads)
-        # Pages that nobody touches cost nothing.
+        # The operating system provides pages of this only when they are written.
         self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
-        self._asleep: set[int] = set()
+        self._parked: set[int] = set()
         self._gates = [threading.Lock() for _ in range(threads)]
         for gate in self._gates:
             gate.acquire()
 
-    def looks_per(self, seconds: float) -> int:
-        """How often a thread without work can look in so many seconds."""
-        looks = 2000
+    def polls_per(self, seconds: float) -> int:
+        """Return how often a thread without work polls in a number of seconds: measured now."""
+        polls = 2000
         start = time.perf_counter()
-        self.help_out(self.control.ctypes.data, 0, looks)
-        return max(1, int(looks * seconds / (time.perf_counter() - start)))
+        self.work_until_idle(self.control.ctypes.data, 0, polls)
+        return max(1, int(polls * seconds / (time.perf_counter() - start)))
 
     @property
-    def asleep(self) -> int:
-        """How many threads sleep."""
-        return len(self._asleep)
+    def parked(self) -> int:
+        """The number of parked threads."""
+        return len(self._parked)
 
-    def sleep(self, me: int) -> None:
-        """Until the next call of `wake`; not at all while many jobs are about to come, for which nobody wakes again."""
-        self._asleep.add(me)  # first: whoever brings jobs from now on sees it
+    def park(self, me: int) -> None:
+        """Block until the next call of `wake`. Return at once while ON is set, because `wake` is not called then."""
+        self._parked.add(me)  # before the check of ON, so that a thread that submits a job from now on sees it
         if not self.control[ON]:
             self._gates[me].acquire()
-        self._asleep.discard(me)
+        self._parked.discard(me)
 
     def wake(self) -> None:
-        """Wake all threads that sleep."""
-        for thread in tuple(self._asleep):
-            with contextlib.suppress(RuntimeError):  # its gate is open already
+        """Wake all parked threads."""
+        for thread in tuple(self._parked):
+            with contextlib.suppress(RuntimeError):  # it has been woken already
                 self._gates[thread].release()
 
 
 def _aligned(n: int) -> np.ndarray:
-    """`n` words from the beginning of a cache line on, so that words lie on the lines that they are meant for."""
+    """Return `n` zero words, aligned with a cache line, so that words of different threads share no line."""
     memory = np.zeros(n + LINE, dtype=np.int64)
     shift = (-memory.ctypes.data // 8) % LINE
     return memory[shift : shift + n]
 
 
-def _help(shared: _Shared, me: int, patience: int) -> None:
+def _run_worker(shared: _Shared, me: int, patience: int) -> None:
     address = shared.control.ctypes.data
     while not shared.control[STOP]:
-        shared.help_out(address, me, patience)
-        shared.sleep(me)
+        shared.work_until_idle(address, me, patience)
+        shared.park(me)
 
 
-def _close(shared: _Shared, helpers: list[threading.Thread]) -> None:
+def _close(shared: _Shared, workers: list[threading.Thread]) -> None:
     shared.control[STOP] = 1
-    for helper in helpers:
-        while helper.is_alive() and helper is not threading.current_thread():
+    for worker in workers:
+        while worker.is_alive() and worker is not threading.current_thread():
             shared.wake()
-            helper.join(0.01)
+            worker.join(0.01)

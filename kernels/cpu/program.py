@@ -1,8 +1,8 @@
-"""Programs: the steps of a model's layers in one call, so that Python runs no code between them.
+"""Programs: run the steps of a model's layers in one call, without Python code between them.
 
-Returning to Python between jobs costs an eighth of a token's time: weights have evicted the interpreter from the CPU
-caches. The backend makes a program by recording the definition of the layers; each step is one of the backend's
-operations. There is no NumPy twin: the definition, run operation by operation, gives the same bits.
+Returning to Python between jobs costs an eighth of the time of a token, because the weights have evicted the
+interpreter from the CPU caches. The backend makes a program by recording the definition of the layers; each step is one
+of the backend's operations. There is no NumPy twin: the definition, run op by op, gives the same bits.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from kernels.cpu.layout import (
     STEP_SCALE,
     STEP_WIDTH,
     STEPS,
-    TASK_ATTEND_FEW,
-    TASK_ATTEND_MANY,
+    TASK_ATTEND_DECODE,
+    TASK_ATTEND_PREFILL,
     TASK_PUT_SPAN,
     WANTED,
 )
@@ -63,19 +63,19 @@ from kernels.cpu.vectors import get, put
 
 @jit
 def _at(room: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of a value whose place is at two words of a step; 0 if there is none."""
+    """Return the address of the input that is described at a word of a step; 0 if there is none."""
     return 0 if step[word] < 0 else room + 4 * (n_tokens * step[word] + step[word + 1])
 
 
 @jit
 def _out(room: int, n_tokens: int, step: Any, word: int) -> Any:
-    """Return the address of a result, which is never a part of something wider."""
+    """Return the address of an output, which is never some columns of a wider value."""
     return room + 4 * n_tokens * step[word]
 
 
 @jit
 def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int, chosen: bool) -> None:
-    """Copy rows that begin `row` elements apart, all or those with the chosen `numbers`, to where rows follow rows."""
+    """Copy rows that are `row` elements apart, all of them or (if `chosen`) those in `numbers`, to contiguous rows."""
     x, y = floats(source), floats(out)
     for t in range(n_rows):
         r = numbers[t] if chosen else t
@@ -85,7 +85,7 @@ def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int
 
 @jit
 def _append(address: int, task: int, step: Any, kv: Any, n_tokens: int, k: int, v: int) -> None:
-    """Write keys and values to the slots of the new tokens."""
+    """Write the keys and values of the new tokens to their slots."""
     width, slots, n_kv_heads = step[ROW_WIDTH], kv[KV_SLOTS], step[N_KV_HEADS]
     keys = kv[KV_STORE]
     values = keys + 4 * n_kv_heads * slots * width
@@ -113,8 +113,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
         _append(address, entries[TASK_PUT_SPAN], step, kv, n_rows, a, b)
     elif step[OP] == ATTENTION:
         arguments = (
-            address, entries[TASK_ATTEND_FEW], entries[TASK_ATTEND_MANY], a, n_rows, step[N_HEADS], step[N_KV_HEADS],
-            step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
+            address, entries[TASK_ATTEND_DECODE], entries[TASK_ATTEND_PREFILL], a, n_rows, step[N_HEADS],
+            step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
             words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
             SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]), parts, out,
         )  # fmt: skip
@@ -130,15 +130,15 @@ def run_steps(
     """Run steps first to last - 1 of a program.
 
     Args:
-        address: of the pool's control block.
-        program: address of the words that `layout.py` names.
+        address: address of the pool's control block.
+        program: address of the program's words (`layout.py`).
         first: the first step.
-        last: the step behind the last one.
+        last: the step after the last one.
         forward_pass: address of the words of the forward pass.
         layers: address of the words of each layer's keys and values.
-        room: address of room for all values, a multiple of 64.
-        work: address of room for what `project` needs.
-        parts: address of room for what `attend` needs.
+        room: address of the memory of all values, a multiple of 64.
+        work: address of the memory that `project` needs (its `room`).
+        parts: address of the memory that `attend` needs (its `parts`).
     """
     of = words(forward_pass)
     for i in range(first, last):

@@ -19,7 +19,7 @@ BLOCK, BLOCK_BYTES = 32, 20
 
 @jit
 def weights(blocks: Any, at: int) -> Any:
-    """The 32 weights of the block at byte `at`, in two vectors."""
+    """Return the 32 weights of the block at byte `at`, in two vectors."""
     scale, quants = load_half_splat(blocks, at), load_uint8(blocks, at + 4)
     less = sub(zeros(), load_half_splat(blocks, at + 2))
     return scale_4_bits(quants, scale, less), scale_4_bits(right(quants, 4), scale, less)

@@ -21,13 +21,13 @@ QUANTS = 16
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """The 8 scales and 8 minima of the block at byte `at`."""
+    """Return the 8 scales and 8 minima of the block at byte `at`."""
     return mul(load_scales_of_6(blocks, at + 4), load_halves_of_4(blocks, at, at + 2, at, at + 2))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Weights 64 p to 64 p + 63 of the block at byte `at`, two groups, in four vectors; scales from `scales[i]` on."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
     first, second = load_uint8(blocks, at + QUANTS + 32 * p), load_uint8(blocks, at + QUANTS + 32 * p + 16)
     i += 8 * (p // 2) + 2 * (p % 2)
     scale, minimum = load_splat(scales, i), load_splat(scales, i + 4)

@@ -26,22 +26,22 @@ from kernels.cpu.rows import dequantize_by_parts, four_rows_by_parts
 from kernels.cpu.vectors import load_half_splat, load_int8, load_splat, mul
 
 BLOCK, BLOCK_BYTES = 256, 210
-# Where a half's high bits lie in a block, and the scales, and their factor.
+# Byte offsets in a block: high bits, scales, and the factor of the scales.
 HIGH, SCALES, FACTOR = 128, 192, 208
 
 
 @jit
 def scales_of(blocks: Any, at: int) -> Any:
-    """The 16 scales of the block at byte `at`."""
+    """Return the 16 scales of the block at byte `at`."""
     return mul(load_int8(blocks, at + SCALES), load_half_splat(blocks, at + FACTOR))
 
 
 @jit
 def part(blocks: Any, at: int, p: int, scales: Any, i: int) -> Any:
-    """Weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; its scales lie from `scales[i]` on."""
+    """Return weights 64 p to 64 p + 63 of the block at byte `at` in four vectors; scales begin at `scales[i]`."""
     half, shift = p // 2, 4 * (p % 2)
     low, bits = load_words(blocks, at + 64 * half), at + HIGH + 32 * half
-    # Of each byte of high bits the first 32 weights want two bits, the last 32 the two above.
+    # The first 32 weights use two bits of each byte of high bits, the last 32 use the next two.
     high = second_right_2(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16))
     high = left(both(right(high, shift), 0x03030303), 4)
     quants = bytes_minus(either(both(right(low, shift), 0x0F0F0F0F), high), 32)

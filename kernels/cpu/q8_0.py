@@ -18,7 +18,7 @@ BLOCK, BLOCK_BYTES = 32, 34
 
 @jit
 def weights(blocks: Any, at: int) -> Any:
-    """The 32 weights of the block at byte `at`, in two vectors."""
+    """Return the 32 weights of the block at byte `at`, in two vectors."""
     scale = load_half_splat(blocks, at)
     return mul(scale, load_int8(blocks, at + 2)), mul(scale, load_int8(blocks, at + 18))
 

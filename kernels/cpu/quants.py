@@ -1,4 +1,4 @@
-"""Quants of 4 and 6 bits: bits of bytes and of 32-bit words, 16 lanes at a time, and what makes floats of them."""
+"""Unpack quants of 4 and 6 bits: bit operations on vectors of 16 32-bit words, and conversion to floats."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _side_by_side(builder: Any, parts: list[Any]) -> Any:
 
 @intrinsic
 def load_words(typing: Any, data: Any, at: Any) -> Any:
-    """16 words from byte `at` on."""
+    """Load 16 words from byte `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _load(context, builder, signature.args[0], _INTS, *args)
@@ -60,7 +60,7 @@ def load_words(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """4 words from each of four bytes on."""
+    """Load 4 words from each of four byte offsets on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         four = ir.VectorType(_I32, 4)
@@ -72,7 +72,7 @@ def load_words_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> A
 
 @intrinsic
 def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """The float16 at each of four bytes, in 4 lanes each."""
+    """Load the float16 at each of four byte offsets, into 4 lanes each, as float32."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         halves = [_load(context, builder, signature.args[0], _I16, args[0], at) for at in args[1:]]
@@ -84,7 +84,7 @@ def load_halves_of_4(typing: Any, data: Any, a: Any, b: Any, c: Any, d: Any) -> 
 
 @intrinsic
 def load_uint8(typing: Any, data: Any, at: Any) -> Any:
-    """16 bytes from byte `at` on, one per word."""
+    """Load 16 bytes from byte `at` on, one per word."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.zext(_load(context, builder, signature.args[0], ir.VectorType(_I8, LANES), *args), _INTS)
@@ -94,17 +94,17 @@ def load_uint8(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
-    """The scales and minima that Q4_K packs into the 12 bytes from `at` on: 4 scales, 4 minima, 4 scales, 4 minima.
+    """Load the scales and minima that Q4_K packs into 12 bytes: 4 scales, 4 minima, 4 scales, 4 minima.
 
-    The first four of each are whole; of the last four the low halves lie in the third word, the high two bits above
-    the first four.
+    The first four of each have 6 bits of a byte. The last four have their low 4 bits in the third 4 bytes, and their
+    high 2 bits above those of the first four.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         packed = _load(context, builder, signature.args[0], ir.VectorType(_I8, 12), *args)
 
         def bits(places: list[int], shifts: list[int], masks: list[int]) -> Any:
-            """In each lane those bits of one of the 12 bytes."""
+            """Return in each lane some bits of one of the 12 bytes."""
             words = builder.zext(_shuffled(builder, packed, packed, places), _INTS)
             return builder.and_(builder.lshr(words, ir.Constant(_INTS, shifts)), ir.Constant(_INTS, masks))
 
@@ -120,8 +120,8 @@ def load_scales_of_6(typing: Any, data: Any, at: Any) -> Any:
 def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
     """`scale * q - minimum`, rounded once, for the quant q in the lowest 4 bits of each word.
 
-    Every lane of `scale` is the same, and so is every lane of `minimum`. AVX-512 looks q up in a register of all 16
-    results, which is made once for all that have the same scale.
+    All lanes of `scale` are equal, and so are all lanes of `minimum`. With AVX-512 q is an index into a register of all
+    16 results, which is computed once per scale.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -139,7 +139,7 @@ def scale_4_bits(typing: Any, words: Any, scale: Any, minimum: Any) -> Any:
 
 @intrinsic
 def both(typing: Any, words: Any, mask: Any) -> Any:
-    """Words without the bits that are not in `mask`."""
+    """Return `words & mask`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.and_(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
@@ -149,7 +149,7 @@ def both(typing: Any, words: Any, mask: Any) -> Any:
 
 @intrinsic
 def either(typing: Any, a: Any, b: Any) -> Any:
-    """The bits of both words."""
+    """Return `a | b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.or_(*args)
@@ -159,7 +159,7 @@ def either(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def left(typing: Any, words: Any, n: Any) -> Any:
-    """Words shifted to the left."""
+    """Return `words << n`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.shl(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
@@ -169,7 +169,7 @@ def left(typing: Any, words: Any, n: Any) -> Any:
 
 @intrinsic
 def right(typing: Any, words: Any, n: Any) -> Any:
-    """Words shifted to the right, zeros from the left."""
+    """Return `words >> n`, unsigned."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.lshr(args[0], everywhere(builder, builder.trunc(args[1], _I32)))
@@ -179,7 +179,7 @@ def right(typing: Any, words: Any, n: Any) -> Any:
 
 @intrinsic
 def second_right_2(typing: Any, words: Any) -> Any:
-    """The last 8 words shifted to the right by 2 bits, the first 8 as they are."""
+    """Return the first 8 words unchanged, and the last 8 shifted right by 2 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.lshr(args[0], ir.Constant(_INTS, [0] * (LANES // 2) + [2] * (LANES // 2)))
@@ -201,7 +201,7 @@ def bytes_minus(typing: Any, words: Any, n: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def floats_of_bytes(typing: Any, words: Any, part: Any) -> Any:
-    """The signed bytes 16 `part` to 16 `part` + 15 of 16 words as floats; `part` must be written as a number."""
+    """Return signed bytes 16 `part` to 16 `part` + 15 of 16 words as floats; `part` must be a literal."""
     if not isinstance(part, types.IntegerLiteral):
         return None
     first = LANES * part.literal_value

@@ -1,7 +1,7 @@
-"""What the machine itself can do: how fast it reads memory, and how fast it multiplies and adds in registers.
+"""Kernels that measure the machine's limits: memory bandwidth, and multiply-adds in registers.
 
-Both are limits that no kernel passes; how near a measured one comes is its share. The NumPy twins, for machines without
-compiled kernels, are in `roofline_numpy.py`.
+No kernel exceeds these limits; a kernel's share of them is reported. The NumPy twins, for machines without compiled
+kernels, are in `roofline_numpy.py`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numba.extending import intrinsic
 
 from kernels.cpu.jit import jit
 
-# The widest register, so that each sum is one of them.
+# Floats of the widest register, so that each sum is one register.
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
-# Sums that do not wait for each other: at least two units times four cycles, and few enough for sixteen registers.
+# Independent sums: at least two FMA units times four cycles of latency, and few enough for sixteen registers.
 CHAINS = 12
 
 
 @jit
 def read_in_order(words: Any) -> int:
-    """The exclusive or of int64s: each is loaded once, and next to nothing is done with it.
+    """Return the exclusive or of int64s: each is loaded once, with almost no arithmetic.
 
-    Over an index, because LLVM makes no vectors of a loop over the array itself.
+    The loop is over an index, because LLVM does not vectorise a loop over the array itself.
     """
     mixed = 0
     for i in range(words.size):
@@ -35,7 +35,10 @@ def read_in_order(words: Any) -> int:
 
 @jit
 def read(words: Any) -> Any:
-    """The same in eight places in turns: a processor looks ahead in each, and so reads faster. `benchmarks/ways.py`."""
+    """Return the same from eight interleaved streams, which a processor prefetches and reads faster than one stream.
+
+    `benchmarks/ways.py` measures streams.
+    """
     n = words.size // 8
     a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
     e, f, g, h = words[4 * n : 5 * n], words[5 * n : 6 * n], words[6 * n : 7 * n], words[7 * n : 8 * n]
@@ -47,7 +50,7 @@ def read(words: Any) -> Any:
 
 @intrinsic
 def _burst(typing: Any, rounds: Any) -> Any:
-    """`rounds` times one fused multiplication and addition in each chain, x = x / 2 + 1; a lane of their sum."""
+    """Run `rounds` fused multiply-adds x = x / 2 + 1 in each chain; return a lane of the sum of chains."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.FloatType(), LANES)
@@ -69,10 +72,10 @@ def _burst(typing: Any, rounds: Any) -> Any:
 
 @jit
 def compute(rounds: int) -> float:
-    """Nothing but arithmetic in registers, `flops(rounds)` of it."""
+    """Run `flops(rounds)` operations in registers, without memory access."""
     return _burst(rounds)  # type: ignore[no-any-return]
 
 
 def flops(rounds: int) -> int:
-    """Additions and multiplications of `compute(rounds)`."""
+    """Return the number of additions and multiplications of `compute(rounds)`."""
     return 2 * rounds * CHAINS * LANES

@@ -1,4 +1,4 @@
-"""The NumPy twins of the kernels that measure the machine, for where nothing can be compiled."""
+"""The NumPy twins of the kernels that measure the machine's limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ SIDE = 192
 
 
 def read_in_order(words: NDArray[np.int64]) -> int:
-    """The exclusive or of int64s."""
+    """Return the exclusive or of int64s."""
     return int(np.bitwise_xor.reduce(words))
 
 
-# NumPy has no loop that reads in several places.
+# NumPy has no loop that reads several streams.
 read = read_in_order
 
 
 def compute(rounds: int) -> float:
-    """`rounds` products of square matrices by BLAS, whose own loops come near a processor's limit."""
+    """Run `rounds` products of square matrices by BLAS, whose loops come near the processor's limit."""
     a, product = np.ones((SIDE, SIDE), dtype=np.float32), np.empty((SIDE, SIDE), dtype=np.float32)
     for _ in range(rounds):
         np.matmul(a, a, out=product)
@@ -27,5 +27,5 @@ def compute(rounds: int) -> float:
 
 
 def flops(rounds: int) -> int:
-    """Additions and multiplications of `compute(rounds)`."""
+    """Return the number of additions and multiplications of `compute(rounds)`."""
     return 2 * rounds * SIDE**3

@@ -1,6 +1,7 @@
-"""What every format is made into: products of stored rows with one or a few vectors, and expanded rows.
+"""Kernels that every block format shares: products of stored rows with a panel of vectors, and expansion of rows.
 
-A format says what its weights are, in vectors; here they are multiplied in registers, or written to memory.
+A format provides a function that returns the weights of a block in SIMD vectors. The kernels made here multiply these
+weights in registers, or write them to memory.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from kernels.cpu.vectors import prefetch, store, store_parts
 
 
 def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
-    """Make the kernel of a format.
+    """Make the gemv kernel of a format with small blocks.
 
     Args:
-        block: weights of a block.
-        block_bytes: bytes of a block.
-        weights: returns the weights of the block at a byte, in a tuple of vectors.
+        block: weights per block.
+        block_bytes: bytes per block.
+        weights: function that returns the weights of the block at a byte offset, as a tuple of vectors.
     """
 
     def make(n_vectors: int) -> Any:
@@ -38,7 +39,7 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             room: int,
         ) -> None:  # fmt: skip
-            """The rows at a tuple of addresses, as many as are multiplied at the same time."""
+            """Multiply the rows at a tuple of addresses together."""
             i = 0
             for stretch in range(0, n_columns, STRETCH):
                 sums = zeros()
@@ -55,14 +56,15 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
 
 
 def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:
-    """Make the kernel of a format whose blocks have 256 weights.
+    """Make the gemv kernel of a format whose blocks have 256 weights.
 
-    Sums of one row wait for each other: so rows take turns four times in a block.
+    Additions to the sums of one row depend on each other, so rows are interleaved four times per block.
 
     Args:
-        block_bytes: bytes of a block.
-        scales_of: returns 16 scales of the block at a byte.
-        part: returns 64 weights of a block in four vectors, given which ones, and where the block's scales lie.
+        block_bytes: bytes per block.
+        scales_of: function that returns the 16 scales of the block at a byte offset.
+        part: function that returns 64 weights of a block in four vectors, given their part's number and the place of
+            the block's scales.
     """
 
     def make(n_vectors: int) -> Any:
@@ -79,10 +81,10 @@ def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Ca
             rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
             room: int,
         ) -> None:  # fmt: skip
-            """The rows at a tuple of addresses, as many as are multiplied at the same time.
+            """Multiply the rows at a tuple of addresses together.
 
-            A scale that is loaded from memory is in all lanes at once, which takes two instructions where it comes from
-            a register: scales of a stretch are stored first.
+            One instruction loads a scale from memory into all lanes; from a register it takes two. So the scales of a
+            stretch are stored to memory first.
             """
             stored, scales, i = floats(room), hidden(room), 0
             for stretch in range(0, n_columns, STRETCH):
@@ -91,7 +93,8 @@ def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Ca
                 for block in range(blocks):
                     for r in range(n_rows):
                         store(stored, LANES * (block * n_rows + r), scales_of(raw(rows[r]), i + block * block_bytes))
-                # LLVM does not know how many parts there are: it would take all at once, and run out of registers.
+                # One loop over the parts of all blocks, because LLVM would unroll a loop over the four parts of a block
+                # and run out of registers.
                 for p in range(4 * blocks):
                     at_block, q = i + p // 4 * block_bytes, p % 4
                     for r in range(n_rows):
@@ -107,7 +110,7 @@ def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Ca
 
 
 def _for_panels(make: Callable[[int], Any]) -> Any:
-    """Make the kernel for panels of any size of kernels that multiply some rows with panels of one size."""
+    """Make one kernel for panels of all sizes from `make`, which makes the kernel for panels of one size."""
 
     def choose(sizes: tuple[int, ...]) -> Any:
         size, n_rows = sizes[0], rows_together(sizes[0])
@@ -119,26 +122,26 @@ def _for_panels(make: Callable[[int], Any]) -> Any:
             n_vectors: int, rows: Any, last: Any, step: int, count: int, n_columns: int, panel: Any, first: int, y: Any,
             at: int, apart: int, y_row: int, ahead: int, room: int,
         ) -> None:  # fmt: skip
-            """`y[at + i apart + r + t y_row] += row r of i . vector t`, in the order of `tile.py`.
+            """`y[at + i apart + r + t y_row] += row r of range i . vector t`, in the order of `tile.py`.
 
-            Rows come from four places i of memory and take turns block by block: a processor reads several places at
-            once faster than one.
+            The rows of four ranges of memory are interleaved block by block, because a processor reads several streams
+            faster than one.
 
             Args:
-                n_vectors: of the panel, one of `PANEL_SIZES`.
-                rows: addresses of the first row of each place.
-                last: the address of each place's last row, which is taken again where there are no more.
+                n_vectors: vectors of the panel, one of `PANEL_SIZES`.
+                rows: addresses of the first row of each range.
+                last: addresses of the last row of each range; it is read again where a range has no more rows.
                 step: bytes from one row to the next.
-                count: rows of each place.
-                n_columns: of the rows; where there are more than a stretch, stretches are added in their order.
+                count: rows of each range.
+                n_columns: columns of the rows; the totals of several stretches are added in their order.
                 panel: array with (columns / 16, n_vectors, 16).
-                first: the element of the first vector at the rows' first column.
+                first: index of the panel's first vector at the rows' first column.
                 y: products.
-                at: place of the first one.
-                apart: from the products of one place to those of the next one.
-                y_row: from one vector's product to the next one's.
-                ahead: bytes of a row ahead of its multiplications at which memory is asked for.
-                room: address of room for `FORMAT_ROOM`.
+                at: index of the first product.
+                apart: distance in y from one range to the next.
+                y_row: distance in y from one vector to the next.
+                ahead: prefetch distance in bytes.
+                room: address of `FORMAT_ROOM` bytes of scratch memory.
             """
             if others is not None and n_vectors != size:
                 others(n_vectors, rows, last, step, count, n_columns, panel, first, y, at, apart, y_row, ahead, room)
@@ -185,7 +188,7 @@ def dequantize_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: C
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
 
-        At `room` is room for 16 scales.
+        At address `room` is scratch memory for 16 scales.
         """
         stored, scales = floats(room), floats(hidden(room))
         for block in range(first, last):

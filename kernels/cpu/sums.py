@@ -1,7 +1,7 @@
-"""Sums of a few rows with a few vectors, held in registers: what the kernels for stored rows (`rows.py`) are made of.
+"""Building blocks of the gemv kernels (`rows.py`): sums of up to four rows with the vectors of a panel, in registers.
 
-Each (row, vector) pair has the 16 sums that `tile.py` defines, in one vector of 16 lanes. The pairs of a kernel are a
-tuple: those of the first row with all vectors come first.
+Each (row, vector) pair has the 16 sums that `tile.py` defines, in one SIMD vector of 16 lanes. The pairs of a kernel
+are a tuple; the pairs of the first row come first.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _POINTER, _FMA = _VECTOR.as_pointer(), f"llvm.fma.v{LANES}f32"
 
-# Whether a register holds a whole vector.
+# Whether one register holds 16 lanes.
 WIDE = register_lanes() == LANES
-# With how many vectors rows are multiplied at once. Those left out are no faster than two panels.
+# Numbers of vectors of a panel. A panel of any other size is no faster than two panels.
 PANEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 9) if WIDE else (1, 2, 3, 4, 5, 6)
-# How many pairs may have their sums in registers where several rows take turns. AVX-512 has 32 registers of 16 lanes,
-# NEON 32 of 4, AVX2 16 of 8; weights, scales and elements of the vectors need the rest.
+# The most pairs of interleaved rows whose sums are held in registers. AVX-512 has 32 registers of 16 lanes, NEON 32 of
+# 4, AVX2 16 of 8; weights, scales and elements of the vectors use the rest.
 _PAIRS = {16: 18, 8: 4, 4: 4}
 
 
 def rows_together(n_vectors: int) -> int:
-    """Return how many rows are multiplied with a number of vectors at the same time: 4, 2 or 1."""
+    """Return how many rows are multiplied together with `n_vectors` vectors: 4, 2 or 1."""
     return next(rows for rows in (4, 2, 1) if rows == 1 or rows * n_vectors <= _PAIRS[register_lanes()])
 
 
@@ -49,14 +49,15 @@ def no_sums(n_pairs: int) -> Any:
 
 
 def add_products(n_rows: int, n_vectors: int, n_weights: int, weights: Callable[..., Any]) -> Any:
-    """Make the function that adds products of a piece of each row, `n_weights` vectors long, to the sums of its pairs.
+    """Make the function that adds the products of a piece of each row to the sums of its pairs.
 
     Args:
-        n_rows: rows at a time.
+        n_rows: rows that are multiplied together.
         n_vectors: vectors of the panel.
-        n_weights: how many vectors of 16 weights a piece has.
-        weights: returns them, given the address of a row, the byte of a block there, which piece of the block is meant,
-            and the address of scales that are stored for this row, or anything where a format stores none.
+        n_weights: SIMD vectors of 16 weights per piece.
+        weights: function that returns the weights of a piece, given the address of the row, the byte offset of the
+            block, the number of the piece in the block, and the address of the row's stored scales (any number if the
+            format stores none).
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
 
@@ -88,7 +89,7 @@ def add_products(n_rows: int, n_vectors: int, n_weights: int, weights: Callable[
 
 
 def add_totals(n_rows: int, n_vectors: int) -> Any:
-    """Make the function `y[at + r apart + t y_row] += total` of the sums of each pair, halves added to halves."""
+    """Make the function that adds the total of each pair's 16 sums to `y[at + r apart + t y_row]`."""
 
     @intrinsic
     def add(typing: Any, y: Any, at: Any, apart: Any, y_row: Any, sums: Any) -> Any:

@@ -1,20 +1,20 @@
 """Register tiles, generated for registers of any width: dot products, and sums of weighted rows.
 
-Here is the order in which dot products are summed, to the last bit (`order_numpy.py` defines it in NumPy):
+This is the order of summation of every dot product, to the last bit (`order_numpy.py` defines it in NumPy):
 
-    Columns are cut into stretches of STRETCH; the last one may be shorter. A stretch has 16 sums. Sum l adds the
-    columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. Halves are
-    then added to halves: sums l and l + 8, then those 4, 2 and 1 apart. The totals of the stretches are added in their
-    order, from zero.
+    Columns are cut into stretches of STRETCH columns; the last one may be shorter. A stretch has 16 sums. Sum l adds
+    columns l, l + 16, l + 32, ... of the stretch in this order, from zero, by `sum = fma(weight, x, sum)`. Halves of
+    the 16 sums are then added to halves: sums l and l + 8, then sums 4, 2 and 1 apart. The totals of the stretches are
+    added in their order, from zero.
 
 The order depends on the number of columns alone. Each (row, vector) pair of a tile has its own 16 sums, in one register
-of 16 lanes; with registers of 8 or 4 lanes a tile sweeps over its columns two or four times, for a half or a quarter of
-the sums each time. So the tile's shape is free, and follows the number of registers: enough independent sums to hide
-the latency of multiply-adds, and few enough to stay in registers.
+of 16 lanes. With registers of 8 or 4 lanes a tile makes two or four sweeps over its columns, each for a half or a
+quarter of the sums. So the order does not constrain the tile's shape, which follows the number of registers: enough
+independent sums to hide the latency of multiply-adds, and few enough to stay in registers.
 
-Expanded rows of n columns lie in parts, (16 / PART, n / 16, PART). With AVX2 there is one for each sweep, which reads
-it from end to end: from rows in their own order the first sweep would take whole cache lines and do all the waiting
-for the next cache, and products took 3 to 10 % longer.
+Expanded rows of n columns are stored in parts, (16 / PART, n / 16, PART). With AVX2 each sweep has its own part and
+reads it from end to end. With rows in their own order products took 3 to 10 % longer, because the first sweep read
+whole cache lines and so waited for the second-level cache alone.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from kernels.cpu.vectors import PART, call_llvm, element_address, everywhere, re
 
 _F32, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
-# By lanes of a register: vectors of a tile, and registers for the sums of a weighted sum. AVX-512 and NEON have 32
-# registers, AVX2 16; besides the sums they hold a column of the tile's rows or vectors.
+# By lanes of a register: vectors of a tile, and registers that hold the sums of a weighted sum. AVX-512 and NEON have
+# 32 registers, AVX2 has 16; besides the sums they hold a column of the tile's rows or vectors.
 _VECTORS = {16: 6, 8: 3, 4: 6}
 _SUMS = {16: 24, 8: 12, 4: 24}
-# No tile is larger on any processor.
+# The most vectors of a tile on any processor.
 MOST_VECTORS = max(_VECTORS.values())
-# Steps of 16 columns in an iteration.
+# Steps of 16 columns per loop iteration.
 _UNROLLED = 2
 
 
 @intrinsic
 def tile_vectors(typing: Any) -> Any:
-    """Return how many vectors a tile has at most, on the processor that is compiled for."""
+    """Return the most vectors of a tile on the target processor."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(_I64, _VECTORS[register_lanes()])
@@ -81,7 +81,7 @@ def _add_product(builder: Any, a: Any, b: Any, place: Any) -> None:
 
 
 def _zeros(builder: Any, kind: Any, n: int) -> list[Any]:
-    """Return n places for vectors, all zero; LLVM turns them into registers."""
+    """Return n stack slots for vectors, all zero; LLVM promotes them to registers."""
     places = [cgutils.alloca_once(builder, kind) for _ in range(n)]
     for place in places:
         builder.store(ir.Constant(kind, None), place)
@@ -89,7 +89,7 @@ def _zeros(builder: Any, kind: Any, n: int) -> list[Any]:
 
 
 def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[Any], None]) -> None:
-    """Call `body(i)` for i = 0, step, ... below n, several times in an iteration; n is a multiple of step."""
+    """Generate a loop of `body(i)` for i = 0, step, ... below n, unrolled; n is a multiple of step."""
     size = step * unrolled
     whole = builder.and_(n, ir.Constant(_I64, -size))
     with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), whole, ir.Constant(_I64, size), _I64) as (i, _):
@@ -101,7 +101,7 @@ def _for_steps(builder: Any, n: Any, step: int, unrolled: int, body: Callable[[A
 
 
 def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
-    """Add halves of the sums to halves where each half is in sweeps of its own."""
+    """Add halves of the sums to halves, as far as the halves are in different sweeps."""
     while len(sweeps) > 1:
         half = len(sweeps) // 2
         pairs = zip(sweeps[:half], sweeps[half:], strict=True)
@@ -115,7 +115,8 @@ def _add_sweeps(builder: Any, sweeps: list[list[Any]]) -> list[Any]:
 def _dots(n_vectors: int, *, expanded: bool) -> Any:
     """Make the tile of TILE_ROWS rows and `n_vectors` vectors over one stretch.
 
-    Products with expanded rows, which lie in parts, are added to y; those with rows in their own order are written.
+    With `expanded` rows are stored in parts and products are added to y; else rows are in their own order and products
+    are written to y.
     """
 
     @intrinsic
@@ -147,10 +148,10 @@ def _dots(n_vectors: int, *, expanded: bool) -> Any:
 
 
 def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: Any, part: int) -> list[list[Any]]:
-    """Return the sums of each sweep. Of each 16 columns of a row `part` lie side by side."""
+    """Return the sums of each sweep. Of each 16 columns of a row `part` columns are contiguous."""
     width = register_lanes()
-    # Where rows lie in their own order, the last of several sweeps finds them in the nearest cache, and asks for the
-    # next tile's. Where there is one sweep that costs a tenth.
+    # With rows in their own order, the last of several sweeps finds them in the first-level cache, so it prefetches the
+    # rows of the next tile. A single sweep would become a tenth slower by this.
     after = _all_at(builder, rows, builder.mul(w_row, ir.Constant(_I64, TILE_ROWS)))
     size = builder.udiv(n, ir.Constant(_I64, LANES // part))
     sweeps = []
@@ -162,16 +163,16 @@ def _sweeps(builder: Any, rows: list[Any], vectors: list[Any], n: Any, w_row: An
 
 
 def _sweep(builder: Any, rows: list[Any], step: int, vectors: list[Any], n: Any, after: list[Any]) -> list[Any]:
-    """Return the sums of each pair that fit into a register; those of the first vector with all rows come first.
+    """Return one register of sums for each (row, vector) pair; the pairs of the first vector come first.
 
-    From one element of a sum to the next it is 16 elements of a vector, and `step` elements of a row. Memory is asked
-    for the same columns of the rows `after`, which lie in their own order.
+    Successive elements of a sum are 16 elements apart in a vector and `step` elements apart in a row. The same columns
+    of the rows `after`, which are in their own order, are prefetched.
     """
     kind = ir.VectorType(_F32, register_lanes())
     sums = _zeros(builder, kind, len(rows) * len(vectors))
 
     def add(column: Any) -> None:
-        # The fewer of both are held in registers, the others are loaded one by one.
+        # Hold rows or vectors in registers, whichever are fewer, and load the others one at a time.
         a = _all_at(builder, rows, builder.udiv(column, ir.Constant(_I64, LANES // step)))
         b = _all_at(builder, vectors, column)
         held, loaded = (a, b) if len(a) <= len(b) else (b, a)
@@ -190,7 +191,7 @@ def _sweep(builder: Any, rows: list[Any], step: int, vectors: list[Any], n: Any,
 
 
 def _fours(builder: Any, sums: list[Any], width: int) -> list[Any]:
-    """Return the totals of four rows for each vector."""
+    """Return for each vector the totals of the four rows."""
     fours, i = [], 0
     while i < len(sums):
         n = TILE_ROWS
@@ -212,8 +213,8 @@ def add_dots(
 ) -> None:
     """`y[y_at + t y_row + r] += w row r . x vector t` for four rows and T vectors, at most `tile_vectors()`.
 
-    Row r begins at element `at + r w_row` of w, in parts, vector t at element `x_at + t x_row` of x. They have n
-    columns, a multiple of 16 and one stretch at most.
+    Row r, in parts, begins at element `at + r w_row` of w, and vector t at element `x_at + t x_row` of x. Both have n
+    columns, a multiple of 16 and at most STRETCH.
     """
     if n_vectors == 1:
         _add_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
@@ -233,7 +234,7 @@ def add_dots(
 def set_dots(
     w: Any, at: int, w_row: int, x: Any, x_at: int, x_row: int, n_vectors: int, n: int, y: Any, y_at: int, y_row: int
 ) -> None:
-    """`y = ` what `add_dots` adds to y, for rows in their own order."""
+    """`y[y_at + t y_row + r] = w row r . x vector t`, as `add_dots`, with rows in their own order."""
     if n_vectors == 1:
         _set_1(w, at, w_row, x, x_at, x_row, n, y, y_at, y_row)
     elif n_vectors == 2:
@@ -252,7 +253,7 @@ def set_dots(
 
 
 def _weighted(n_sums: int) -> Any:
-    """Make the kernel of `n_sums` weighted sums of the same rows."""
+    """Make the kernel that computes `n_sums` weighted sums of the same rows."""
 
     @intrinsic
     def kernel(
@@ -270,7 +271,7 @@ def _weighted(n_sums: int) -> Any:
             )
             sources = [_at(builder, weights, builder.mul(w_row, ir.Constant(_I64, q))) for q in range(n_sums)]
             targets = [_at(builder, y, builder.mul(y_row, ir.Constant(_I64, q))) for q in range(n_sums)]
-            # As many registers of a row at a time as there are for sums, then half as many, and so on.
+            # Process as many registers of a row at a time as there are for sums, then half as many, and so on.
             together, first = max(1, LANES // width), ir.Constant(_I64, 0)
             is_more = builder.icmp_signed("!=", more, ir.Constant(_I64, 0))
             while 2 * together * n_sums <= _SUMS[width] and together < 8:
@@ -293,7 +294,7 @@ def _weighted_part(
     builder: Any, weights: list[Any], rows: Any, row: Any, n: Any, e: Any, targets: list[Any], together: int,
     width: int, more: Any,
 ) -> None:  # fmt: skip
-    """Sum `together` registers of all rows from element e on; with `more` continue the sums that are there."""
+    """Sum `together` registers of all rows from element e on; `more` continues the sums in the targets."""
     kind = ir.VectorType(_F32, width)
     sums = [_zeros(builder, kind, together) for _ in weights]
     with builder.if_then(more):
@@ -325,9 +326,9 @@ def sum_weighted(
 ) -> None:  # fmt: skip
     """`y[y_at + q y_row + e] = sum over j < n of weights[w_at + q w_row + j] * rows[at + j row + e]`, in order of j.
 
-    Each sum begins with zero, or where `more` is not 0 with what y has, and continues by
-    `sum = fma(weight, element, sum)`. There are `n_sums` of them, at most `tile_vectors()`; elements e are below the
-    width of a row, a multiple of 16.
+    Each sum begins with zero, or with the value in y if `more` is not 0, and continues by
+    `sum = fma(weight, element, sum)`. `n_sums` is at most `tile_vectors()`. The width of a row, the number of elements
+    e, is a multiple of 16.
     """
     if n_sums == 1:
         _sum_1(weights, w_at, w_row, rows, at, row, n, width, y, y_at, y_row, more)

@@ -1,8 +1,8 @@
-"""Vectors of 16 floats for Numba: the few LLVM operations that its compiler would not find by itself.
+"""SIMD vectors of 16 floats for Numba: the LLVM operations that its compiler does not generate by itself.
 
-LLVM cuts a vector into the registers that the processor has: one of AVX-512, two of AVX2, four of NEON; sums are taken
-in the same order on all of them. Arguments called `at` count bytes in byte arrays and elements in float arrays;
-nothing is checked.
+LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
+is the same on all of them. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
+not checked.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PROBE = "define <16 x float> @twice(<16 x float> %a) {\n  %b = fadd <16 x float
 
 @cache
 def register_lanes() -> int:
-    """Return how many floats a register has, on the processor that Numba compiles for."""
+    """Return the floats per register of the processor that Numba compiles for."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
     return 16 if "zmm" in text else 8 if "ymm" in text else 4
 
 
-# Of each 16 columns of a row that is expanded for tiles so many lie side by side (`tile.py`): those of one of AVX2's
-# registers. A register of AVX-512 holds them all; with NEON LLVM would load two steps' columns at once, and have no
-# register left for a sum.
+# Of each 16 columns of a row that is expanded for tiles this many are contiguous (`tile.py`): with AVX2, one register
+# of them. A register of AVX-512 holds all 16. With NEON and smaller parts, LLVM would load the columns of two steps at
+# once and have no registers left for the sums.
 PART = 8 if register_lanes() == 8 else LANES
 
 
@@ -53,12 +53,12 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    """Where element `at` of an array of this type lies."""
+    """Return the address of element `at` of an array of this type."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
 
 
 def everywhere(builder: Any, scalar: Any, n: int = LANES) -> Any:
-    """The scalar in each of n lanes."""
+    """Return the scalar in each of n lanes."""
     undefined = ir.Constant(ir.VectorType(scalar.type, n), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, n), [0] * n))
@@ -72,7 +72,7 @@ def call_llvm(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any
 
 @intrinsic
 def zeros(typing: Any) -> Any:
-    """All lanes 0."""
+    """Return 0 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(_VECTOR, None)
@@ -82,7 +82,7 @@ def zeros(typing: Any) -> Any:
 
 @intrinsic
 def splat(typing: Any, scalar: Any) -> Any:
-    """A float32 in every lane."""
+    """Return a float32 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return everywhere(builder, args[0])
@@ -92,7 +92,7 @@ def splat(typing: Any, scalar: Any) -> Any:
 
 @intrinsic
 def get(typing: Any, floats: Any, at: Any) -> Any:
-    """Element `at`; unlike `floats[at]` it does not ask whether `at` is negative, and loops of it become vectors."""
+    """Load element `at`, without the test for a negative index of `floats[at]`, which keeps LLVM from vectorising."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(element_address(context, builder, signature.args[0], *args))
@@ -102,7 +102,7 @@ def get(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
-    """Set element `at`, as `get` reads it."""
+    """Store element `at`, without the test that `get` leaves out."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], element_address(context, builder, signature.args[0], *args[:2]))
@@ -113,7 +113,7 @@ def put(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 
 @intrinsic
 def load(typing: Any, floats: Any, at: Any) -> Any:
-    """16 floats from element `at` on."""
+    """Load 16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -126,7 +126,7 @@ def load(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_floats(typing: Any, data: Any, at: Any) -> Any:
-    """16 floats from byte `at` of an array of bytes."""
+    """Load 16 floats from byte `at` of an array of bytes on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -139,7 +139,7 @@ def load_floats(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_splat(typing: Any, floats: Any, at: Any) -> Any:
-    """Element `at` in every lane."""
+    """Load element `at` into every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return everywhere(builder, builder.load(element_address(context, builder, signature.args[0], *args)))
@@ -149,7 +149,7 @@ def load_splat(typing: Any, floats: Any, at: Any) -> Any:
 
 @intrinsic
 def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
-    """The float16 at byte `at` in every lane: spread first, for processors widen halves by the vector."""
+    """Load the float16 at byte `at` into every lane as float32: copied first, as processors widen whole vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -162,7 +162,7 @@ def load_half_splat(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def load_int8(typing: Any, data: Any, at: Any) -> Any:
-    """16 signed bytes from byte `at` on, as floats."""
+    """Load 16 signed bytes from byte `at` on, as floats."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args)
@@ -175,7 +175,7 @@ def load_int8(typing: Any, data: Any, at: Any) -> Any:
 
 @intrinsic
 def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
-    """Write 16 floats from element `at` on."""
+    """Store 16 floats from element `at` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = element_address(context, builder, signature.args[0], *args[:2])
@@ -187,7 +187,7 @@ def store(typing: Any, floats: Any, at: Any, value: Any) -> Any:
 
 @intrinsic
 def store_parts(typing: Any, floats: Any, at: Any, apart: Any, value: Any) -> Any:
-    """Write 16 floats in parts: PART from element `at` on, the next ones `apart` elements behind these."""
+    """Store 16 floats in parts: PART floats from element `at` on, and each next PART floats `apart` elements later."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         floats, at, apart, value = args
@@ -254,7 +254,7 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def larger(typing: Any, a: Any, b: Any) -> Any:
-    """The larger of each pair of lanes; b where one is not a number."""
+    """Return the larger of each pair of lanes; b where one is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -264,7 +264,7 @@ def larger(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def smaller(typing: Any, a: Any, b: Any) -> Any:
-    """The smaller of each pair of lanes; b where one is not a number."""
+    """Return the smaller of each pair of lanes; b where one is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", *args), *args)
@@ -274,7 +274,7 @@ def smaller(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
-    """Lanes first to last - 1 of `a`, and those of `b` around them."""
+    """Return lanes first to last - 1 of `a`, and the other lanes of `b`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
@@ -289,7 +289,7 @@ def between(typing: Any, first: Any, last: Any, a: Any, b: Any) -> Any:
 
 
 def _folded(builder: Any, value: Any, join: Any) -> Any:
-    """One lane of all, halves joined with halves: the order is the same whatever the registers' width."""
+    """Reduce all lanes to one, halves joined with halves: the order does not depend on the register width."""
     width = LANES
     while width > 1:
         width //= 2
@@ -301,7 +301,7 @@ def _folded(builder: Any, value: Any, join: Any) -> Any:
 
 @intrinsic
 def total(typing: Any, a: Any) -> Any:
-    """The sum of all lanes."""
+    """Return the sum of all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _folded(builder, args[0], builder.fadd)
@@ -311,7 +311,7 @@ def total(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def largest_lane(typing: Any, a: Any) -> Any:
-    """The largest of all lanes, none of which is not a number."""
+    """Return the largest lane; no lane may be NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _folded(builder, args[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
@@ -321,7 +321,7 @@ def largest_lane(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, data: Any, at: Any) -> Any:
-    """Ask for the cache line of byte `at`; it may lie behind the end."""
+    """Prefetch the cache line of byte `at`, which may be after the end of the array."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.bitcast(element_address(context, builder, signature.args[0], *args), _I8.as_pointer())

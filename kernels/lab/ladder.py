@@ -80,17 +80,17 @@ def climb(
 
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
     """What the `metal` backend launches for this product."""
-    gain = numbers(rng, (product.columns,), mean=1)
+    norm_weight = numbers(rng, (product.columns,), mean=1)
     # Of many vectors the norm is taken by a launch before.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices
-        return partial(norm_qkv, x, gain, EPS, q, k, v, factors)
+        return partial(norm_qkv, x, norm_weight, EPS, q, k, v, factors)
     if product.title == "gate+up":
         gate, up = matrices
-        return partial(norm_gate_up, x, gain, EPS, gate, up, "silu", factors)
+        return partial(norm_gate_up, x, norm_weight, EPS, gate, up, "silu", factors)
     if product.title == "head":
-        return partial(norm_project, x, gain, EPS, matrices[0], factors)
+        return partial(norm_project, x, norm_weight, EPS, matrices[0], factors)
     return partial(project_add, x, matrices[0], numbers(rng, (len(x), product.rows[0])))
 
 

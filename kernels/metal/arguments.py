@@ -1,4 +1,4 @@
-"""What a kernel was given, checked before it is launched: a GPU reads wrong memory without a word."""
+"""Checks of a kernel's arguments before a launch: a GPU reads wrong memory without an error."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ ACTIVATIONS = (mx.float16, mx.float32)
 
 
 def vectors(kernel: str, x: mx.array, n_columns: int) -> int:
-    """How many vectors of `n_columns` x has.
+    """Return the number of vectors of x, (V, n_columns).
 
-    That they lie where 16-byte loads may read cannot be seen from here. Arrays that MLX has made do, and so do whole
-    rows of them; of a view from the middle of a row take a copy.
+    Their alignment for 16-byte loads cannot be checked here. Arrays that MLX allocates are aligned, and so are whole
+    rows of them; copy a view that begins in the middle of a row.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: x has another shape or type.
     """
     if x.ndim != 2 or x.shape[1] != n_columns or x.dtype not in ACTIVATIONS or x.shape[0] < 1:
         raise ValueError(f"{kernel}: expected x (V, {n_columns}) of float16 or float32, found {described(x)}")
     return x.shape[0]
 
 
-def normed_vectors(kernel: str, x: mx.array, gain: mx.array, n_columns: int, factors: mx.array | None) -> int:
-    """How many vectors x has, for a kernel that norms them, or is given them as `norm_rows` makes them.
+def normed_vectors(kernel: str, x: mx.array, norm_weight: mx.array, n_columns: int, factors: mx.array | None) -> int:
+    """Return the number of vectors of x, for a kernel that norms them unless `norm_rows` has done so.
 
     Raises:
-        ValueError: x, the gain or the factors do not fit, or there are many vectors and no factors.
+        ValueError: x, the norm weight or the factors do not fit, or there are many vectors and no factors.
     """
     n = vectors(kernel, x, n_columns)
-    array(kernel, "gain", gain, (n_columns,), *ACTIVATIONS)
+    array(kernel, "norm_weight", norm_weight, (n_columns,), *ACTIVATIONS)
     if factors is not None:
         array(kernel, "factors", factors, (n,), mx.float32)
         array(kernel, "x", x, (n, n_columns), mx.float32)
@@ -42,10 +42,10 @@ def normed_vectors(kernel: str, x: mx.array, gain: mx.array, n_columns: int, fac
 
 
 def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtypes: mx.Dtype) -> mx.array:
-    """The same array, when it has that shape and one of these types.
+    """Return the array if it has this shape and one of these types.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it has another shape or type.
     """
     if found.shape != shape or found.dtype not in dtypes:
         wanted = " or ".join(str(dtype).rpartition(".")[2] for dtype in dtypes)
@@ -54,26 +54,26 @@ def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtyp
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:
-    """Two numbers that must be one.
+    """Check that a number is as expected.
 
     Raises:
-        ValueError: they are not.
+        ValueError: it is not.
     """
     if found != expected:
         raise ValueError(f"{kernel}: expected {name} {expected}, found {found}")
 
 
 def described(found: mx.array) -> str:
-    """Shape and type, for a message."""
+    """Return shape and type for an error message."""
     return f"{tuple(found.shape)} of {str(found.dtype).rpartition('.')[2]}"
 
 
 def factors(given: mx.array | None) -> mx.array:
-    """The factors that a kernel was given, or an array that stands in their place and that nobody reads."""
+    """Return the given factors, or a placeholder array that the kernel does not read."""
     return constants(1.0) if given is None else given
 
 
 @lru_cache(maxsize=64)
 def constants(*values: float) -> mx.array:
-    """Numbers for a kernel that are no template arguments, as a float32 array; the same array each time."""
+    """Return a cached float32 array of numbers that are not template arguments."""
     return mx.array(values, dtype=mx.float32)

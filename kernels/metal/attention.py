@@ -1,17 +1,18 @@
-"""Softmax attention over keys and values that lie in pages, read where they lie.
+"""Softmax attention over pages of keys and values, which are read in place.
 
-A threadgroup has one row and some of the query heads that share a key/value head; it reads their keys once. The bits of
-a row follow from its queries and from the keys that it sees, in the order of their positions. They depend neither on
-how many rows and sequences a launch has, nor on the size of pages, nor on where pages lie:
+A threadgroup has one row and some of the query heads that share a KV head; it reads their keys once. The bits of a row
+depend on its queries and on the keys that it attends to, in the order of their positions: neither on how many rows and
+sequences a launch has, nor on the size of pages, nor on where pages are:
 
     Keys are cut into blocks of 32, counted from position 0. Block b belongs to chain b % 8, and key k of a block to its
-    stream k % 4. A score is a dot product times the scale: eight parts of a head, each added up in the order of its
-    numbers, are added as a tree. Weights are powers of 2, of a score less the largest one so far of its chain. A chain
-    adds up its blocks in their order, and a stream its keys: when a block has a larger score, sums are first scaled to
-    it. The four streams of a chain are added as a tree, and the chains in their order, scaled to the largest score.
+    stream k % 4. A score is a dot product times the scale: each of eight parts of a head is summed sequentially, and
+    the parts are added as a tree. The weight of a key is 2 to the power of its score minus the largest score so far of
+    its chain. A chain sums its blocks sequentially, and a stream its keys; if a block has a larger score, the sums are
+    first scaled to it. The four streams of a chain are added as a tree, and the chains in their order, scaled to the
+    largest score.
 
-A key that a row does not see is left out: its weight is 0, which changes no bit. Scaling a running sum is due to
-Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
+A masked key is skipped: its weight is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
+("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
 KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale"], ["y"])
 # Part of the order of summation: not to be tuned.
 CHAINS = 8
-# Numbers of the heads that a threadgroup takes at once, narrow ones counted as 64: more heads read keys less often,
+# The most elements of the heads of a threadgroup, where a narrow head counts as 64. More heads read keys less often;
 # fewer leave registers.
 MOST_NUMBERS = 256
 WIDEST_HEAD = 256
 
 
 def heads(n_heads: int, n_kv_heads: int, head_dim: int) -> int:
-    """How many query heads that share keys a threadgroup takes."""
+    """Return how many of the query heads that share a KV head a threadgroup processes."""
     group = n_heads // n_kv_heads
     return max(n for n in range(1, group + 1) if group % n == 0 and (n == 1 or n * max(head_dim, 64) <= MOST_NUMBERS))
 
 
 def grid(rows: int, n_heads: int, n_kv_heads: int, head_dim: int) -> tuple[Size, Size]:
-    """Threads, and threads of a group: group i has row i // n of n groups per row."""
+    """Return the grid and the threadgroup: threadgroup i processes row i // n, with n threadgroups per row."""
     groups = rows * (n_heads // heads(n_heads, n_kv_heads, head_dim))
     return (groups * CHAINS * 32, 1, 1), (CHAINS * 32, 1, 1)
 
@@ -58,22 +59,22 @@ def attention(
     window: int,
     scale: float,
 ) -> mx.array:
-    """Softmax attention of R query rows of B sequences.
+    """Compute softmax attention of R query rows of B sequences.
 
     Args:
-        q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads key/value head `h // (H // G)`.
+        q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads KV head `h // (H // G)`.
         store: (2, G, slots, E) float32: keys, then values.
-        pages: (B, P) int32, the slot with which each page of a sequence begins: page i has positions
-            [i * page, (i + 1) * page). Entries of pages that are not held are never read.
+        pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
+            [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
-        position: (R,) int32, from 0 on: a row sees the keys of positions 0 to its own.
-        page: positions of a page.
-        window: how many of the latest positions, its own included, a row sees; 0 is all.
-        scale: of the scores.
+        position: (R,) int32, from 0 on: a row attends to positions up to its own.
+        page: positions per page.
+        window: number of latest positions, including its own, that a row attends to; 0 is all.
+        scale: factor of the scores.
 
     Returns:
-        (R, H, E) float32. The bound is in `twin`. The host cannot look at slots, owners and positions: those that do
-        not exist read wrong memory.
+        (R, H, E) float32. `twin` has the error bound. Slots, owners and positions are not checked, because the host
+        cannot read them: invalid ones read wrong memory.
 
     Raises:
         ValueError: an array does not fit.
@@ -116,10 +117,10 @@ def twin(
     window: int,
     scale: float,
 ) -> Expected:
-    """The same in float64.
+    """Return the same in float64, with the error bound.
 
-    A score is off by the roundings of a product, relative to the sum of its terms without signs, and of the scale; so
-    is, relatively, its weight, above the line and below it. Powers, sums and the division take 16 roundings more.
+    A score has the roundings of a product, relative to the sum of its absolute terms, and of the scale. Its weight has
+    the same relative error, in the numerator and in the denominator. Powers, sums and the division add 16 roundings.
     """
     queries, slots, table = wide(q), wide(store), np.array(pages)
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
@@ -138,7 +139,7 @@ def twin(
 
 
 def _sizes(q: mx.array, store: mx.array, page: int, window: int) -> tuple[int, int, int, int]:
-    """R, H, G and E; whoever asks checks the shapes that follow from them."""
+    """Return R, H, G and E; the caller checks the shapes that follow from them."""
     if q.ndim != 3 or not q.shape[0] or q.shape[2] % 8 or not 8 <= q.shape[2] <= WIDEST_HEAD:
         raise ValueError(
             f"attention: expected q (R, H, E) with E a multiple of 8 from 8 to {WIDEST_HEAD}, "

@@ -1,8 +1,8 @@
-"""One list of cases for every kernel: what it is called with, and what must come out.
+"""Test cases of all kernels: arguments and expected results.
 
-The tests run one case of each kernel, `kernels check` all of them, on whichever executor. Sizes are ragged on purpose:
-one row, odd rows, one block, rows that end inside a SIMD-group's 128 columns, one vector to many, both types of x,
-columns in one segment, in two and in four. A case's inputs follow from its name.
+The tests run one case of each kernel; `kernels check` runs all cases, on any executor. Sizes are ragged on purpose: one
+row, odd numbers of rows, one block, rows that end inside the 128 columns of a SIMD-group, one to many vectors, both
+types of x, columns in one, two and four segments. The inputs of a case are random numbers seeded by its name.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ SHAPES = [
     (100, 3072, 1, "float32"), (127, 1024, 1, "float16"), (129, 512, 2, "float32"), (255, 288, 1, "float16"),
     (513, 64, 1, "float32"), (1023, 32, 5, "float16"), (3, 5120, 1, "float32"), (1, 4128, 6, "float16"),
 ]  # fmt: skip
-# The same with more vectors than a tile has.
+# The same, with more vectors than a tile has.
 MORE = [
     (5, 96, 9, "float32"), (18, 544, 16, "float32"), (33, 2080, 17, "float32"), (7, 4128, 24, "float32"),
     (130, 64, 33, "float32"), (1, 32, 12, "float32"),
 ]  # fmt: skip
-# For tiles in the matrix units: whole ones of 64 x 32 too.
+# For tiles in the matrix units: also whole tiles of 64 x 32.
 MANY = [
     (1, 32, 1, "float32"), (3, 96, 9, "float16"), (5, 160, 16, "float32"), (7, 32, 17, "float32"),
     (8, 256, 33, "float16"), (9, 544, 2, "float16"), (13, 96, 31, "float32"), (16, 288, 15, "float32"),
@@ -64,7 +64,7 @@ MANY = [
     (100, 160, 19, "float32"), (127, 256, 7, "float16"), (128, 512, 64, "float32"), (129, 64, 65, "float16"),
     (255, 32, 5, "float32"), (513, 64, 1, "float16"),
 ]  # fmt: skip
-# (T, H, K, E, type, norms): tokens, query heads, key/value heads, their width.
+# (T, H, G, E, type, norms): tokens, query heads, KV heads, head dim.
 HEADS = [
     (tokens, n_heads, n_kv_heads, head_dim, ("float32", "float16")[i % 2], i % 3 != 0)
     for i, (tokens, n_heads, n_kv_heads, head_dim) in enumerate([
@@ -89,14 +89,14 @@ PAGED = [
 
 @dataclass(frozen=True)
 class Case:
-    """One call of a kernel, as often as one likes: its inputs are made anew each time, always the same.
+    """A call of a kernel that can be repeated: its inputs are generated anew each time, with the same values.
 
     Attributes:
         kernel: name of the kernel.
-        label: what is particular, unique within the kernel.
-        call: the typed call.
+        label: description of the case, unique within the kernel.
+        call: the kernel's typed function.
         twin: the same in float64, with bounds.
-        arguments: makes what both are given.
+        arguments: function that makes the arguments of both.
     """
 
     kernel: str
@@ -106,35 +106,35 @@ class Case:
     make: Callable[[np.random.Generator], Arguments]
 
     def arguments(self) -> Arguments:
-        """What both are given."""
+        """Return the arguments of the kernel and of its twin."""
         return self.make(np.random.default_rng(crc32(f"{self.kernel} {self.label}".encode())))
 
     def outputs(self) -> list[mx.array]:
-        """What the kernel gives on the current executor."""
+        """Return the outputs of the kernel on the current executor."""
         found = self.call(*self.arguments())
         return [found] if isinstance(found, mx.array) else list(found)
 
     def expected(self) -> list[Expected]:
-        """What it should give, and how far from it it may be."""
+        """Return the expected outputs and their error bounds."""
         found = self.twin(*self.arguments())
         return [found] if isinstance(found, Expected) else list(found)
 
     def launch(self) -> Launch:
-        """What would be launched: enough to compile the kernel beforehand."""
+        """Return the launch without running it, for example to compile the kernel in advance."""
         with planned() as launches:
             self.outputs()
         (only,) = launches
         return only
 
     def error(self) -> float:
-        """The largest error on the current executor, as a share of what is allowed: 1 is just right, more is wrong."""
+        """Return the largest error on the current executor as a share of its bound; more than 1 is wrong."""
         return max(
             share(np.array(found), wanted) for found, wanted in zip(self.outputs(), self.expected(), strict=True)
         )
 
 
 def share(found: np.ndarray, wanted: Expected) -> float:
-    """The largest error of an output as a share of its bound; infinite for a wrong shape or an unexpected NaN."""
+    """Return the largest error as a share of its bound; infinity for a wrong shape or an unexpected NaN."""
     if found.shape != wanted.value.shape:
         return float("inf")
     error = np.abs(found.astype(np.float64) - wanted.value)
@@ -145,7 +145,7 @@ def share(found: np.ndarray, wanted: Expected) -> float:
 
 
 def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
-    """Any codes, -128 among them; scales of both signs that differ by a thousand, some subnormal and some 0."""
+    """Return random quants, including -128, with scales of both signs over three decades, some subnormal and some 0."""
     blocks = np.empty(n_rows * n_columns // 32, Q8_0)
     blocks["qs"] = rng.integers(-128, 128, blocks["qs"].shape)
     blocks["d"] = rng.standard_normal(len(blocks)) * 10.0 ** rng.integers(-4, -1, len(blocks))
@@ -154,12 +154,12 @@ def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
-    """Normal numbers around a mean."""
+    """Return normally distributed numbers around a mean."""
     return mx.array((mean + rng.standard_normal(shape)).astype(dtype))
 
 
 def cases(kernel: str | None = None) -> list[Case]:
-    """All cases, or those of one kernel."""
+    """Return all cases, or the cases of one kernel."""
     return [case for case in _all() if kernel in (None, case.kernel)]
 
 
@@ -216,8 +216,8 @@ def _added(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Argu
 
 
 def _norm(rng: np.random.Generator, K: int, V: int, dtype: str) -> Arguments:
-    gain = numbers(rng, (K,), ("float32", "float16")[V % 2], mean=1)
-    return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), gain, (1e-6, 1e-2)[K % 64 == 0]
+    norm_weight = numbers(rng, (K,), ("float32", "float16")[V % 2], mean=1)
+    return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), norm_weight, (1e-6, 1e-2)[K % 64 == 0]
 
 
 def _normed(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
@@ -236,7 +236,7 @@ def _gated(activation: str) -> Callable[..., Arguments]:
 
 
 def _ready(make: Callable[..., Arguments]) -> Callable[..., Arguments]:
-    """The same vectors as `norm_rows` makes them: any factors will do."""
+    """Return the vectors in the form of `norm_rows`, with arbitrary factors."""
 
     def ready(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
         return *make(rng, N, K, V, dtype), mx.abs(numbers(rng, (V,), mean=1))
@@ -261,7 +261,7 @@ def _floats(N: int, K: int, V: int, _: str) -> Case:
 def paged(
     rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]]
 ) -> Arguments:
-    """Queries, a store and its pages, which lie in any order; slots that hold no key are no numbers."""
+    """Return queries, a store and its pages, in random order; slots without a key are NaN."""
     H, G, E = heads
     held = [-(-length // page) for length in lengths]
     starts = rng.permutation(sum(held) + 2) * page
@@ -292,8 +292,8 @@ def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
     def make(rng: np.random.Generator) -> Arguments:
         table = head_norm_rope.rotation_table([1e6 ** (-2 * j / E) for j in range(E // 2)], T, first=4000)
         rows = (numbers(rng, (T, n * E), dtype) for n in (H, K, K))
-        gains = (numbers(rng, (E,), mean=1), numbers(rng, (E,), mean=1)) if norms else None
-        return *rows, mx.array(table), E, gains, (1e-6, 1e-5)
+        norm_weights = (numbers(rng, (E,), mean=1), numbers(rng, (E,), mean=1)) if norms else None
+        return *rows, mx.array(table), E, norm_weights, (1e-6, 1e-5)
 
     label = f"{T} tokens, {H} + {K} heads of {E} {dtype}, {'normed' if norms else 'no norms'}"
     return Case("head_norm_rope", label, head_norm_rope.head_norm_rope, head_norm_rope.twin, make)

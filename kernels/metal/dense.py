@@ -1,7 +1,7 @@
-"""A float32 matrix times vectors, in the order of the Q8_0 kernels: for what a model file does not store in Q8_0.
+"""A float32 matrix times vectors, in the order of the Q8_0 kernels: for tensors that are not stored as Q8_0.
 
-MLX has several products of floats and chooses by shape, so that a row has other bits in another batch. This one is
-slower for prompts, which it multiplies without matrix units, and gives a row the same bits in every batch.
+MLX chooses among several float products by shape, so the bits of a row depend on the batch. With this kernel they do
+not. It is slower for prompts, because it does not use matrix units.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kernels.metal.rows import Tuning, default_tuning, geometry
 from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
 
 KERNEL = Kernel.load("dense", ["x", "w"], ["y"])
-# MLX hands arrays of fewer numbers to a kernel in another address space: see `in_device_memory`.
+# MLX passes smaller arrays in another address space: see `in_device_memory`.
 NARROWEST = 8
 
 
 def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """`x @ weight.T` for any number of vectors.
+    """Compute `x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float32, any V, K from 8 on.
         weight: (N, K) float32.
-        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
@@ -54,6 +54,6 @@ def dense(x: mx.array, weight: mx.array, *, tuning: Tuning | None = None) -> mx.
 
 
 def twin(x: mx.array, weight: mx.array) -> Expected:
-    """The same in float64."""
+    """Return the same in float64, with the error bound."""
     a, w = wide(x), wide(weight)
     return Expected(a @ w.T, PRODUCT * EPSILON * (np.abs(a) @ np.abs(w).T))

@@ -1,7 +1,7 @@
-"""A whole Q8_0 matrix as numbers: for what has no kernel of its own, and to look at.
+"""Expand a whole Q8_0 matrix to floats: for operations without a kernel of their own, and for inspection.
 
-Each thread makes 16 weights of one 16-byte load. What comes out is two or four times as large as what went in, so
-a product that expands first is never faster than one that reads codes, unless it has hundreds of vectors.
+Each thread expands the 16 weights of one 16-byte load. The output is two or four times as large as the input, so a
+product that expands the matrix first is slower than one that reads quants, unless it has hundreds of vectors.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ THREADS = 256
 
 
 def grid(n_weights: int) -> tuple[Size, Size]:
-    """Threads, and threads of a group: thread i makes weights 16 i to 16 i + 15."""
+    """Return the grid and the threadgroup: thread i expands weights 16 i to 16 i + 15."""
     return (-(-n_weights // (16 * THREADS)) * THREADS, 1, 1), (THREADS, 1, 1)
 
 
 def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """The weights of a matrix as float32, exactly, or as float16, each rounded once.
+    """Return the weights of a matrix as float32, exactly, or as float16, each rounded once.
 
     Args:
         weight: (N, K).
@@ -34,7 +34,7 @@ def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.arra
         (N, K) of that type.
 
     Raises:
-        ValueError: the type is another one.
+        ValueError: the type is not one of these.
     """
     if dtype not in (mx.float16, mx.float32):
         raise ValueError(f"dequantize_q8_0: expected float16 or float32, found {dtype}")
@@ -53,6 +53,6 @@ def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.arra
 
 
 def twin(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> Expected:
-    """The same, bit for bit."""
+    """Return the same, bit for bit."""
     weights = expanded(weight).astype(np.float16 if dtype == mx.float16 else np.float32)
     return Expected(weights.astype(np.float64), np.zeros(weight.shape))

@@ -1,6 +1,6 @@
-"""Rows of a Q8_0 table by their ids, expanded: the embedding of tokens.
+"""Embedding lookup in a Q8_0 table.
 
-The ids are an array on the GPU: the host need not have seen the token that it has just computed.
+The ids are an array on the GPU, so a pass can begin before the host has read the token that the GPU has computed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ THREADS = 64
 
 
 def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
-    """Threads, and threads of a group: thread (i, t) makes columns 16 i to 16 i + 15 of token t."""
+    """Return the grid and the threadgroup: thread (i, t) expands columns 16 i to 16 i + 15 of token t."""
     return (-(-n_columns // (16 * THREADS)) * THREADS, tokens, 1), (THREADS, 1, 1)
 
 
 def embed_rows(table: Q8_0Matrix, ids: mx.array) -> mx.array:
-    """Rows `ids` of a table.
+    """Return the expanded rows `ids` of a table.
 
     Args:
         table: (N, K).
-        ids: (T,) int32. The host cannot look at them: a row that the table does not have is NaN.
+        ids: (T,) int32. The host does not check them: a row for an invalid id is NaN.
 
     Returns:
         (T, K) float32, exact.
 
     Raises:
-        ValueError: the ids are no such array.
+        ValueError: the ids are not (T,) int32.
     """
     if ids.ndim != 1 or not ids.size or ids.dtype != mx.int32:
         raise ValueError(f"embed_rows: expected ids (T,) of int32, found {arguments.described(ids)}")
@@ -54,7 +54,7 @@ def embed_rows(table: Q8_0Matrix, ids: mx.array) -> mx.array:
 
 
 def twin(table: Q8_0Matrix, ids: mx.array) -> Expected:
-    """The same, exactly."""
+    """Return the same, exactly."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])
     rows = np.where(known[:, None], expanded(table)[np.where(known, wanted, 0)], np.nan)

@@ -19,7 +19,7 @@
     if (i * 32 + lane < E / 2) squares = fma(a[i], a[i], fma(b[i], b[i], squares));
   }
   const float factor = rms_factor(simd_sum(squares), E, is_q ? eps[0] : eps[1]);
-  const device float* gain = is_q ? q_gain : k_gain;
+  const device float* norm_weight = is_q ? q_weight : k_weight;
 
   // Values follow keys: heads H to H + 2 G - 1 are the rows of (2, G, tokens, E).
   device float* to = is_q ? rotated + (size_t(own) * tokens + token) * E
@@ -29,11 +29,11 @@
     if (j < E / 2 && unit < tokens * (H + 2 * G)) {
       if (is_q || is_k) {
         if (NORM) {
-          a[i] = a[i] * factor * gain[j];
-          b[i] = b[i] * factor * gain[j + E / 2];
+          a[i] = a[i] * factor * norm_weight[j];
+          b[i] = b[i] * factor * norm_weight[j + E / 2];
         }
-        const float c = turns[size_t(token) * E + 2 * j];
-        const float s = turns[size_t(token) * E + 2 * j + 1];
+        const float c = cos_sin[size_t(token) * E + 2 * j];
+        const float s = cos_sin[size_t(token) * E + 2 * j + 1];
         const float turned = fma(a[i], c, -(b[i] * s));
         b[i] = fma(b[i], c, a[i] * s);
         a[i] = turned;

@@ -1,7 +1,7 @@
-"""Heads of queries and keys normed and rotated, and values, all in one launch.
+"""Norm and rotate the heads of queries and keys, and split values into heads, in one launch.
 
-Faster than two norms, two rotations and three copies. Queries come out as attention takes them. Keys and values come
-out as one array that is shaped like a part of their store (2, K, slots, E), so that one update writes both.
+This is faster than two norms, two rotations and three copies. Queries are returned in the layout of attention. Keys and
+values are returned as one array in the layout of the KV store (2, G, slots, E), so that one update writes both.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from kernels.launch import Size, launch
 from kernels.metal import arguments
 from kernels.metal.twins import EPSILON, FACTOR, Expected, Floats, normed, wide
 
-KERNEL = Kernel.load("head_norm_rope", ["q", "k", "v", "q_gain", "k_gain", "eps", "turns"], ["rotated", "kv"])
+KERNEL = Kernel.load("head_norm_rope", ["q", "k", "v", "q_weight", "k_weight", "eps", "cos_sin"], ["rotated", "kv"])
 SIMDGROUPS = 4
 
 
 def grid(tokens: int, n_heads: int, n_kv_heads: int) -> tuple[Size, Size]:
-    """Threads, and threads of a group: SIMD-group i has head i % (H + 2 K) of token i // (H + 2 K)."""
+    """Return the grid and the threadgroup: SIMD-group i has head i % (H + 2 G) of token i // (H + 2 G)."""
     simdgroups = tokens * (n_heads + 2 * n_kv_heads)
     return (-(-simdgroups // SIMDGROUPS) * SIMDGROUPS * 32, 1, 1), (SIMDGROUPS * 32, 1, 1)
 
 
 def rotation_table(frequencies: Sequence[float], n_positions: int, first: int = 0) -> NDArray[np.float32]:
-    """(n_positions, E / 2, 2): cosine and sine of `position * frequency`, taken in float64, from position `first` on.
+    """Return the cos/sin table (n_positions, E / 2, 2) of `position * frequency`, from position `first` on.
 
-    Rows of an array made of it are the `turns` of tokens that follow each other.
+    It is computed in float64. Its rows are the `cos_sin` of tokens at consecutive positions.
     """
     positions = np.arange(first, first + n_positions, dtype=np.float64)
     angles = positions[:, None] * np.asarray(frequencies, dtype=np.float64)
@@ -41,53 +41,52 @@ def head_norm_rope(
     q: mx.array,
     k: mx.array,
     v: mx.array,
-    turns: mx.array,
+    cos_sin: mx.array,
     head_dim: int,
-    gains: tuple[mx.array, mx.array] | None = None,
+    norm_weights: tuple[mx.array, mx.array] | None = None,
     eps: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[mx.array, mx.array]:
-    """Split rows into heads, norm (with `gains`) those of q and k, turn their pairs (j, j + E / 2).
+    """Split rows into heads; norm (with `norm_weights`) and rotate the heads of q and k, by pairs (j, j + E / 2).
 
     Args:
         q: (T, H * E) float16 or float32, any T.
-        k: (T, K * E) of the same type.
-        v: (T, K * E) of the same type.
-        turns: (T, E / 2, 2) float32, cosine and sine for each token and pair.
+        k: (T, G * E) of the same type.
+        v: (T, G * E) of the same type.
+        cos_sin: (T, E / 2, 2) float32, cosine and sine for each token and pair.
         head_dim: E, an even number from 8 on.
-        gains: (E,) float32 for q and for k; None for no norms.
-        eps: what is added to the mean squares of q and of k.
+        norm_weights: (E,) float32 for q and for k; None for no norms.
+        eps: epsilon of the norms of q and of k.
 
     Returns:
-        Queries (H, T, E), and keys followed by values (2, K, T, E), both float32. `a[None]` and `kv[:1]` are what
-        attention takes, without a copy. The bound is in `twin`.
+        Queries (H, T, E), and keys followed by values (2, G, T, E), both float32. `twin` has the error bound.
 
     Raises:
         ValueError: an array does not fit.
     """
-    T, H, K = _heads(q, k, head_dim)
+    T, H, G = _heads(q, k, head_dim)
     arguments.array("head_norm_rope", "q", q, (T, H * head_dim), *arguments.ACTIVATIONS)
-    arguments.array("head_norm_rope", "k", k, (T, K * head_dim), q.dtype)
-    arguments.array("head_norm_rope", "v", v, (T, K * head_dim), q.dtype)
-    arguments.array("head_norm_rope", "turns", turns, (T, head_dim // 2, 2), mx.float32)
-    for gain in gains or ():
-        arguments.array("head_norm_rope", "a gain", gain, (head_dim,), mx.float32)
-    threads, group = grid(T, H, K)
+    arguments.array("head_norm_rope", "k", k, (T, G * head_dim), q.dtype)
+    arguments.array("head_norm_rope", "v", v, (T, G * head_dim), q.dtype)
+    arguments.array("head_norm_rope", "cos_sin", cos_sin, (T, head_dim // 2, 2), mx.float32)
+    for norm_weight in norm_weights or ():
+        arguments.array("head_norm_rope", "a norm weight", norm_weight, (head_dim,), mx.float32)
+    threads, group = grid(T, H, G)
     rotated, kv = launch(
         KERNEL,
-        # Without norms nobody reads a gain.
-        [q, k, v, *(gains or (turns, turns)), arguments.constants(*eps), turns],
+        # Without norms the kernel reads no norm weights: any array will do.
+        [q, k, v, *(norm_weights or (cos_sin, cos_sin)), arguments.constants(*eps), cos_sin],
         template=(
             ("X", q.dtype),
             ("H", H),
-            ("G", K),
+            ("G", G),
             ("E", head_dim),
             ("PAIRS", -(-head_dim // 64)),
-            ("NORM", gains is not None),
+            ("NORM", norm_weights is not None),
             ("NSG", SIMDGROUPS),
         ),
         grid=threads,
         threadgroup=group,
-        output_shapes=[(H, T, head_dim), (2, K, T, head_dim)],
+        output_shapes=[(H, T, head_dim), (2, G, T, head_dim)],
         output_dtypes=[mx.float32, mx.float32],
     )
     return rotated, kv
@@ -97,26 +96,26 @@ def twin(
     q: mx.array,
     k: mx.array,
     v: mx.array,
-    turns: mx.array,
+    cos_sin: mx.array,
     head_dim: int,
-    gains: tuple[mx.array, mx.array] | None = None,
+    norm_weights: tuple[mx.array, mx.array] | None = None,
     eps: tuple[float, float] = (0.0, 0.0),
 ) -> list[Expected]:
-    """The same in float64.
+    """Return the same in float64, with the error bound.
 
-    A rotation adds two products: one is rounded with its sum, one before it. A norm brings its factor's roundings and
-    two products. Both are counted on the terms without signs.
+    A rotation adds two products: one is rounded with the sum, one before it. A norm adds the roundings of its factor
+    and of two products. Both are relative to the sum of absolute terms.
     """
-    roundings = 2 if gains is None else 2 + FACTOR + 2
+    roundings = 2 if norm_weights is None else 2 + FACTOR + 2
     queries, keys = (_by_head(x, head_dim) for x in (q, k))
-    if gains is not None:
+    if norm_weights is not None:
         queries, keys = (
-            normed(mx.array(x.astype(np.float32)), gain, e)
-            for x, gain, e in zip((queries, keys), gains, eps, strict=True)
+            normed(mx.array(x.astype(np.float32)), norm_weight, e)
+            for x, norm_weight, e in zip((queries, keys), norm_weights, eps, strict=True)
         )
     values = _by_head(v, head_dim)
-    rotated, rotated_bound = _turned(queries, wide(turns), roundings)
-    turned, turned_bound = _turned(keys, wide(turns), roundings)
+    rotated, rotated_bound = _rotated(queries, wide(cos_sin), roundings)
+    turned, turned_bound = _rotated(keys, wide(cos_sin), roundings)
     return [
         Expected(rotated, rotated_bound),
         Expected(np.stack([turned, values]), np.stack([turned_bound, np.zeros_like(values)])),
@@ -124,7 +123,7 @@ def twin(
 
 
 def _heads(q: mx.array, k: mx.array, head_dim: int) -> tuple[int, int, int]:
-    """T, H and K; whoever asks checks the shapes that follow from them."""
+    """Return T, H and G; the caller checks the shapes that follow from them."""
     if head_dim % 2 or head_dim < 8 or q.ndim != 2 or k.ndim != 2 or not q.shape[0]:
         raise ValueError(
             f"head_norm_rope: expected an even head_dim from 8 on and rows (T, H * E), "
@@ -134,13 +133,13 @@ def _heads(q: mx.array, k: mx.array, head_dim: int) -> tuple[int, int, int]:
 
 
 def _by_head(x: mx.array, head_dim: int) -> Floats:
-    """(heads, T, E) from (T, heads * E)."""
+    """Return (heads, T, E) from (T, heads * E)."""
     return wide(x).reshape(x.shape[0], -1, head_dim).transpose(1, 0, 2)
 
 
-def _turned(x: Floats, turns: Floats, roundings: int) -> Expected:
+def _rotated(x: Floats, cos_sin: Floats, roundings: int) -> Expected:
     a, b = np.split(x, 2, axis=-1)
-    c, s = turns[..., 0], turns[..., 1]
+    c, s = cos_sin[..., 0], cos_sin[..., 1]
     value = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
     size = np.concatenate([np.abs(a * c) + np.abs(b * s), np.abs(b * c) + np.abs(a * s)], axis=-1)
     return Expected(value, roundings * EPSILON * size)

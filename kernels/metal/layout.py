@@ -1,12 +1,12 @@
-"""How a Q8_0 matrix lies in GPU memory: codes and scales apart, each aligned.
+"""The layout of a Q8_0 matrix in GPU memory: quants and scales in separate, aligned arrays.
 
-In a file, blocks of 34 bytes follow each other; they lie at odd addresses, which no 16-byte load can read. Split, a
-matrix takes the same memory, and a SIMD-group reads 512 codes of a row in one go.
+In a file, blocks of 34 bytes are contiguous and therefore not aligned for 16-byte loads. Split, a matrix takes the same
+memory, and a SIMD-group reads 512 quants of a row at once.
 
-Codes are stored with their sign bit flipped (`q ^ 0x80`), which makes them unsigned: 0 to 255 for -128 to 127. The
-same two arrays are then the weights and scales of an affine matrix of MLX with the bias `-128 * d`, because
-`d * (q + 128) - 128 * d = d * q`: exact, and `mx.quantized_matmul` can be given what the kernels are given. A kernel
-flips four signs at once.
+Quants are stored with their sign bit flipped (`q ^ 0x80`), which makes them unsigned: 0 to 255 for -128 to 127. The
+same two arrays are then also the weights and scales of MLX's affine format with the bias `-128 * d`, because `d * (q +
+128) - 128 * d = d * q` exactly: `mx.quantized_matmul` takes the same arrays. A kernel flips four sign bits with one
+operation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kernels.blocks import Q8_0
 
 # Weights of a block, which share a scale.
 BLOCK = 32
-# The largest scale whose 128-fold is a float16.
+# The largest scale d for which 128 d is a float16.
 LARGEST_AFFINE_SCALE = 511.75
 
 
 @dataclass(frozen=True, eq=False)
 class Q8_0Matrix:  # noqa: N801 - the format's name
-    """An (N, K) matrix: `weight[n, k] = ws[n, k // 32] * code`, four codes in each number of `wq`.
+    """An (N, K) matrix: `weight[n, k] = ws[n, k // 32] * quant`, four quants in each uint32 of `wq`.
 
     Attributes:
-        wq: uint32 (N, K / 4); byte k % 4 of a number, counted from the lowest, is `code[n, k] ^ 0x80`.
+        wq: uint32 (N, K / 4); byte k % 4, counted from the lowest, is `quant[n, k] ^ 0x80`.
         ws: float16 (N, K / 32).
 
     Raises:
@@ -60,11 +60,11 @@ class Q8_0Matrix:  # noqa: N801 - the format's name
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, 34 for 32 weights: what a product with the whole matrix reads."""
+        """The bytes of the matrix, 34 for 32 weights, all of which a product reads."""
         return self.wq.nbytes + self.ws.nbytes
 
     def biases(self) -> mx.array:
-        """`-128 * ws`, float16 (N, K / 32): what `mx.quantized_matmul` needs beside `wq` and `ws`.
+        """Return `-128 * ws`, float16 (N, K / 32), which `mx.quantized_matmul` needs besides `wq` and `ws`.
 
         Raises:
             ValueError: a scale is so large that its bias is no float16.
@@ -76,7 +76,7 @@ class Q8_0Matrix:  # noqa: N801 - the format's name
 
 
 def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
-    """Q8_0 blocks as they lie in a file, row after row, as a matrix in GPU memory; no weight changes.
+    """Repack the Q8_0 blocks of a file, row after row, for GPU memory; no weight changes.
 
     Args:
         raw: N * K / 32 * 34 bytes, of any shape; may be a read-only view of a mapped file.
@@ -94,28 +94,28 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
         )
     blocks = np.ascontiguousarray(raw).reshape(-1).view(Q8_0).reshape(n, k // BLOCK)
     codes = blocks["qs"].view(np.uint8) ^ np.uint8(0x80)
-    # Of a view MLX would keep all that lies between its elements: every code once more.
+    # MLX would keep the memory between the elements of a view: a second copy of all quants.
     scales = np.ascontiguousarray(blocks["d"])
     return Q8_0Matrix(mx.array(codes.reshape(n, k).view(np.uint32)), mx.array(scales))
 
 
 def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """The codes (N, K) and scales (N, K / 32) of a matrix, in NumPy: what the twins of the kernels read."""
+    """Return the quants (N, K) and scales (N, K / 32) of a matrix in NumPy, for the twins of kernels."""
     codes = np.array(matrix.wq).view(np.uint8) ^ np.uint8(0x80)
     return codes.view(np.int8), np.array(matrix.ws)
 
 
 def expanded(matrix: Q8_0Matrix) -> NDArray[np.float64]:
-    """The weights (N, K), which float64 holds exactly."""
+    """Return the weights (N, K) in float64, exactly."""
     codes, scales = joined(matrix)
     return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), BLOCK, axis=1)
 
 
 def in_device_memory(array: mx.array) -> mx.array:
-    """The same numbers, at least eight.
+    """Return the array, padded to eight elements if it has fewer.
 
-    MLX hands smaller arrays to a kernel in another address space, where functions that take pointers into device
-    memory cannot follow. Matrices of models are never that small; this costs them nothing.
+    MLX passes smaller arrays in the address space `constant`, which functions with pointers to `device` memory do not
+    accept. Matrices of models are never so small.
     """
     return array if array.size >= 8 else mx.pad(array.reshape(-1), (0, 8 - array.size))
 

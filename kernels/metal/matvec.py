@@ -1,10 +1,10 @@
 """Rung 3 of the Q8_0 ladder: several rows per SIMD-group, 16 weights per load, eight vectors at a time.
 
-Faster than one SIMD-group per row because a lane brings 16 bytes with one load, so that four times as much memory is
-on its way at any time, and because what is loaded of x serves several rows. With up to eight vectors the weights, which
-are nearly all that is read, are still read once.
+Faster than one SIMD-group per row, because a lane loads 16 bytes at once, so that four times as many bytes are in
+flight, and because each load of x serves several rows. With up to eight vectors the weights, which are nearly all of
+the memory traffic, are still read once.
 
-One order of summation for all: the bits of a row depend on K alone, not on the number of rows, vectors or threads.
+There is one order of summation, which depends on K alone: not on the number of rows, vectors or threads.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 
 
 def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> mx.array:
-    """`x @ weight.T` for any number of vectors.
+    """Compute `x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float16 or float32, any V.
         weight: (N, K).
-        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
@@ -51,5 +51,5 @@ def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> 
 
 
 def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
-    """The same in float64."""
+    """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

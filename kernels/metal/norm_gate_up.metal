@@ -1,6 +1,6 @@
 // RMSNorm, gate and up, and what gates: y = activation(gate) * up. A SIMD-group multiplies the same rows of both.
 // N rows of each, K columns, R rows of each per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. GELU:
-// the tanh form of GELU instead of SiLU. READY: x has been multiplied with the gain, and there are factors.
+// the tanh form of GELU instead of SiLU. READY: x has been multiplied with the norm weight, and there are factors.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
@@ -10,7 +10,7 @@
   float sums[M * 2 * R], squares[M];
   const GatedRows rows = {{gate_wq, gate_ws, N, row0}, {up_wq, up_ws, N, row0}};
   multiply_rows<K, 2 * R, M, 1, !READY>(
-      sums, squares, rows, normed_vectors<READY>(x, gain, x_shape[0], vector0), 0, lane);
+      sums, squares, rows, normed_vectors<READY>(x, norm_weight, x_shape[0], vector0), 0, lane);
 
   UNROLL for (int m = 0; m < M; m++) {
     const int vector = vector0 + m;

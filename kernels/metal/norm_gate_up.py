@@ -1,7 +1,7 @@
 """RMSNorm, gate, up and activation in one launch: the first half of a gated feed-forward network.
 
-Faster than four launches: they would wait for each other, and the two products would go to memory and come back. The
-activation stays out of the second half, where every row would have to take it again.
+Faster than four launches, which would wait for each other and pass the two products through memory. The activation is
+not part of the second half, where every row would have to compute it again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from kernels.metal.layout import Q8_0Matrix, in_device_memory
 from kernels.metal.rows import MOST_VECTORS, Tuning, default_tuning, geometry
 from kernels.metal.twins import EPSILON, Expected, normed_products
 
-KERNEL = Kernel.load("norm_gate_up", ["x", "gain", "eps", "factors", "gate_wq", "gate_ws", "up_wq", "up_ws"], ["y"])
+KERNEL = Kernel.load(
+    "norm_gate_up", ["x", "norm_weight", "eps", "factors", "gate_wq", "gate_ws", "up_wq", "up_ws"], ["y"]
+)
 
 
 def norm_gate_up(
     x: mx.array,
-    gain: mx.array,
+    norm_weight: mx.array,
     eps: float,
     gate: Q8_0Matrix,
     up: Q8_0Matrix,
@@ -32,33 +34,33 @@ def norm_gate_up(
     *,
     tuning: Tuning | None = None,
 ) -> mx.array:
-    """`activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, gain, eps)`.
+    """Compute `activation(h @ gate.T) * (h @ up.T)` with `h = rms_norm(x, norm_weight, eps)`.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows that `norm_rows` has made.
-        gain: (K,) float16 or float32.
-        eps: what is added to the mean square.
+        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
+        norm_weight: (K,) float16 or float32.
+        eps: epsilon of the norm.
         gate: (N, K).
         up: (N, K).
         activation: SiLU, or the tanh form of GELU.
-        factors: (V,) float32, those that `norm_rows` gave with x; without them this kernel takes the norm.
-        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+        factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
+        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
-        (V, N) float32. The bound is in `twin`.
+        (V, N) float32. `twin` has the error bound.
 
     Raises:
-        ValueError: x, the gain, the factors or a matrix do not fit, or the activation is unknown.
+        ValueError: x, the norm weight, the factors or a matrix do not fit, or the activation is unknown.
     """
     if activation not in ("silu", "gelu"):
         raise ValueError(f"norm_gate_up: expected the activation 'silu' or 'gelu', found {activation!r}")
     N, K = gate.shape
-    V = arguments.normed_vectors("norm_gate_up", x, gain, K, factors)
+    V = arguments.normed_vectors("norm_gate_up", x, norm_weight, K, factors)
     arguments.same("norm_gate_up", "rows of up", up.shape[0], N)
     arguments.same("norm_gate_up", "columns of up", up.shape[1], K)
-    # Two matrices take the registers that many vectors would have.
+    # Two matrices use the registers that more vectors would need.
     g = geometry((N,), V, tuning or default_tuning(2 * N, min(V, MOST_VECTORS)))
-    normed = x, gain, arguments.constants(eps), arguments.factors(factors)
+    normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
         KERNEL,
         [*normed, *(part for m in (gate, up) for part in (m.wq, in_device_memory(m.ws)))],
@@ -73,7 +75,7 @@ def norm_gate_up(
 
 def twin(
     x: mx.array,
-    gain: mx.array,
+    norm_weight: mx.array,
     eps: float,
     gate: Q8_0Matrix,
     up: Q8_0Matrix,
@@ -82,12 +84,12 @@ def twin(
 ) -> Expected:
     """The same in float64.
 
-    Both activations are `a / (1 + exp(-z))`. Their slope is at most 1.13, so an error of the gate grows by that; exp
-    is good to 4 units in the last place, which with the sum, the division and the product with up makes 12 roundings.
-    GELU's z is computed: 4 roundings of z are `4 |z|` of exp(-z), and `|z| / (1 + exp(|z|))` never exceeds 0.28.
+    Both activations are `a / (1 + exp(-z))`. Their slope is at most 1.13, which multiplies an error of the gate. exp is
+    exact to 4 units in the last place; with the sum, the division and the product with up that makes 12 roundings. GELU
+    computes z: 4 roundings of z are `4 |z|` of exp(-z), and `|z| / (1 + exp(|z|))` is at most 0.28.
     """
-    a, a_bound = normed_products(x, gain, eps, gate, factors)
-    b, b_bound = normed_products(x, gain, eps, up, factors)
+    a, a_bound = normed_products(x, norm_weight, eps, gate, factors)
+    b, b_bound = normed_products(x, norm_weight, eps, up, factors)
     z = a if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)
     with np.errstate(over="ignore"):
         activated = a / (1 + np.exp(-z))

@@ -1,6 +1,6 @@
 // RMSNorm and one matrix. The norm's factor is one number per vector: it multiplies the finished sums.
 // N rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x has been
-// multiplied with the gain, and there are factors.
+// multiplied with the norm weight, and there are factors.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
@@ -10,7 +10,7 @@
   float sums[M * R], squares[M];
   const Q8Rows rows = {wq, ws, N, row0};
   multiply_rows<K, R, M, 1, !READY>(
-      sums, squares, rows, normed_vectors<READY>(x, gain, x_shape[0], vector0), 0, lane);
+      sums, squares, rows, normed_vectors<READY>(x, norm_weight, x_shape[0], vector0), 0, lane);
 
   UNROLL for (int m = 0; m < M; m++) {
     const int vector = vector0 + m;

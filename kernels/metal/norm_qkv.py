@@ -1,7 +1,7 @@
 """RMSNorm and three matrices in one launch: queries, keys and values.
 
-Faster than three launches with the normed x because they would wait for each other, and because the few rows of keys
-and values alone do not keep a GPU's memory busy.
+Faster than three launches with the normed x, because these would wait for each other, and because the matrices of keys
+and values have too few rows to use a GPU's memory bandwidth alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kernels.metal.twins import Expected, normed_products
 
 KERNEL = Kernel.load(
     "norm_qkv",
-    ["x", "gain", "eps", "factors", "q_wq", "q_ws", "k_wq", "k_ws", "v_wq", "v_ws"],
+    ["x", "norm_weight", "eps", "factors", "q_wq", "q_ws", "k_wq", "k_ws", "v_wq", "v_ws"],
     ["q", "k", "v"],
 )
 
 
 def norm_qkv(
     x: mx.array,
-    gain: mx.array,
+    norm_weight: mx.array,
     eps: float,
     q: Q8_0Matrix,
     k: Q8_0Matrix,
@@ -33,31 +33,31 @@ def norm_qkv(
     *,
     tuning: Tuning | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """`rms_norm(x, gain, eps)` times three matrices.
+    """Compute `rms_norm(x, norm_weight, eps)` times three matrices.
 
     Args:
-        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows that `norm_rows` has made.
-        gain: (K,) float16 or float32.
-        eps: what is added to the mean square.
+        x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
+        norm_weight: (K,) float16 or float32.
+        eps: epsilon of the norm.
         q: (NQ, K).
         k: (NK, K).
         v: (NV, K).
-        factors: (V,) float32, those that `norm_rows` gave with x; without them this kernel takes the norm.
-        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+        factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
+        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
-        (V, NQ), (V, NK) and (V, NV) float32, in the bits of three `norm_project`, with its bound.
+        (V, NQ), (V, NK) and (V, NV) float32, bit-identical to three calls of `norm_project`.
 
     Raises:
-        ValueError: x, the gain, the factors or a matrix do not fit.
+        ValueError: x, the norm weight, the factors or a matrix do not fit.
     """
     K = q.shape[1]
-    V = arguments.normed_vectors("norm_qkv", x, gain, K, factors)
+    V = arguments.normed_vectors("norm_qkv", x, norm_weight, K, factors)
     arguments.same("norm_qkv", "columns of k", k.shape[1], K)
     arguments.same("norm_qkv", "columns of v", v.shape[1], K)
     n_rows = (q.shape[0], k.shape[0], v.shape[0])
     g = geometry(n_rows, V, tuning or default_tuning(sum(n_rows), V))
-    normed = x, gain, arguments.constants(eps), arguments.factors(factors)
+    normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     outputs = launch(
         KERNEL,
         [*normed, *(part for m in (q, k, v) for part in (m.wq, in_device_memory(m.ws)))],
@@ -79,12 +79,12 @@ def norm_qkv(
 
 def twin(
     x: mx.array,
-    gain: mx.array,
+    norm_weight: mx.array,
     eps: float,
     q: Q8_0Matrix,
     k: Q8_0Matrix,
     v: Q8_0Matrix,
     factors: mx.array | None = None,
 ) -> list[Expected]:
-    """The same in float64."""
-    return [normed_products(x, gain, eps, matrix, factors) for matrix in (q, k, v)]
+    """Return the same in float64, with the error bound."""
+    return [normed_products(x, norm_weight, eps, matrix, factors) for matrix in (q, k, v)]

@@ -1,4 +1,4 @@
-// Rows times a norm's gain, and the factors that make them an RMSNorm; WHOLE: times the factors too.
+// Rows times a norm weight, and the factors that make them an RMSNorm; WHOLE: times the factors too.
 // K columns, eight lanes per row, NSG SIMD-groups in a threadgroup. The squares are added as norm_project adds them.
   const int lane = int(thread_index_in_simdgroup);
   const int row = (int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup)) * 4 + lane / 8;
@@ -18,7 +18,7 @@
 
   if (row < x_shape[0]) {
     for (int k = lane % 8 * 16; k < K; k += 128) {
-      store16(rows + start + k, times16(load16(x + start + k), load16(gain + k)), WHOLE ? factor : 1.0f);
+      store16(rows + start + k, times16(load16(x + start + k), load16(norm_weight + k)), WHOLE ? factor : 1.0f);
     }
     if (lane % 8 == 0) factors[row] = factor;
   }

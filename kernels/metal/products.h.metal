@@ -100,17 +100,17 @@ METAL_FUNC Vectors<X> vectors_of(const device X* x, int V, int first) {
   return vectors;
 }
 
-// The same times a norm's gain. READY: they have been multiplied with it, and their squares are known.
+// The same times a norm weight. READY: they have been multiplied with it, and their squares are known.
 template <bool READY, typename X, typename G>
 struct NormedVectors {
   const device X* x;
-  const device G* gain;
+  const device G* norm_weight;
   int V, first;
 };
 
 template <bool READY, typename X, typename G>
-METAL_FUNC NormedVectors<READY, X, G> normed_vectors(const device X* x, const device G* gain, int V, int first) {
-  const NormedVectors<READY, X, G> vectors = {x, gain, V, first};
+METAL_FUNC NormedVectors<READY, X, G> normed_vectors(const device X* x, const device G* norm_weight, int V, int first) {
+  const NormedVectors<READY, X, G> vectors = {x, norm_weight, V, first};
   return vectors;
 }
 
@@ -125,7 +125,7 @@ METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k,
   const Sixteen v = load16(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K + k);
   if (READY) return v;
   squares[m] = squares[m] + dot16(v, v);
-  return times16(v, load16(vectors.gain + k));
+  return times16(v, load16(vectors.norm_weight + k));
 }
 
 // A lane's R rows times its M vectors: sums[m * R + r], of segments `segment`, `segment + KS`, ... added up; with NORM

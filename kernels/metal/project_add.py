@@ -1,6 +1,6 @@
-"""A product added to the residual stream: how attention and the feed-forward network end.
+"""A product added to the residual stream: the last step of attention and of the feed-forward network.
 
-The product of `matvec`, in the same bits; the sum costs no launch of its own.
+The product has the bits of `matvec`; the addition needs no launch of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
 
 def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
-    """`residual + x @ weight.T` for any number of vectors.
+    """Compute `residual + x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float16 or float32, any V.
         weight: (N, K).
         residual: (V, N) float32.
-        tuning: rows and SIMD-groups; no bit of the result depends on it, nor on how many vectors there are.
+        tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)` and one of the sum.
@@ -50,7 +50,7 @@ def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: 
 
 
 def twin(x: mx.array, weight: Q8_0Matrix, residual: mx.array) -> Expected:
-    """The same in float64; the sum is rounded once more."""
+    """Return the same in float64, with the error bound; the sum is rounded once more."""
     value, bound = products(wide(x), weight)
     total = value + wide(residual)
     return Expected(total, bound + EPSILON * (np.abs(total) + bound))

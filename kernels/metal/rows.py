@@ -1,11 +1,11 @@
-"""Which SIMD-group multiplies which rows: the geometry of the kernels with several rows per SIMD-group.
+"""The geometry of kernels with several rows per SIMD-group: the mapping of SIMD-groups to rows and vectors.
 
-Eight lanes share the columns of a row, so a SIMD-group has four rows side by side, and each lane R of them. A *group*
-is 4 R rows of one matrix; no group straddles two matrices. A *unit* is a group times a tile of M vectors: the work of
-one SIMD-group, or of KS neighbouring ones that share the columns. All units of a threadgroup have the same vectors;
-neighbouring threadgroups have the same rows and other vectors.
+Eight lanes share the columns of a row, so a SIMD-group multiplies four rows at a time, and R such rows per lane. A
+*group* is 4 R rows of one matrix. A *unit* is a group times a tile of M vectors: the work of one SIMD-group, or of KS
+neighbouring SIMD-groups that share the columns. All units of a threadgroup have the same vectors; neighbouring
+threadgroups have the same rows and other vectors.
 
-No bit of a result depends on any of this: the order of summation follows from K alone (`products.h.metal` defines it).
+The bits of results do not depend on the geometry: the order of summation depends on K alone (`products.h.metal`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from functools import cached_property, lru_cache
 
 from kernels.launch import Size
 
-# Vectors of a tile. For so many memory is the limit, and a norm is best taken by the product's own launch; for more
-# arithmetic is, and the norm is taken once, by a launch before.
+# Vectors of a tile. Up to this many vectors memory is the limit, and the product's launch computes the norm; with more
+# vectors arithmetic is the limit, and a launch before computes the norm once.
 MOST_VECTORS = 8
-# Rows that a SIMD-group has side by side.
+# Rows that a SIMD-group multiplies at a time.
 LANE_ROWS = 4
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What changes a kernel's speed and no bit of its result.
+    """Parameters that change the speed of a kernel but not its results.
 
     Attributes:
         rows: R, rows of a lane. More of them read x less often; fewer keep more SIMD-groups busy.
@@ -50,7 +50,7 @@ class Geometry:
 
     Attributes:
         tile: M, vectors of a unit.
-        tiles: how many tiles there are. A kernel counts them itself: it is compiled for any number of vectors above 8.
+        tiles: number of tiles. It is not a template argument: a kernel is compiled for any number of vectors above 8.
         rows: R.
         simdgroups: NSG.
         split: KS.
@@ -68,7 +68,7 @@ class Geometry:
 
     @cached_property
     def template(self) -> tuple[tuple[str, int], ...]:
-        """What the text of a kernel calls all that."""
+        """Return the template arguments of the geometry."""
         return (
             ("M", self.tile),
             ("R", self.rows),
@@ -79,7 +79,7 @@ class Geometry:
 
 @lru_cache(maxsize=1024)
 def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int = 1) -> Geometry:
-    """Enough SIMD-groups for matrices of `n_rows` rows and so many vectors.
+    """Return the geometry for matrices of `n_rows` rows and a number of vectors.
 
     Raises:
         ValueError: the SIMD-groups that share a row would not be in one threadgroup.
@@ -105,13 +105,13 @@ def geometry(n_rows: tuple[int, ...], vectors: int, tuning: Tuning, split: int =
 
 
 def segments(n_columns: int) -> int:
-    """Into how many segments the order of summation cuts K columns: each is at least 1,024 columns long."""
+    """Return the number of segments of K columns in the order of summation: each has at least 1,024 columns."""
     return 4 if n_columns >= 4096 else 2 if n_columns >= 2048 else 1
 
 
 @lru_cache(maxsize=1024)
 def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
-    """KS: how many SIMD-groups share the columns of a row, a segment each; or 1, and each has all of them.
+    """Return KS: how many SIMD-groups share the columns of a row, a segment each, or 1 if they are not shared.
 
     A matrix of few rows has too few SIMD-groups to keep the memory of a large GPU busy.
     """
@@ -121,7 +121,7 @@ def k_split(n_rows: int, n_columns: int, vectors: int = 1) -> int:
 
 @lru_cache(maxsize=1024)
 def default_tuning(n_rows: int, vectors: int) -> Tuning:
-    """A start: few rows where there are few, more where several vectors use them. Only a measurement knows."""
+    """Return untuned defaults: fewer rows for small matrices, more for several vectors. Measure to improve them."""
     if vectors > MOST_VECTORS:
         return Tuning(rows=4, simdgroups=4)
     return Tuning(rows=1 if vectors == 1 and n_rows <= 2048 else 2, simdgroups=4)
@@ -129,9 +129,9 @@ def default_tuning(n_rows: int, vectors: int) -> Tuning:
 
 @dataclass(frozen=True)
 class Work:
-    """What one SIMD-group does: rows [first, stop) of a matrix times vectors [first_vector, stop_vector).
+    """The work of one SIMD-group: rows [first, stop) of a matrix times vectors [first_vector, stop_vector).
 
-    `part` of KS says which segments of the columns: every KS-th, this one first.
+    It multiplies segments `part`, `part + KS`, ... of the columns.
     """
 
     matrix: int
@@ -143,7 +143,7 @@ class Work:
 
 
 def work(n_rows: tuple[int, ...], vectors: int, g: Geometry, simdgroup: int) -> Work | None:
-    """The work of a SIMD-group by its number in the grid, as the kernels' text has it; None if it has none."""
+    """Return the work of a SIMD-group by its number in the grid, as the kernels compute it; None if it has none."""
     threadgroup, mine = divmod(simdgroup, g.simdgroups)
     block, tile = divmod(threadgroup, g.tiles)
     group, part = divmod(block * g.simdgroups + mine, g.split)

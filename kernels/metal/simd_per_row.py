@@ -1,6 +1,6 @@
 """Rung 2 of the Q8_0 ladder: one SIMD-group per row.
 
-Faster than one thread per output because 32 lanes read 128 neighbouring bytes of one row: one line of memory per load
+Faster than one thread per output, because 32 lanes read 128 contiguous bytes of one row: one line of memory per load
 instead of 32. Each lane still loads four weights at a time, and x is read once per row.
 """
 
@@ -19,12 +19,12 @@ SIMDGROUPS = 4
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Threads, and threads of a group: SIMD-group n of all in direction x has row n, groups in direction y a vector."""
+    """Return the grid and the threadgroup: SIMD-group n in direction x has row n; direction y has the vectors."""
     return (-(-n_rows // SIMDGROUPS) * SIMDGROUPS * 32, vectors, 1), (SIMDGROUPS * 32, 1, 1)
 
 
 def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
-    """`x @ weight.T`, each output by one SIMD-group.
+    """Compute `x @ weight.T`, each output by one SIMD-group.
 
     Args:
         x: (V, K) float16 or float32, any V.
@@ -52,5 +52,5 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
 
 
 def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
-    """The same in float64."""
+    """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

@@ -1,7 +1,7 @@
 """Rung 1 of the Q8_0 ladder: one thread per output.
 
-The plainest way to write a product. 32 neighbouring threads read from 32 rows: every load of a SIMD-group touches 32
-places of memory, a byte each, and a few thousand threads are all that a matrix of a few thousand rows keeps busy.
+The simplest kernel for a product. 32 neighbouring threads read from 32 rows, so every load of a SIMD-group touches 32
+lines of memory for a byte each, and a matrix of a few thousand rows keeps only a few thousand threads busy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ THREADS = 64
 
 
 def grid(n_rows: int, vectors: int) -> tuple[Size, Size]:
-    """Threads, and threads of a group: thread (n, v) makes output n of vector v; those behind the last row, none."""
+    """Return the grid and the threadgroup: thread (n, v) computes output n of vector v, if it exists."""
     return (-(-n_rows // THREADS) * THREADS, vectors, 1), (THREADS, 1, 1)
 
 
 def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
-    """`x @ weight.T`, each output by one thread.
+    """Compute `x @ weight.T`, each output by one thread.
 
     Args:
         x: (V, K) float16 or float32, any V.
@@ -52,5 +52,5 @@ def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
 
 
 def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
-    """The same in float64."""
+    """Return the same in float64, with the error bound."""
     return products(wide(x), weight, SEQUENTIAL)

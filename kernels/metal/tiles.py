@@ -1,9 +1,9 @@
 """Rung 4 of the Q8_0 ladder: tiles in the matrix units, for prompts.
 
-Faster than `matvec` for many vectors because every weight that is read and expanded is multiplied with 16 or 32 of
-them, by units that multiply 8 x 8 matrices. The order in which these units add is not specified, and differs from the
-order of `matvec`. The `metal` backend therefore does not use this kernel; `kernels bench --vectors` measures it beside
-`matvec`, which shows what one order of summation costs.
+Faster than `matvec` for many vectors, because every weight that is read and expanded is multiplied with 16 or 32 of
+them, by units that multiply 8 x 8 matrices. The order of summation in these units is not specified, and differs from
+that of `matvec`. Therefore the `metal` backend does not use this kernel; `kernels bench --vectors` measures both, which
+shows the cost of one order of summation.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ HALF = 2.0**-11
 
 
 def grid(n_rows: int, vectors: int) -> tuple[int, Size, Size]:
-    """BM, vectors of a tile; threads; threads of a group: group (i, j) has rows from 64 i and vectors from BM j on."""
+    """Return BM, the vectors of a tile, the grid and the threadgroup; group (i, j) has row 64 i and vector BM j first."""
     tile = 16 if vectors <= 16 else 32
     return tile, (-(-n_rows // ROWS) * THREADS, -(-vectors // tile), 1), (THREADS, 1, 1)
 
 
 def tiles(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> mx.array:
-    """`x @ weight.T` for any number of vectors.
+    """Compute `x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float16 or float32, any V.
         weight: (N, K).
-        half_tiles: faster where matrix units take float16 faster, and *inexact*: weights and x are rounded to float16,
-            2e-4 of a result; x beyond 65,504 overflows.
+        half_tiles: *inexact*, and faster where matrix units are faster for float16: weights and x are rounded to
+            float16, an error of 2e-4; x beyond 65,504 overflows.
 
     Returns:
         (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.

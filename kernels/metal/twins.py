@@ -1,7 +1,7 @@
-"""What the kernels approximate, in float64, and how far they may be from it.
+"""Expected results of kernels in float64, with error bounds.
 
-Bounds count roundings. A row's product is held to so many of them, relative to the sum of all its terms without signs.
-At worst there could be more, one for each addition that a term passes through; but they do not all go one way.
+Bounds count roundings, relative to the sum of the absolute terms of a product. The worst case has more roundings, one
+per addition that a term passes through, but roundings partly cancel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kernels.metal.layout import Q8_0Matrix, expanded
 
-# What one rounding to float32 changes at most, relatively: half of what NumPy calls its epsilon.
+# The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
 # Where lanes share a row, a term passes through 15 additions of its sixteen, one for each sixteen of its stream, and 6.
 PRODUCT = 4
@@ -34,30 +34,30 @@ class Expected(NamedTuple):
 
 
 def wide(x: mx.array) -> Floats:
-    """The numbers of an array, in float64."""
+    """Return an array in float64."""
     return np.array(x).astype(np.float64)
 
 
 def products(x: Floats, matrix: Q8_0Matrix, roundings: float = PRODUCT) -> Expected:
-    """`x @ weight.T`, and so many roundings of the sum of all its terms without signs."""
+    """Return `x @ weight.T`, with a bound of `roundings` of the sum of absolute terms."""
     weight = expanded(matrix)
     return Expected(x @ weight.T, roundings * EPSILON * (np.abs(x) @ np.abs(weight).T))
 
 
-def normed(x: mx.array, gain: mx.array, eps: float) -> Floats:
-    """`gain * x / sqrt(mean(x**2) + eps)` over the last axis."""
+def normed(x: mx.array, norm_weight: mx.array, eps: float) -> Floats:
+    """Return `norm_weight * x / sqrt(mean(x**2) + eps)` over the last axis."""
     numbers = wide(x)
     factors: Floats = 1 / np.sqrt(np.mean(np.square(numbers), axis=-1, keepdims=True) + np.float32(eps))
-    return numbers * factors * wide(gain)
+    return numbers * factors * wide(norm_weight)
 
 
 def normed_products(
-    x: mx.array, gain: mx.array, eps: float, matrix: Q8_0Matrix, factors: mx.array | None = None
+    x: mx.array, norm_weight: mx.array, eps: float, matrix: Q8_0Matrix, factors: mx.array | None = None
 ) -> Expected:
-    """Products of what `normed` gives: one rounding more for `x * gain`, the factor's, and one to multiply by it.
+    """Return products of normed rows. Their roundings: `x * norm_weight`, those of the factor, multiplication by it.
 
-    With factors x has been multiplied by the gain, and only the factors are left: one rounding more.
+    With factors x has been multiplied by the norm weight already, and only the factors add one rounding.
     """
     if factors is not None:
         return products(wide(x) * wide(factors)[:, None], matrix, PRODUCT + 1)
-    return products(normed(x, gain, eps), matrix, PRODUCT + 1 + FACTOR + 1)
+    return products(normed(x, norm_weight, eps), matrix, PRODUCT + 1 + FACTOR + 1)

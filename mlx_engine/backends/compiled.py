@@ -40,7 +40,9 @@ class CompiledBackend(SimdBackend):
         super().__init__()
         self.name, self.threads = name, threads
         self.library, self.pool = library, Pool(threads, library)
-        self._tasks = {name: library.address(name) for name in ("attend_few", "attend_many", "norm_rope", "put_span")}
+        self._tasks = {
+            name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
+        }
         self._turn = threading.RLock()
         self._mapped: list[np.ndarray] = []
         # By the parameters that they are made of, which are compared by identity.
@@ -163,7 +165,7 @@ class CompiledBackend(SimdBackend):
         """
         self.pool.control[layout.ON] = 1  # before that look
         try:
-            if self.pool.shared.asleep:
+            if self.pool.shared.parked:
                 self.pool.shared.wake()
             entry(self.pool.address, *arguments)
         finally:
@@ -197,11 +199,11 @@ class CompiledBackend(SimdBackend):
         key = (n_q, n_k, head_dim, *(norms or ()))
         words = self._heads.get(key)
         if words is None:
-            words = self._heads[key] = np.zeros(layout.K_EPS + 1, dtype=np.int64)
+            words = self._heads[key] = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
             words[: layout.HEAD_DIM + 1] = self._tasks["norm_rope"], n_q, n_k, head_dim
             if norms:
-                write_norm(words[layout.Q_GAIN : layout.K_GAIN], norms[0])
-                write_norm(words[layout.K_GAIN :], norms[1])
+                write_norm(words[layout.Q_NORM_WEIGHT : layout.K_NORM_WEIGHT], norms[0])
+                write_norm(words[layout.K_NORM_WEIGHT :], norms[1])
         return address(words)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -235,7 +237,7 @@ class CompiledBackend(SimdBackend):
         q, out, sequences = _rows(q), _aligned(*q.shape), sequence_words(kv.spans, counts, counts)
         parts = self.room_for(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
-            self.library.attend, self._tasks["attend_few"], self._tasks["attend_many"], address(q), n, n_heads,
+            self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
             n_kv_heads, width, address(kv.store), slots, kv.page, kv.window or 0, address(sequences), len(sequences),
             layout.SEQ_NEW, scale, parts, address(out),
         )  # fmt: skip

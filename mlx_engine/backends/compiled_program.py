@@ -38,7 +38,7 @@ class _Steps:
     def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
         self._backend, self._of, self._positions = backend, lowered, 0
         library = backend.library
-        called = ("project", "attend", "attend_few", "attend_many", "put_span")
+        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span")
         self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
         self._words[: layout.STEPS] = [library.address(name) for name in called]
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
@@ -128,6 +128,6 @@ def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
 
     More queries than a few join the results of blocks as they come.
     """
-    if sum(counts) > layout.FEW:
+    if sum(counts) > layout.SMALL_BATCH:
         return 0
     return sum(n * -(-span.length // layout.BLOCK) for span, n in zip(spans, counts, strict=True))

@@ -56,7 +56,7 @@ class Block:
         words[layout.TASK_GEMV] = library.address("multiply_stored")
         words[layout.TASK_GEMM] = library.address("multiply_rows")
         words[layout.TASK_PREPARE] = library.address("prepare_rows")
-        for of, first in ((norm, layout.GAIN), (post, layout.POST_GAIN)):
+        for of, first in ((norm, layout.NORM_WEIGHT), (post, layout.POST_NORM_WEIGHT)):
             if of is not None:
                 write_norm(words[first : first + 3], of)
         words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation

@@ -1,7 +1,7 @@
 """Logits do not depend on passes, on what else is in them, on pages, threads or the processor: bit for bit.
 
 `simd` and `parallel` with compiled kernels. The order of summation that gives this is in `kernels/cpu/tile.py` and
-`kernels/cpu/attention.py`.
+`kernels/cpu/attention_block.py`.
 """
 
 from __future__ import annotations

@@ -5,21 +5,21 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "a token sees the next one",
-        "kernels/cpu/attention.py",
+        "kernels/cpu/attention_block.py",
         "_visible",
         "min(BLOCK, position + 1 - start)",
         "min(BLOCK, position + 2 - start)",
     ),
     Mutant(
         "window one too wide",
-        "kernels/cpu/attention.py",
-        "_first_visible",
+        "kernels/cpu/attention_block.py",
+        "first_visible",
         "max(0, position + 1 - job[WINDOW])",
         "max(0, position - job[WINDOW])",
     ),
     Mutant(
         "pages are taken to follow each other",
-        "kernels/cpu/attention.py",
+        "kernels/cpu/attention_block.py",
         "_key_run",
         "pages[page + 1] == pages[page] + size",
         "True",
@@ -40,21 +40,23 @@ MUTANTS = [
     ),
     Mutant(
         "sums so far not scaled down",
-        "kernels/cpu/attention.py",
-        "_join",
+        "kernels/cpu/attention_block.py",
+        "join",
         "mul(load(sums, to + e), old_scale)",
         "load(sums, to + e)",
     ),
     Mutant(
         "the sum of weights rounded twice",
-        "kernels/cpu/attention.py",
-        "_join",
+        "kernels/cpu/attention_block.py",
+        "join",
         "fma(more, new_scale, mul(old, old_scale))",
         "add(mul(more, new_scale), mul(old, old_scale))",
     ),
-    Mutant("keys of an unfinished four not seen", "kernels/cpu/attention.py", "_scores", "j < last", "j + 1 < last"),
     Mutant(
-        "a block that no query of a tile sees counts", "kernels/cpu/attention.py", "attend_few", "not seen", "False"
+        "keys of an unfinished four not seen", "kernels/cpu/attention_block.py", "_scores", "j < last", "j + 1 < last"
+    ),
+    Mutant(
+        "a block that no query of a tile sees counts", "kernels/cpu/attention.py", "attend_decode", "not seen", "False"
     ),
     Mutant(
         "the last queries of a group are lost",
@@ -184,11 +186,11 @@ MUTANTS = [
         "put(out, to + i, get(x, at + i) - mean)",
         "put(out, to + i, get(x, at + i))",
     ),
-    Mutant("every norm an RMS norm", "kernels/cpu/norms.py", "norm", "shift != 0", "False"),
+    Mutant("every norm an RMS norm", "kernels/cpu/norms.py", "norm", "bias != 0", "False"),
     Mutant(
         "values of a page's later part forget the earlier",
-        "kernels/cpu/attention.py",
-        "_attend_block",
+        "kernels/cpu/attention_block.py",
+        "attend_block",
         "j - first",
         "0",
     ),

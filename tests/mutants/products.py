@@ -52,8 +52,8 @@ MUTANTS = [
         "norm of the first token for all",
         "kernels/cpu/gemm.py",
         "prepare_rows",
-        "norm(x, t * n, n, job[GAIN], job[SHIFT], eps, out, t * stride)",
-        "norm(x, 0, n, job[GAIN], job[SHIFT], eps, out, t * stride)",
+        "norm(x, t * n, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, out, t * stride)",
+        "norm(x, 0, n, job[NORM_WEIGHT], job[NORM_BIAS], eps, out, t * stride)",
     ),
     Mutant(
         "gate and up exchanged in the kernel",
@@ -92,14 +92,14 @@ MUTANTS = [
         "a norm behind a product of the first token alone",
         "kernels/cpu/linear.py",
         "_norm_add",
-        "norm(out, t * n, n, b[POST_GAIN], b[POST_SHIFT], eps, out, t * n)",
-        "norm(out, 0, n, b[POST_GAIN], b[POST_SHIFT], eps, out, t * n)",
+        "norm(out, t * n, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)",
+        "norm(out, 0, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)",
     ),
     Mutant(
         "the residual normed too",
         "kernels/cpu/linear.py",
         "project",
-        "added = residual if b[POST_GAIN] == 0 else 0",
+        "added = residual if b[POST_NORM_WEIGHT] == 0 else 0",
         "added = residual",
     ),
     Mutant(

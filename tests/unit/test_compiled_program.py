@@ -41,7 +41,7 @@ CHECKPOINTS = [
 # More than two blocks of keys. Gemma's window is 8: of a page of 16 tokens that has left it, another one is made.
 LENGTH, PAGE = 290, 16
 IDS = np.random.default_rng(0).integers(0, 60, 600).tolist()
-PIECES = [layout.PROGRAM_TOKENS + 1, 1, 1, layout.FEW, 1, 3, layout.FEW + 1, 1, 2]
+PIECES = [layout.PROGRAM_TOKENS + 1, 1, 1, layout.SMALL_BATCH, 1, 3, layout.SMALL_BATCH + 1, 1, 2]
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
@@ -107,7 +107,7 @@ def alone(sizes: list[int]) -> Passes:
 def pieces(context: int) -> list[int]:
     """Many until the context ends, or there are several blocks of keys."""
     rest = min(context, LENGTH) - sum(PIECES) - 3
-    return [*PIECES, *[layout.FEW] * (rest // layout.FEW), 1, 2]
+    return [*PIECES, *[layout.SMALL_BATCH] * (rest // layout.SMALL_BATCH), 1, 2]
 
 
 def test_a_program_gives_the_bits_of_the_definition(engine: Engine):

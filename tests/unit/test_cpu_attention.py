@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from kernels.cpu import attention_numpy, layout, library, order_numpy, pool
-from kernels.cpu.layout import BLOCK, FEW, LANES, QUERIES
+from kernels.cpu.layout import BLOCK, LANES, QUERIES, SMALL_BATCH
 from mlx_engine.backends.batch import KVSpan
 from mlx_engine.backends.compiled_program import parts_of, sequence_words
 
@@ -61,7 +61,7 @@ def attend_batch(
     found = np.full((max(1, parts_of(spans, counts)), n_heads, width + LANES), np.nan, dtype=np.float32)
     POOL.shared.wake()
     LIBRARY.attend(
-        POOL.address, LIBRARY.address("attend_few"), LIBRARY.address("attend_many"), q.ctypes.data, n, n_heads,
+        POOL.address, LIBRARY.address("attend_decode"), LIBRARY.address("attend_prefill"), q.ctypes.data, n, n_heads,
         store.shape[1], width, store.ctypes.data, store.shape[2], page, window, sequences.ctypes.data, len(parts),
         layout.SEQ_NEW, width**-0.5 if scale is None else scale, found.ctypes.data, out.ctypes.data,
     )  # fmt: skip
@@ -180,7 +180,7 @@ def test_the_scale_is_applied_once(n_tokens: int):
 
 # ---- bits ----
 
-PASSES = (2, 3, 5, FEW, FEW + 1, 16, 49, 129)
+PASSES = (2, 3, 5, SMALL_BATCH, SMALL_BATCH + 1, 16, 49, 129)
 
 
 def each_alone(q: np.ndarray, kv: np.ndarray, window: int) -> np.ndarray:
@@ -201,7 +201,7 @@ def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: i
         np.testing.assert_array_equal(attend(q[:n], kv[:, :, : past + n], window), alone[:n])
 
 
-@pytest.mark.parametrize("n_tokens", [FEW, FEW + 1])
+@pytest.mark.parametrize("n_tokens", [SMALL_BATCH, SMALL_BATCH + 1])
 @pytest.mark.parametrize("window", [0, 3])
 def test_a_block_that_some_queries_see(n_tokens: int, window: int):
     """Those before a block begins do not see it yet, and with a window those behind it do not see it any more."""
@@ -210,7 +210,7 @@ def test_a_block_that_some_queries_see(n_tokens: int, window: int):
         np.testing.assert_array_equal(attend(q, kv, window), each_alone(q, kv, window))
 
 
-@pytest.mark.parametrize("n_tokens", [1, FEW, FEW + 1, 40])
+@pytest.mark.parametrize("n_tokens", [1, SMALL_BATCH, SMALL_BATCH + 1, 40])
 @pytest.mark.parametrize("window", [0, 90])
 def test_pages_change_no_bit(n_tokens: int, window: int):
     """Smaller and larger than a block of keys, one behind the other or not."""
@@ -223,7 +223,7 @@ def test_pages_change_no_bit(n_tokens: int, window: int):
 
 @pytest.mark.parametrize("window", [0, 1, 90])
 @pytest.mark.parametrize(
-    "counts", [(1, 1), (1,) * FEW, (1,) * (FEW + 1), (1,) * 32, (3, 1, 4), (1, 70, 2), (SPAN + 1, 1)]
+    "counts", [(1, 1), (1,) * SMALL_BATCH, (1,) * (SMALL_BATCH + 1), (1,) * 32, (3, 1, 4), (1, 70, 2), (SPAN + 1, 1)]
 )
 def test_a_sequence_has_the_same_bits_in_any_batch(counts: tuple[int, ...], window: int):
     """Each sequence with another number of tokens before its queries."""
@@ -235,7 +235,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(counts: tuple[int, ...], wind
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 2**32 - 1), n_tokens=st.one_of(st.integers(1, 4), st.integers(FEW, FEW + 2)),
+    seed=st.integers(0, 2**32 - 1), n_tokens=st.one_of(st.integers(1, 4), st.integers(SMALL_BATCH, SMALL_BATCH + 2)),
     past=st.sampled_from([0, 5, 100, BLOCK - 1, BLOCK, BLOCK + 30]), n_kv_heads=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3]), width=st.sampled_from([16, 32, 80]), window=st.sampled_from([0, 0, 1, 20, BLOCK]),
     page=st.sampled_from([16, 50, BLOCK]), spread=st.sampled_from([1.0, 1.0, 8.0]),

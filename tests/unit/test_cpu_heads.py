@@ -36,10 +36,10 @@ def test_heads_are_those_of_the_twin(
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     gains = rng.standard_normal((2, width if normed else 0)).astype(np.float32)
     found = [np.full((n_tokens, n, width), np.nan, dtype=np.float32) for n in (n_heads, 1)]
-    words = np.zeros(layout.K_EPS + 1, dtype=np.int64)
+    words = np.zeros(layout.K_NORM_EPS + 1, dtype=np.int64)
     words[: layout.HEAD_DIM + 1] = LIBRARY.address("norm_rope"), n_heads, 1, width
-    words.view(np.float64)[[layout.Q_EPS, layout.K_EPS]] = 1e-6, 1e-5
-    words[[layout.Q_GAIN, layout.K_GAIN]] = [gain.ctypes.data if normed else 0 for gain in gains]
+    words.view(np.float64)[[layout.Q_NORM_EPS, layout.K_NORM_EPS]] = 1e-6, 1e-5
+    words[[layout.Q_NORM_WEIGHT, layout.K_NORM_WEIGHT]] = [gain.ctypes.data if normed else 0 for gain in gains]
     row = rows.shape[1]
     LIBRARY.norm_rope_pair(
         POOL.address, words.ctypes.data, n_tokens, positions.ctypes.data, q.ctypes.data, row, k.ctypes.data, row,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("numba")
 
 from kernels.cpu import activations_numpy, linear_numpy, norms_numpy, order_numpy
-from kernels.cpu.layout import FEW, GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, STRETCH
+from kernels.cpu.layout import GEMM_NEAR, GEMM_ROWS, GEMM_TOKENS, SMALL_BATCH, STRETCH
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.matrices import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
@@ -28,7 +28,9 @@ EPS = 1e-6
 BE = create_backend("parallel", threads=3)
 
 seeds = st.integers(0, 2**32 - 1)
-tokens = st.one_of(st.integers(1, 70), st.sampled_from([1, 6, 7, FEW, FEW + 1, 12, 13, GEMM_NEAR, GEMM_NEAR + 1]))
+tokens = st.one_of(
+    st.integers(1, 70), st.sampled_from([1, 6, 7, SMALL_BATCH, SMALL_BATCH + 1, 12, 13, GEMM_NEAR, GEMM_NEAR + 1])
+)
 # Rows of weights by their format: what one row holds is a multiple of a block.
 columns = st.one_of(
     st.tuples(st.just("F32"), st.one_of(st.integers(1, 90), st.sampled_from([STRETCH - 1, STRETCH, STRETCH + 1]))),
@@ -107,7 +109,7 @@ def test_chunks_for_any_number_of_threads_give_the_same_bits(t: int):
     np.testing.assert_array_equal(create_backend("simd").linear(x, layer.linear), BE.linear(x, layer.linear))
 
 
-@pytest.mark.parametrize("t", [1, FEW, FEW + 1, 20])
+@pytest.mark.parametrize("t", [1, SMALL_BATCH, SMALL_BATCH + 1, 20])
 @pytest.mark.parametrize("n", [700, 4001])
 def test_many_chunks_of_stored_rows(t: int, n: int):
     """More than one thread is given: 4,001 rows of 64 weights are 272 KB."""
@@ -158,7 +160,7 @@ def test_gates(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: s
     check_gated(x, gain, gate, up, activation)
 
 
-@pytest.mark.parametrize("t", [1, 2, FEW + 1])
+@pytest.mark.parametrize("t", [1, 2, SMALL_BATCH + 1])
 @pytest.mark.parametrize("kinds", [("Q8_0", "F32"), ("F32", "Q8_0"), ("Q4_0", "Q8_0"), ("Q8_0", "Q6_K")])
 def test_a_gate_in_another_format_than_what_it_gates(kinds: tuple[str, str], t: int):
     rng = np.random.default_rng(t)
@@ -255,7 +257,7 @@ def test_norms_before_and_behind(
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-@pytest.mark.parametrize("t", [1, 3, FEW + 1, 40])
+@pytest.mark.parametrize("t", [1, 3, SMALL_BATCH + 1, 40])
 def test_the_head_is_a_norm_and_a_product_and_a_row_has_the_bits_that_it_has_alone(kind: str, t: int):
     rng = np.random.default_rng(t)
     head, x, gain = Layer(rng, kind, 201, 96), normal(rng, t, 96), normal(rng, 96)

@@ -84,8 +84,8 @@ def within(seconds: float, is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
-def helpers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "mlx_engine-helper"]
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mlx_engine-worker"]
 
 
 @pytest.fixture
@@ -138,13 +138,13 @@ def test_threads_work_at_the_same_time_also_after_a_sleep(threads: int):
     made = pool.Pool(threads, load())
     for _ in range(3):
         assert meets(made, threads)
-        assert within(5, lambda: made.shared.asleep == threads - 1)
+        assert within(5, lambda: made.shared.parked == threads - 1)
     made.close()
 
 
 def test_an_idle_pool_uses_no_time(four: pool.Pool):
     assert meets(four, 2)
-    assert within(5, lambda: four.shared.asleep == 3)
+    assert within(5, lambda: four.shared.parked == 3)
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
@@ -152,12 +152,12 @@ def test_an_idle_pool_uses_no_time(four: pool.Pool):
 
 def test_a_sleeping_pool_does_its_job_alone(four: pool.Pool):
     """Who brings a job does not wait for helpers."""
-    assert within(5, lambda: four.shared.asleep == 3)
+    assert within(5, lambda: four.shared.parked == 3)
     counts = np.zeros(8, dtype=np.float32)
     four.control[layout.JOB], four.control[layout.JOB + 1] = counts.ctypes.data, 0
     jobs.run(four.control, count.address, 8)
     assert counts.tolist() == [1] * 8
-    assert four.shared.asleep == 3
+    assert four.shared.parked == 3
 
 
 @pytest.mark.parametrize("steps", range(1, 60, 4))
@@ -174,7 +174,7 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
             raise KeyboardInterrupt
         return interrupt
 
-    assert within(5, lambda: made.shared.asleep == 3)
+    assert within(5, lambda: made.shared.parked == 3)
     sys.settrace(interrupt)
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -183,20 +183,20 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
         sys.settrace(None)
     assert left == 0
     assert meets(made, 4)
-    assert within(5, lambda: made.shared.asleep == 3)
+    assert within(5, lambda: made.shared.parked == 3)
     made.close()
-    assert not any(thread.is_alive() for thread in made._helpers)
+    assert not any(thread.is_alive() for thread in made._workers)
 
 
 def test_nobody_falls_asleep_while_many_jobs_are_about_to_come(four: pool.Pool):
     """Who wakes has looked already: a thread that slept now would sleep through all of them."""
     four.control[layout.ON] = 1
-    late = threading.Thread(target=four.shared.sleep, args=(0,))
+    late = threading.Thread(target=four.shared.park, args=(0,))
     late.start()
     late.join(10)
     ended, four.control[layout.ON] = not late.is_alive(), 0
     assert ended
-    late = threading.Thread(target=four.shared.sleep, args=(0,))
+    late = threading.Thread(target=four.shared.park, args=(0,))
     late.start()
     late.join(0.2)
     assert late.is_alive()
@@ -204,11 +204,11 @@ def test_nobody_falls_asleep_while_many_jobs_are_about_to_come(four: pool.Pool):
         four.shared.wake()
 
 
-def test_a_backend_wakes_its_helpers(monkeypatch: pytest.MonkeyPatch):
+def test_a_backend_wakes_its_workers(monkeypatch: pytest.MonkeyPatch):
     be = create_backend("parallel", threads=3)
     weight = Weight.pack("w", np.ones((4000, 64)), BY_NAME["Q8_0"])
     layer, x = Linear("w", be.prepare(weight)), np.ones((1, 64), dtype=np.float32)
-    assert within(5, lambda: be.pool.shared.asleep == 2)
+    assert within(5, lambda: be.pool.shared.parked == 2)
     woken, wake = [], be.pool.shared.wake
     monkeypatch.setattr(be.pool.shared, "wake", lambda: woken.append(wake()))
     be.linear(x, layer)
@@ -219,9 +219,9 @@ def test_a_backend_wakes_its_helpers(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_closing_ends_the_threads(four: pool.Pool):
-    mine = four._helpers
+    mine = four._workers
     assert all(thread.is_alive() for thread in mine)
-    assert within(5, lambda: four.shared.asleep == 3)
+    assert within(5, lambda: four.shared.parked == 3)
     four.close()
     assert not any(thread.is_alive() for thread in mine)
     four.close()  # again, and nothing happens
@@ -231,17 +231,17 @@ def test_closing_while_they_look_for_work_ends_the_threads():
     for _ in range(20):
         made = pool.Pool(3, load())
         made.close()
-        assert not any(thread.is_alive() for thread in made._helpers)
+        assert not any(thread.is_alive() for thread in made._workers)
 
 
 def test_pools_that_are_dropped_leave_no_threads():
     gc.collect()
-    before = len(helpers())
+    before = len(workers())
     for _ in range(20):
         made = pool.Pool(3, load())
-        assert len(helpers()) == before + 2
+        assert len(workers()) == before + 2
         del made
-        assert len(helpers()) == before
+        assert len(workers()) == before
 
 
 def test_backends_that_are_dropped_leave_no_threads():
@@ -273,7 +273,7 @@ def test_nobody_falls_asleep_between_a_backend_s_look_at_the_sleepers_and_the_en
         stayed.append(control[layout.ON])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool._Shared, "asleep", property(look))
+    monkeypatch.setattr(pool._Shared, "parked", property(look))
     with monkeypatch.context() as patched:
         patched.setattr(be.library, "project", fail)
         with pytest.raises(KeyboardInterrupt):
