@@ -218,13 +218,13 @@ def plan(checkpoint: Checkpoint) -> Plan:
         return Plan(config, tensors(config, TENSORS, "optional"))
     stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
-    gain = query_gain(config)
-    table[QUERY_NORM] = replace(table[QUERY_NORM], times=gain)
+    factor = query_norm_factor(config)
+    table[QUERY_NORM] = replace(table[QUERY_NORM], times=factor)
     # The head once more, and what reads images.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     if text is not settings:
         unused += [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]
-    in_tensors = () if gain == 1 else ("attention_scale",)
+    in_tensors = () if factor == 1 else ("attention_scale",)
     return Plan(config, tensors(config, table, "absent"), tuple(unused), in_tensors)
 
 
@@ -241,7 +241,7 @@ def text_settings(s: Settings) -> Settings:
     return text
 
 
-def query_gain(cfg: Config) -> float:
-    """Return by what a GGUF file multiplies the queries' norm: above 1 where scores are scaled more than usual."""
-    gain = cfg.attention_scale / usual_scale(cfg)
-    return 1.0 if isclose(gain, 1.0, rel_tol=CLOSE) else gain
+def query_norm_factor(cfg: Config) -> float:
+    """Return the factor of the query norm weight in a GGUF file: not 1 if the model's scale is unusual."""
+    factor = cfg.attention_scale / usual_scale(cfg)
+    return 1.0 if isclose(factor, 1.0, rel_tol=CLOSE) else factor

@@ -212,11 +212,11 @@ class Parameters:
         return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
 
     def rms_norm(self, name: str, eps: float) -> RMSNorm:
-        """A norm of gain `name.weight`."""
+        """A norm of weight `name.weight`."""
         return RMSNorm(name, self._vector(f"{name}.weight"), eps)
 
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
-        """A norm of gain `name.weight` and bias `name.bias`."""
+        """A norm of weight `name.weight` and bias `name.bias`."""
         return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
 
     def values(self, name: str) -> NDArray[np.float32]:
