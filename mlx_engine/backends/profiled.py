@@ -38,7 +38,7 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
 
 
 def _method(twin: Backend, name: str) -> Callable[..., Any]:
-    """Return the class's method, or an instance attribute in its place, which is removed: it would hide the timed one."""
+    """Return the class's method. Remove an instance attribute of that name, which would hide it, and return that."""
     own = vars(twin).pop(name, None)
     return getattr(type(twin), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
 
