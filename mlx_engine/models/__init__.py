@@ -1,4 +1,4 @@
-"""Build a model with the model file of its architecture (`general.architecture` in GGUF, `model_type` in config.json)."""
+"""Build models with the model file of an architecture: GGUF `general.architecture`, config.json `model_type`."""
 
 from __future__ import annotations
 
