@@ -93,7 +93,7 @@ def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T:
     yield sized("norm_gate_up", "silu", gated, [one.ffn_gate, one.ffn_up])
     yield sized("project_add", "ffn_down", [(wide, w.ffn_down, x) for w in layers], [one.ffn_down])
     yield sized("linear", "ffn_gate", [(x, w.ffn_gate) for w in layers], [one.ffn_gate])
-    norms = [Call("rms_norm", (x, w.ffn_norm.gain, w.ffn_norm.eps), {}) for w in layers]
+    norms = [Call("rms_norm", (x, w.ffn_norm.weight, w.ffn_norm.eps), {}) for w in layers]
     yield Sized(f"rms_norm, T={T}", norms, 4.0 * T * D, 8.0 * T * D)
 
 

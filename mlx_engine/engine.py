@@ -1,4 +1,4 @@
-"""The facade: open a model, get logits or text."""
+"""The public interface: load a model, get logits, generate text."""
 
 from __future__ import annotations
 
@@ -43,9 +43,12 @@ Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
 class Engine:
     """A model on a backend, with its tokenizer. Made by `load`.
 
-    `phases` has the seconds that loading took, and building the tokenizer once that is done, which the metrics of every
-    run carry along; `notes` is what else there is to say about it, a line each. `architecture`, `n_tensors` and
-    `n_parameters` are the checkpoint's.
+    Attributes:
+        phases: seconds of each phase of loading, included in the metrics of every run.
+        notes: lines for the user about how the model was loaded.
+        architecture: the checkpoint's architecture.
+        n_tensors: number of the model's tensors.
+        n_parameters: number of the model's parameters.
     """
 
     def __init__(
@@ -64,27 +67,27 @@ class Engine:
 
     @property
     def config(self) -> Any:
-        """The model's sizes, as its model file names them."""
+        """The model's config, see the model file."""
         return self.model.config
 
     @property
     def backend(self) -> Backend:
-        """What computes."""
+        """The backend that runs the model."""
         return self.model.backend
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Built the first time that text has to become ids, or ids text.
+        """The tokenizer, built on first use.
 
         Raises:
-            TokenizerError: the checkpoint holds no tokenizer that can be built.
+            TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
         """
         with self._tokenizer_lock:
             if self._checkpoint is not None:
                 start = time.perf_counter()
                 self._tokenizer = self._build_tokenizer(self._checkpoint)
                 self.phases["build_tokenizer"] = time.perf_counter() - start
-                self._checkpoint = None  # whose metadata has each merge as a string: 12 MB that nobody reads again
+                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per merge
         return self._tokenizer
 
     def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
@@ -95,10 +98,10 @@ class Engine:
         return tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
 
     def logits(self, ids: Sequence[int]) -> mx.array:
-        """Logits float32 (len(ids), vocab) at every position, computed without a cache.
+        """Return float32 logits (T, V) at every position of `ids`, computed in one pass.
 
         Raises:
-            OptionError: no ids, or one that the vocabulary lacks.
+            OptionError: `ids` is empty, or has an id that is not in the vocabulary.
         """
         import mlx.core as mx
 
@@ -125,35 +128,35 @@ class Engine:
         progress: Progress | None = None,
         **options: Unpack[OptionValues],
     ) -> Stream:
-        """Pieces of text as they are decoded; `.generation` of the returned object holds everything else.
+        """Generate text and yield it in pieces; `.generation` of the returned object is the complete result.
 
         Args:
-            prompt: text, token ids that are taken as they are, or messages for the model's chat template.
-            max_tokens: the cap; None means 256, or fewer where the context ends earlier.
+            prompt: text, token ids, or messages for the model's chat template.
+            max_tokens: the largest number of new tokens; None means 256, or fewer if the context is full before.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
             top_k: choose among the k most likely tokens.
             top_p: choose among the most likely tokens that together reach this probability.
             min_p: drop tokens less than this times as likely as the most likely one.
             repetition_penalty: above 1, tokens seen before become less likely.
-            seed: of the draws; None takes a fresh one.
-            kv: keep keys and values between passes; without it each pass runs the whole sequence.
+            seed: seed of the random numbers; None takes a new one.
+            kv: use a KV cache; without it each pass runs the whole sequence again.
             stop: a string or several; the text ends before the first to appear.
-            ignore_eos: go on past end-of-text tokens.
-            timeout: seconds, from the first piece asked for, after which the text ends as it is; a pass under way, or
-                a chunk of the prompt, is not cut short.
-            context_len: tokens of prompt and text together, if fewer than the model allows.
-            progress: called with (tokens read, tokens in all) while the prompt is read.
+            ignore_eos: continue after end-of-text tokens.
+            timeout: seconds, from when the first piece is asked for, after which the text ends; a pass that is running
+                is not interrupted.
+            context_len: limit of prompt and new tokens in total, if lower than the model's context.
+            progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:
-            OptionError: an option makes no sense, or the prompt is empty.
-            ContextLengthError: prompt and max_tokens do not fit the context.
+            OptionError: an option is invalid, or the prompt is empty.
+            ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
     def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
-        """`stream` for options that are already made."""
-        text = self.tokenizer.stream(at_start=False)  # first: what building a tokenizer takes is one of the phases
+        """Do the same as `stream`, with an `Options` object."""
+        text = self.tokenizer.stream(at_start=False)  # first, because building the tokenizer is one of the phases
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))
         return Stream(
@@ -168,7 +171,7 @@ class Engine:
         )
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """The ids that the model reads: text is encoded, behind a BOS where the file asks for one."""
+        """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
         if isinstance(prompt, list | tuple) and isinstance(next(iter(prompt), None), Mapping):
             return self.chat_prompt(prompt)
         if not isinstance(prompt, str):
@@ -177,13 +180,13 @@ class Engine:
         return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation, as the model's chat template writes it, up to where its answer begins.
+        """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
 
         Args:
-            messages: `{"role": "user", "content": "Hello"}` and the like. Control tokens written in a content are text.
+            messages: such as `{"role": "user", "content": "Hello"}`. Control tokens in a content are read as text.
 
         Raises:
-            OptionError: these are no messages.
+            OptionError: `messages` is not a list of messages.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
         from mlx_engine.tokenizer.chat import chat_ids
@@ -191,10 +194,10 @@ class Engine:
         return self._checked(chat_ids(self.tokenizer, messages))
 
     def _checked(self, ids: Sequence[Any]) -> list[int]:
-        """The ids as Python's whole numbers, whatever sequence they came in."""
+        """Return the ids as a list of ints, from any sequence."""
         expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
         try:
-            # An mx.array hands out arrays of no dimension, which have an index only as items.
+            # The elements of an mx.array are zero-dimensional arrays, which `operator.index` refuses.
             values = [i.item() if hasattr(i, "item") else i for i in ids]
             if isinstance(ids, bytes) or any(isinstance(value, bool) for value in values):
                 raise TypeError("bytes and truth values are no ids")
@@ -231,23 +234,23 @@ def load(
     jit: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
-    """Open a model.
+    """Load a model.
 
     Args:
         source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
-        backend: a name that the `backends` command lists, or "auto" for the fastest here.
+        backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: for backends that have threads; None takes all cores that this process may use.
-        quant_min_dim: linear layers whose longer side is below are not quantised; "auto" knows from which width on it
-            pays, see `mlx_engine.models.conversion`.
-        quant_layers: another type for some: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; layers go by their
-            GGUF names, "attention" and "ffn" are several.
-        jit: use compiled CPU kernels where there are some; without, plain NumPy.
-        progress: called with (tensors prepared, tensors in all); a shape's are written first, and counted likewise.
+        threads: number of threads, for CPU backends; None takes all cores that this process may use.
+        quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
+            which on quantising is faster, see `mlx_engine.models.conversion`.
+        quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
+            names of layers, or the groups "attention" and "ffn".
+        jit: use compiled CPU kernels if they are available; without it, NumPy.
+        progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
 
     Raises:
-        OptionError: threads or what is to be quantised make no sense, or there is no such layer in the model.
-        BackendUnavailableError: this machine lacks what the backend needs.
+        OptionError: an option is invalid, or the model has no such layer.
+        BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
     """
     sound = isinstance(source, str | Path)
@@ -255,7 +258,7 @@ def load(
     conversion = check_load_options(quant, threads, quant_min_dim, quant_layers)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
-    # A backend that is not here is told before anything is downloaded; it is made when there is a model for it.
+    # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend)
     path = resolve(source, progress)
     start = time.perf_counter()
@@ -266,17 +269,17 @@ def load(
     model, converted = convert_model(checkpoint, made, conversion, progress=progress)
     made.read_ahead()
     loaded = time.perf_counter()
-    if made.profiler is None:  # which would count it
+    if made.profiler is None:  # a profiler would count the warm-up
         made.warm_up(lambda: forward(model, New([0], model.scratch_kv(1))))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
     return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.program.fused.notes()))
 
 
 def configure_log(level: str | None = None) -> None:
-    """Print log events of `level` to stderr; without one, of the level in the environment's MLX_ENGINE_LOG.
+    """Print log events of `level` to stderr; by default, of the level in the environment variable MLX_ENGINE_LOG.
 
     Raises:
-        OptionError: there is no such level.
+        OptionError: the level does not exist.
     """
     chosen = level or os.environ.get(log.VARIABLE) or "off"
     option = "log level" if level else log.VARIABLE
@@ -290,10 +293,10 @@ def check_load_options(
     quant_min_dim: int | str = AUTO,
     quant_layers: Mapping[str, str] | None = None,
 ) -> Conversion:
-    """Refuse what `load` would refuse, before anything else is done.
+    """Check the options of `load`.
 
     Raises:
-        OptionError: threads or what is to be quantised make no sense.
+        OptionError: an option is invalid.
     """
     conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
     sound = threads is None or (is_whole(threads) and threads >= 1)

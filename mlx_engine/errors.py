@@ -1,21 +1,21 @@
 """Every exception that mlx_engine raises on purpose.
 
-EngineError                        the root: whatever a user's input can cause
-├── FormatError (ValueError)       a file is not what its format promises
-│   └── UnsupportedTypeError       a tensor's type is known by name, but nothing here can read its values
-├── ModelError (ValueError)        the file is sound, the model in it cannot be built
+EngineError                        the root of all errors that a user's input can cause
+├── FormatError (ValueError)       a file does not follow its format
+│   └── UnsupportedTypeError       a tensor's type is known by name, but reading its values is not implemented
+├── ModelError (ValueError)        the file is valid, but its model cannot be built
 │   ├── UnknownArchitectureError   no model file for this architecture
-│   ├── UnsupportedConfigError     a setting that is not implemented, and would be computed wrongly if ignored
-│   └── TensorMismatchError        missing, unexpected or misshapen tensors, all of them at once
+│   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
+│   └── TensorMismatchError        tensors are missing, unexpected or misshapen; lists all of them
 ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
-├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too much
+├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
 ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
-├── OptionError (ValueError)       an option's value makes no sense
+├── OptionError (ValueError)       an option's value is invalid
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
-├── CacheFullError (RuntimeError)  the KV cache has no room for the tokens of this pass
+├── CacheFullError (RuntimeError)  the KV cache is full
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
-A message says where, what was expected, what was found, and what to do next; the facts are attributes too.
+A message names the place, what was expected, what was found, and what to do; these are attributes, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
-# Names that a message lists before it only counts; the attributes have all of them.
+# The largest number of names in a message; the attributes have all of them.
 SHOWN = 20
 
 
@@ -38,7 +38,7 @@ class EngineError(Exception):
 
 
 class FormatError(EngineError, ValueError):
-    """A file is not what its format promises."""
+    """A file does not follow its format."""
 
     def __init__(self, *, where: str, expected: str, found: str, hint: str) -> None:
         self.where, self.expected, self.found, self.hint = where, expected, found, hint
@@ -46,11 +46,11 @@ class FormatError(EngineError, ValueError):
 
 
 class UnsupportedTypeError(FormatError):
-    """A tensor's type is known by name, but nothing here can read its values."""
+    """A tensor's type is known by name, but reading its values is not implemented."""
 
 
 class ModelError(EngineError, ValueError):
-    """The file is sound, but the model in it cannot be built."""
+    """The file is valid, but its model cannot be built."""
 
 
 class UnknownArchitectureError(ModelError):
@@ -65,7 +65,7 @@ class UnknownArchitectureError(ModelError):
 
 
 class UnsupportedConfigError(ModelError):
-    """A setting of the model is not implemented; ignoring it would compute something else."""
+    """A setting of the model is not implemented; ignoring it would give wrong results."""
 
     def __init__(self, *, where: str, key: str, expected: str, found: object) -> None:
         self.where, self.key, self.expected, self.found = where, key, expected, found
@@ -76,7 +76,7 @@ class UnsupportedConfigError(ModelError):
 
 
 class TensorMismatchError(ModelError):
-    """The tensors of a checkpoint are not those that its configuration calls for."""
+    """The tensors of a checkpoint do not match its config."""
 
     def __init__(
         self, *, where: str, missing: Sequence[str], unexpected: Sequence[str], misshapen: Sequence[str]
@@ -113,7 +113,7 @@ class BackendUnavailableError(EngineError, RuntimeError):
 
 
 class OptionError(EngineError, ValueError):
-    """An option's value makes no sense."""
+    """An option's value is invalid."""
 
     def __init__(self, *, option: str, expected: str, found: object) -> None:
         self.option, self.expected, self.found = option, expected, found
@@ -121,12 +121,12 @@ class OptionError(EngineError, ValueError):
 
 
 def is_whole(value: object) -> bool:
-    """Whether an option's value is a whole number; True and False are none."""
+    """Return whether a value is a whole number, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether an option's value is a finite real number; True and False are none."""
+    """Return whether a value is a finite real number, but not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -141,7 +141,7 @@ class ContextLengthError(OptionError):
 
 
 class CacheFullError(EngineError, RuntimeError):
-    """The KV cache has no room for the tokens of this pass."""
+    """The KV cache has too few free pages for the new tokens of a pass."""
 
     def __init__(self, *, length: int, wanted: int, capacity: int) -> None:
         self.length, self.wanted, self.capacity = length, wanted, capacity
@@ -152,4 +152,4 @@ class CacheFullError(EngineError, RuntimeError):
 
 
 class SourceError(EngineError, OSError):
-    """A file or folder cannot be found, downloaded, opened or made."""
+    """A file or folder cannot be found, downloaded, opened or created."""

@@ -1,4 +1,4 @@
-"""The backends by name: what each needs, and whether this machine has it. Imported only when asked for."""
+"""The backends by name: what each needs, and whether this machine has it. A backend is imported when it is created."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlx_engine.errors import BackendUnavailableError
 
 @dataclass(frozen=True)
 class Settings:
-    """What a backend may be told when it is made.
+    """Options for creating a backend.
 
     Attributes:
         threads: for backends that have threads; None takes all cores that this process may use.
@@ -29,12 +29,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Entry:
-    """A rung of the ladder.
+    """A backend in the list.
 
     Attributes:
-        summary: what it is, in half a line.
-        create: makes it.
-        needs: says what this machine lacks for it, or None if nothing. Asking is cheap and loads no model.
+        summary: a short description.
+        create: creates the backend.
+        needs: returns why this machine cannot run the backend, or None if it can. Cheap; creates nothing.
     """
 
     summary: str
@@ -43,17 +43,17 @@ class Entry:
 
 
 def backend_names() -> list[str]:
-    """Every name that `create_backend` knows, slowest rung first, "auto" not included."""
+    """Return the names of all backends, slowest first, without "auto"."""
     return list(_ENTRIES)
 
 
 def summary(name: str) -> str:
-    """What backend `name` is, in half a line."""
+    """Return a short description of backend `name`."""
     return _entry(name).summary
 
 
 def unavailable(name: str) -> str | None:
-    """Why backend `name` cannot run here, or None where it can.
+    """Return why backend `name` cannot run on this machine, or None if it can.
 
     Raises:
         BackendUnavailableError: there is no backend of this name.
@@ -62,12 +62,12 @@ def unavailable(name: str) -> str | None:
 
 
 def auto() -> str:
-    """The name that "auto" stands for: the fastest backend that this machine has. What is emulated is never fast."""
+    """Return the name of the fastest backend that this machine can run; emulated backends are not considered."""
     return next(name for name in _FASTEST_FIRST if not (name == "metal" and _emulated()) and unavailable(name) is None)
 
 
 def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool = True) -> Backend:
-    """The backend `name`; see `Settings` for the rest.
+    """Create backend `name`; `Settings` describes the options.
 
     Raises:
         BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
@@ -77,7 +77,7 @@ def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool 
 
 
 def check_backend(name: str) -> None:
-    """Refuse a backend that cannot be created here; cheap, for nothing is made.
+    """Check that backend `name` can run on this machine, without creating it.
 
     Raises:
         BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
@@ -152,7 +152,7 @@ def _cuda(settings: Settings) -> Backend:
 
 
 def _emulated() -> bool:
-    """Whether Metal kernels shall run in the emulator, whatever this machine has."""
+    """Whether the environment asks for the emulator, on any machine."""
     return os.environ.get(VARIABLE) == "emulate"
 
 
@@ -182,7 +182,7 @@ def _needs_executor(name: Literal["metal", "cuda", "emulator"]) -> str | None:
 
 
 VARIABLE = "MLX_ENGINE_METAL"
-# Of the driver on Linux, and on Linux within Windows. Looked for first: to import MLX takes a tenth of a second.
+# NVIDIA's driver on Linux, and on WSL. Checked before MLX is imported, which takes 0.1 seconds.
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 _ENTRIES = {

@@ -1,11 +1,16 @@
-"""The seam: the words that models are written in, and what each backend must be able to say.
+"""The interface between models and backends ("the seam"): the operations that models are written in.
 
-Axis letters, here and everywhere: T tokens in the pass, R wanted rows of it, B sequences, S cached tokens, D hidden
-size, F FFN size, H query heads, G KV heads, E head dim, V vocabulary, N outputs and K inputs of a linear layer.
+There are two levels of operations. *Primitives* are abstract: every backend implements all of them. *Blocks* are the
+operations that models call. `Backend` composes each block from primitives, and a backend overrides a block where a
+fused implementation is faster. The composed form defines the result. It is also the only form in which every
+intermediate value can be tapped (see `taps.py`).
 
-Two layers. *Primitives* are abstract: an incomplete backend cannot even be made. *Blocks* are what models call;
-this class composes them from primitives, and a backend overrides a block where fusing pays. The composed form
-stays the definition, and the only one in which every intermediate value can be tapped (see `taps.py`).
+Shapes are written in axis letters, which have one meaning in the whole project:
+
+    T  tokens in the forward pass            D  hidden size          V  vocabulary size
+    R  tokens whose logits are wanted        F  FFN size             N  outputs of a linear layer
+    B  sequences in the forward pass         H  query heads          K  inputs of a linear layer
+    S  cached tokens of a sequence           G  KV heads             E  head dim
 """
 
 from __future__ import annotations
@@ -26,8 +31,8 @@ from mlx_engine.quant.weight import Weight
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# What the decorators below have registered: names by kind, in the order of this file. Taps, profiler and contract suite
-# take their lists from here.
+# The names of the operations that the decorators below register, by kind, in the order of this file. Taps, profiler and
+# contract suite take their lists from here.
 OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": []}
 
 
@@ -39,59 +44,59 @@ def _registering(kind: str) -> Callable[[Method], Method]:
     return register
 
 
-# Decorators, one for each kind. Every backend implements primitives, and storage of keys and values. Blocks are
-# composed of primitives here, and a backend may fuse them. What dispatches only calls the operation that its parameters
-# ask for.
+# One decorator for each kind of operation. Every backend implements the primitives and the storage of keys and values.
+# Blocks are composed of primitives here, and a backend may fuse them. A dispatch method only chooses which operation to
+# call, by its parameters.
 primitive, storage, block, dispatch = map(_registering, OPERATIONS)
 
 
 class Backend(ABC):
-    """Pure functions on one array type; no model state. All results are float32 unless said otherwise."""
+    """Operations on one array type, without model state. Results are float32 unless the docstring says otherwise."""
 
     name: str
     device: str = "cpu"
-    # Whether results are promises that are kept only when they are asked for.
+    # Whether operations only build a graph, which is evaluated when a result is needed (MLX).
     lazy: bool = False
-    # Set on the twin that `profiled.py` makes, and None on every other backend.
+    # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
 
-    # ---- crossing the seam ----
+    # ---- weights, arrays and token ids ----
 
     @abstractmethod
     def prepare(self, weight: Weight) -> Array:
-        """What this backend computes with: a gain or bias of one axis, or an (N, K) matrix as it multiplies it."""
+        """Return a weight in this backend's own form: a norm weight or bias of one axis, or an (N, K) matrix."""
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Whether `embed` takes this table as the file has it; else it takes what `prepare` makes of it."""
+        """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
         return False
 
     def read_ahead(self) -> None:  # noqa: B027 - most backends hold their weights in memory
-        """Called once, when a model has been built: weights that lie in a mapped file may be brought into memory."""
+        """Start reading mapped weights into memory. Called once, after a model has been built."""
 
     def warm_up(self, run: Callable[[], Array]) -> None:  # noqa: B027 - most backends are ready when they are made
-        """Called once, behind `read_ahead`; `run` is a pass of one token, for what is compiled or measured at first."""
+        """Compile and tune what the first pass would. Called once, after `read_ahead`; `run` is a pass of one token."""
 
     @abstractmethod
     def array(self, values: np.ndarray) -> Array:
-        """A NumPy array as this backend's array, float32."""
+        """Return a NumPy array as this backend's float32 array."""
 
     @abstractmethod
     def host(self, x: Array) -> np.ndarray:
-        """This backend's array as a float32 NumPy array of the same shape."""
+        """Return this backend's array as a float32 NumPy array of the same shape."""
 
     def token_id(self, token: Token) -> int:
-        """The id that `argmax` or `sample` chose, on the host. A lazy backend waits for the device here."""
+        """Return the id of a chosen token as an int. A lazy backend waits for the device here."""
         return int(token)
 
     def begin(self, x: Array) -> None:  # noqa: B027 - most backends are eager
-        """Begin to compute x and return at once. Only a lazy backend has to do anything for that."""
+        """Start the computation of x, which may be several arrays, without waiting. Only lazy backends override it."""
 
     def wait(self, x: Array) -> None:  # noqa: B027 - most backends are eager
-        """Return when x, an array or several, has been computed. Only a lazy backend has to do anything for that."""
+        """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Held around every run of the model: a backend sets up there what must not leak to the rest."""
+        """Return a context manager for passes: it changes process-wide settings (BLAS, streams) and restores them."""
         yield
 
     # ---- primitives ----
@@ -99,113 +104,113 @@ class Backend(ABC):
     @primitive
     @abstractmethod
     def embed(self, table: Array, ids: Sequence[Token]) -> Array:
-        """(T, D): the rows `ids` of a prepared (V, D) table."""
+        """Return (T, D): the rows `ids` of a (V, D) embedding table."""
 
     @primitive
     @abstractmethod
     def linear(self, x: Array, linear: Linear) -> Array:
-        """(T, N) from (T, K): `x @ weight.T + bias`, accumulated in float32 or better."""
+        """Return `x @ weight.T + bias`, (T, N) from (T, K), accumulated in float32 or float64."""
 
     @primitive
     @abstractmethod
-    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
-        """`gain * x / sqrt(mean(x**2) + eps)` over the last axis; x may be (T, D) or (T, H, E)."""
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Return `weight * x / sqrt(mean(x**2) + eps)` over the last axis of (T, D) or (T, H, E)."""
 
     @primitive
     @abstractmethod
-    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
-        """`gain * (x - mean) / sqrt(var + eps) + bias` over the last axis of (T, D)."""
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """Return `weight * (x - mean) / sqrt(var + eps) + bias` over the last axis of (T, D)."""
 
     @primitive
     @abstractmethod
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
-        """Rotate (T, H, E): row t stands at `positions[t]`; pairs are (j, j + E/2)."""
+        """Rotate (T, H, E) by rotary position embedding: row t has position `positions[t]`, pairs are (j, j + E/2)."""
 
     @primitive
     @abstractmethod
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
-        """(R, H, E) softmax attention, in each sequence of its own; query head h reads KV head `h // (H // G)`.
+        """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
 
-        The queries are the last `counts[b]` tokens of each sequence b, end to end. A token sees the tokens up to
-        itself, or within the view's window the last of them.
+        The queries are the last `counts[b]` tokens of each sequence b, end to end. A token attends to itself and the
+        tokens before it; with a window, to the last `window` of these.
         """
 
     @primitive
     @abstractmethod
     def silu(self, x: Array) -> Array:
-        """`x / (1 + exp(-x))`, without overflow for any x."""
+        """Return `x / (1 + exp(-x))`, without overflow for any x."""
 
     @primitive
     @abstractmethod
     def gelu(self, x: Array) -> Array:
-        """The tanh form: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`."""
+        """Return the tanh form of GELU: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`."""
 
     @primitive
     @abstractmethod
     def add(self, a: Array, b: Array) -> Array:
-        """Elementwise sum of two arrays of one shape."""
+        """Return the elementwise sum of two arrays of one shape."""
 
     @primitive
     @abstractmethod
     def multiply(self, a: Array, b: Array) -> Array:
-        """Elementwise product of two arrays of one shape."""
+        """Return the elementwise product of two arrays of one shape."""
 
     @primitive
     @abstractmethod
     def scale(self, x: Array, factor: float) -> Array:
-        """(T, D): every element times one number."""
+        """Return (T, D) with every element multiplied by a number."""
 
     @primitive
     @abstractmethod
     def heads(self, x: Array, head_dim: int) -> Array:
-        """(T, H, E) from (T, H*E)."""
+        """Split (T, H*E) into heads, (T, H, E)."""
 
     @primitive
     @abstractmethod
     def merge(self, x: Array) -> Array:
-        """(T, H*E) from (T, H, E)."""
+        """Join heads (T, H, E) into (T, H*E)."""
 
     @primitive
     @abstractmethod
     def take(self, x: Array, rows: Sequence[int]) -> Array:
-        """(R, ...): the rows of (T, ...) with these numbers."""
+        """Return (R, ...): the rows of (T, ...) with these indices."""
 
     @primitive
     @abstractmethod
     def argmax(self, logits: Array) -> Token:
-        """The id of the largest of (1, V) logits; of equal ones the lowest id."""
+        """Return the id of the largest of (1, V) logits; of several, the lowest id."""
 
     @primitive
     @abstractmethod
     def sample(self, logits: Array, sampling: Sampling, recent: Sequence[Token], u: float) -> Token:
-        """The id that the draw `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines it."""
+        """Return the id that a random number `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines."""
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
-        """Return R ids, one for each row of (R, V) logits, chosen as the row's own draw says."""
+        """Return R ids, one for each row of (R, V) logits, by argmax or by sampling as the row's `Draw` says."""
         rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
         return [
             self.argmax(row) if draw.sampling.is_argmax else self.sample(row, draw.sampling, draw.recent, draw.u)
             for row, draw in zip(rows, draws, strict=True)
         ]
 
-    # ---- keys and values: the cache decides which slots are whose, the backend how a store lies in memory ----
+    # ---- KV stores: the cache assigns slots to sequences, the backend decides the memory layout ----
 
     @abstractmethod
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
-        """A store of `n_slots` slots for keys and values (G, E) each; what lies in the slots is undefined."""
+        """Return a KV store of `n_slots` uninitialised slots; a slot holds keys and values (G, E) of one token."""
 
     @storage
     @abstractmethod
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """The store with (T, G, E) keys and values in these slots, (T,) int64; it may be the same object, changed."""
+        """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place."""
 
     @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
-        """Bytes that the store occupies."""
+        """Return the bytes that the store occupies."""
 
     def kv_append(self, batch: Batch, layer: int, k: Array, v: Array) -> KVView:
-        """Write a layer's keys and values (T, G, E) of the new tokens; return what their queries attend to."""
+        """Write a layer's keys and values (T, G, E) of the new tokens. Return the layer's KV view, for `attention`."""
         group, layers = batch.group(layer), batch.stores.layers
         store = self.kv_write(layers[layer], group.slots, k, v)
         if batch.stores.are_kept:
@@ -214,19 +219,19 @@ class Backend(ABC):
 
     # ---- blocks ----
 
-    # Called with a name and an array where a value inside a block may be of interest; `taps.py` sets it.
+    # Called with the name and array of each intermediate value; `taps.py` sets it.
     tap: Callable[[str, Array], None] | None = None
 
     @dispatch
     def norm(self, x: Array, norm: Norm) -> Array:
-        """Whichever norm the parameters describe."""
+        """Return x normed by an RMS norm or a layer norm, as `norm` says."""
         if isinstance(norm, RMSNorm):
-            return self.note(norm.name, self.rms_norm(x, norm.gain, norm.eps))
-        return self.note(norm.name, self.layer_norm(x, norm.gain, norm.bias, norm.eps))
+            return self.note(norm.name, self.rms_norm(x, norm.weight, norm.eps))
+        return self.note(norm.name, self.layer_norm(x, norm.weight, norm.bias, norm.eps))
 
     @block
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
-        """Several projections of one normed input: q, k, v."""
+        """Return several projections of the normed x, such as q, k and v."""
         h = self.norm(x, norm)
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 
@@ -241,7 +246,7 @@ class Backend(ABC):
         rope: Rope,
         positions: Sequence[int],
     ) -> tuple[Array, Array, Array]:
-        """Split (T, H*E), (T, G*E), (T, G*E) into heads; norm (if `norms`) and rotate those of q and k."""
+        """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads; norm (if `norms`) and rotate the heads of q and k."""
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
         if norms is not None:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
@@ -249,46 +254,46 @@ class Backend(ABC):
 
     @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
-        """`residual + projection(x)`: how attention and the feed-forward network end."""
+        """Return `residual + projection(x)`: the last step of attention and of the feed-forward network."""
         return self.add(residual, self.note(projection.name, self.linear(x, projection)))
 
     @block
     def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
-        """`residual + norm(projection(x))`: how they end where what they add is normed."""
+        """Return `residual + norm(projection(x))`: the same step in models with a norm after the projection."""
         return self.add(residual, self.norm(self.note(projection.name, self.linear(x, projection)), norm))
 
     @block
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
-        """(T, F): `activation(gate(h)) * up(h)` of the normed h, the first half of a gated feed-forward network."""
+        """Return `activation(gate(h)) * up(h)`, (T, F), where h is the normed x: the first half of a gated FFN."""
         h = self.norm(x, norm)
         gated = self.activate(self.note(gate.name, self.linear(h, gate)), activation)
         return self.multiply(gated, self.note(up.name, self.linear(h, up)))
 
     @block
     def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
-        """(T, F): `activation(up(h))` of the normed h, the first half of a feed-forward network without a gate."""
+        """Return `activation(up(h))`, (T, F), where h is the normed x: the first half of an FFN without a gate."""
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 
     @block
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """Logits (R, V) of the rows (R, D) that are wanted. The head is the largest matrix by far."""
+        """Return logits (R, V) of the hidden states (R, D). The head is by far the largest matrix."""
         return self.linear(self.norm(x, norm), head)
 
     def compile(self, layers: Layers) -> Program:
         """Return the program that runs a model's layers, which `layers` defines.
 
-        Called when a model has been built. A backend that records the definition may run something faster that gives
-        the same; this one runs it operation by operation.
+        Called when a model has been built. This implementation runs the definition operation by operation; a backend
+        may record the definition and compile a faster program that computes the same.
         """
         return OpByOp(self, layers)
 
     @dispatch
     def activate(self, x: Array, activation: Activation) -> Array:
-        """The named activation."""
+        """Return x after the named activation function."""
         return self.silu(x) if activation == "silu" else self.gelu(x)
 
     def note(self, name: str, x: Array) -> Array:
-        """Show x to the tap, if there is one, and hand it on."""
+        """Pass x to the tap, if one is set, and return x."""
         if self.tap is not None:
             self.tap(name, x)
         return x

@@ -1,8 +1,7 @@
-"""What a forward pass reads: the new tokens of one or more sequences, laid end to end, and their keys and values.
+"""The input of a forward pass: the new tokens of one or more sequences, laid end to end, and their KV cache.
 
-Keys and values lie in pages of a fixed number of tokens. The stores of all layers have the same number of slots for a
-page; a sequence has a page table, which says with which slot each of its pages begins. `mlx_engine/cache` decides which
-page is whose.
+A KV store holds a layer's keys and values in slots, one slot per token. A page is a run of slots of fixed length. Each
+sequence has a page table: the first slot of each of its pages. `mlx_engine/cache` assigns pages to sequences.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ import numpy as np
 
 from mlx_engine.backends.parameters import Array, Token
 
-# Whose logits a pass is run for: every token's, some tokens', or nobody's, as for a part of a long prompt.
+# Which tokens' logits a pass returns: every, some, or none (a chunk of a long prompt that is not the last).
 Wanted = Literal["every", "some", "none"]
 
 
 class KV(Protocol):
-    """The keys and values of a sequence. Tokens that a pass has begun count when they are committed."""
+    """The KV cache of a sequence. The new tokens of a pass are pending until they are committed."""
 
     def commit(self, n: int) -> None:
-        """Count the first n of the tokens that were begun."""
+        """Commit the first n pending tokens."""
 
     def roll_back(self, n: int) -> None:
-        """Forget the last n of the tokens that were begun."""
+        """Discard the last n pending tokens."""
 
 
 class KVSpan(NamedTuple):
-    """Keys and values of one sequence in one pass.
+    """The page table of one sequence in one pass.
 
     Attributes:
-        pages: (P,) int64, the slot with which each page begins; page i has the positions from i * page tokens on. Of
-            pages that have left the layers' window, and of those behind the last token, the entry is undefined.
-        length: tokens of the sequence, those of this pass included.
-        n_new: how many of the last ones are of this pass.
+        pages: (P,) int64, the first slot of each page; page i holds positions from i * (tokens per page) on. Entries
+            of pages that have left the layers' window, and of pages after the last token, are undefined.
+        length: number of tokens in the sequence, including the new tokens of this pass.
+        n_new: number of new tokens in this pass; they are the last ones.
     """
 
     pages: np.ndarray
@@ -46,19 +45,19 @@ class KVSpan(NamedTuple):
     n_new: int
 
     def slots(self, first: int, last: int, page: int) -> slice | np.ndarray:
-        """Return the slots of positions [first, last), in a slice where they follow each other."""
+        """Return the slots of positions [first, last), as a slice if they are consecutive."""
         positions = np.arange(first, last)
         return in_order(self.pages[positions // page] + positions % page)
 
 
 class KVView(NamedTuple):
-    """What the queries of a pass attend to in one layer. Of each sequence they are the last tokens.
+    """The keys and values of one layer that the queries of a pass attend to.
 
     Attributes:
-        store: keys and values of all sequences, as the backend keeps them.
-        page: tokens of a page.
-        spans: (B,), one for each sequence.
-        window: how many of the latest tokens a token sees, itself included; None is all.
+        store: the layer's KV store, with the keys and values of all sequences.
+        page: tokens per page.
+        spans: (B,) the page table of each sequence.
+        window: number of latest tokens that a token attends to, itself included; None for all tokens.
     """
 
     store: Array
@@ -67,17 +66,17 @@ class KVView(NamedTuple):
     window: int | None = None
 
     def first_visible(self, span: KVSpan, n_queries: int) -> int:
-        """Return the first position that any of a sequence's last `n_queries` tokens sees."""
+        """Return the first position that any of the last `n_queries` tokens of a sequence attends to."""
         return 0 if self.window is None else max(0, span.length - n_queries + 1 - self.window)
 
 
 class KVGroup(NamedTuple):
-    """What layers with one window have in common in a pass.
+    """The layers with the same attention window. They share page tables and slots.
 
     Attributes:
-        window: how many of the latest tokens a token sees; None is all.
-        spans: (B,), one for each sequence.
-        slots: (T,) int64, where keys and values of the new tokens are written.
+        window: number of latest tokens that a token attends to; None for all tokens.
+        spans: (B,) the page table of each sequence.
+        slots: (T,) int64, the slots for keys and values of the new tokens.
     """
 
     window: int | None
@@ -87,13 +86,13 @@ class KVGroup(NamedTuple):
 
 @dataclass(eq=False)
 class Stores:
-    """The memory of all keys and values.
+    """The KV stores of all layers.
 
     Attributes:
-        layers: one array for each layer.
-        group_of: the number of each layer's group.
-        page: tokens of a page.
-        are_kept: whether a later pass reads what this one writes. Else layers may share memory.
+        layers: one KV store per layer.
+        group_of: the index of each layer's `KVGroup`.
+        page: tokens per page.
+        are_kept: whether later passes read the keys and values that this pass writes. If not, layers may share memory.
     """
 
     layers: list[Array]
@@ -104,16 +103,16 @@ class Stores:
 
 @dataclass(eq=False)
 class Batch:
-    """The new tokens of one or more sequences, and where their keys and values lie.
+    """The new tokens of one or more sequences, and the slots of their keys and values.
 
     Attributes:
         ids: (T,) new tokens of all sequences, end to end.
-        lengths: (B,) how many are of each sequence.
+        lengths: (B,) number of new tokens of each sequence.
         positions: (T,) absolute positions.
-        wanted: (B,) of how many of each sequence's last tokens logits are wanted.
-        kv: (B,) the sequences.
-        stores: keys and values of all layers.
-        groups: of layers.
+        wanted: (B,) number of each sequence's last tokens whose logits are wanted.
+        kv: (B,) the KV cache of each sequence.
+        stores: the KV stores of all layers.
+        groups: the groups of layers, by window.
     """
 
     ids: Sequence[Token]
@@ -126,7 +125,7 @@ class Batch:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """(R,) the numbers of the tokens whose logits are wanted, ascending."""
+        """Return (R,) the indices of the tokens whose logits are wanted, ascending."""
         if self.wanted == self.lengths:
             return tuple(range(len(self.positions)))
         ends = itertools.accumulate(self.lengths)
@@ -134,26 +133,26 @@ class Batch:
 
     @property
     def want(self) -> Wanted:
-        """Whose logits are wanted."""
+        """Return which tokens' logits are wanted."""
         return "every" if self.wanted == self.lengths else "some" if any(self.wanted) else "none"
 
     def group(self, layer: int) -> KVGroup:
-        """Return a layer's group."""
+        """Return the group of a layer."""
         return self.groups[self.stores.group_of[layer]]
 
     def commit(self) -> None:
-        """Count the new tokens of every sequence: the pass is complete, or on a lazy backend begun for good."""
+        """Commit the new tokens of every sequence, after the pass has run or, on a lazy backend, been submitted."""
         for kv, n in zip(self.kv, self.lengths, strict=True):
             kv.commit(n)
 
     def roll_back(self) -> None:
-        """Forget the new tokens of every sequence, as if the pass had never begun."""
+        """Discard the new tokens of every sequence: undo the pass."""
         for kv, n in zip(self.kv, self.lengths, strict=True):
             kv.roll_back(n)
 
 
 def in_order(slots: np.ndarray) -> slice | np.ndarray:
-    """Return the slots as a slice if each follows the one before, and as they are if not."""
+    """Return the slots as a slice if they are consecutive; if not, return them unchanged."""
     n = len(slots)
     if n and slots[-1] - slots[0] == n - 1 and (n < 3 or bool((slots[1:] - slots[:-1] == 1).all())):
         return slice(int(slots[0]), int(slots[0]) + n)

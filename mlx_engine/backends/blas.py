@@ -1,4 +1,4 @@
-"""BLAS on one thread. The limit belongs to the process, so sessions that overlap must agree on who lifts it."""
+"""Limit BLAS to one thread. The limit is process-wide, so overlapping sessions share it and the last restores it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _limit: Any = None
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread; the first to enter sets the limit, the last to leave restores what was."""
+    """Limit BLAS to one thread: the first caller to enter sets the limit, the last to leave restores the old one."""
     global _held, _limit
     with _lock:
         if _held == 0:
@@ -34,5 +34,5 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """The BLAS libraries of this process; looking for them costs milliseconds."""
+    """Return the BLAS libraries of this process. Cached: the search takes milliseconds."""
     return ThreadpoolController()

@@ -1,6 +1,6 @@
-"""`simd` and `parallel` with compiled kernels: whole blocks in one call, weights as they are stored.
+"""`simd` and `parallel` with compiled kernels: one call per block, quantised weights multiplied as they are stored.
 
-The only difference between the two is the number of threads, and no bit of a result depends on that.
+`simd` and `parallel` differ only in the number of threads. Results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
-# Types that are multiplied as they are stored, by name.
+# The GGML types that the kernels multiply as they are stored, by name.
 _STORED = {
     "Q8_0": layout.Q8_0, "Q4_0": layout.Q4_0, "Q4_1": layout.Q4_1, "Q4_K": layout.Q4_K, "Q6_K": layout.Q6_K,
 }  # fmt: skip
 
 
 class CompiledBackend(SimdBackend):
-    """Operations are called inside a `session`, which one thread at a time can hold: they share a pool's memory."""
+    """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
     def __init__(self, library: Library, name: str, threads: int) -> None:
         super().__init__()
@@ -43,22 +43,22 @@ class CompiledBackend(SimdBackend):
         self._tasks = {
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._mapped: list[np.ndarray] = []
-        # By the parameters that they are made of, which are compared by identity.
+        # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
-        self.room = np.empty(0, dtype=np.float32)
+        self.scratch = np.empty(0, dtype=np.float32)
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """The pool's turn, and what NumPy needs."""
-        with self._turn, super().session():
+        """Hold the thread pool, and BLAS on one thread."""
+        with self._lock, super().session():
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """What the kernels multiply stays as it is stored, a view of the mapped file; the rest is expanded, once."""
+        """Return a view of the mapped file for types that the kernels multiply; dequantise all other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         shape = (weight.shape[0], weight.shape[1])
@@ -68,11 +68,11 @@ class CompiledBackend(SimdBackend):
         return Matrix(shape, layout.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
 
     def embeds_stored(self, table: Weight) -> bool:
-        """Unless the kernels read it, a table stays in the file: a pass needs a few rows of what may be a gigabyte."""
+        """Leave tables of other types in the file: a pass reads a few rows of a table that may have a gigabyte."""
         return table.type.name not in _STORED
 
     def read_ahead(self) -> None:
-        """Touch every page of the weights, on a thread that nobody waits for: the first pass would do it one by one."""
+        """Touch every memory page of the weights on a background thread, so that the first pass has no page faults."""
         mapped, self._mapped = self._mapped, []
 
         def touch() -> None:
@@ -82,7 +82,7 @@ class CompiledBackend(SimdBackend):
         threading.Thread(target=touch, name="mlx_engine-read-ahead", daemon=True).start()
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
-        """Rows of the table, these alone expanded."""
+        """Return rows of the table; only these rows are dequantised."""
         if isinstance(table, Weight):
             return table.rows(ids)
         rows = np.ascontiguousarray(ids, dtype=np.int64)
@@ -96,11 +96,9 @@ class CompiledBackend(SimdBackend):
         return expanded
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """Products with the stored rows."""
         return self._project(x, self._block((linear,)))
 
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
-        """The norm and all products in one job."""
         if not _fits(norm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
         block = self._block(tuple(projections), norm)
@@ -108,36 +106,34 @@ class CompiledBackend(SimdBackend):
         return [y[:, columns] for columns in block.columns]
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
-        """The sum is taken where the products are."""
+        """Add the residual in the same kernel as the product."""
         return self._project(x, self._block((projection,)), residual)
 
     def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
-        """Norm and sum follow in the same call."""
+        """Norm the product and add the residual in the same call."""
         return self._project(x, self._block((projection,), post=norm), residual)
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
-        """Every row of the gate is multiplied next to the row above it."""
+        """Multiply x with the same row of `gate` and `up` in turn, and gate the result in the same job."""
         if not _fits(norm) or not _gates(gate, up):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
     def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
-        """Norm, products and activation in one job."""
         if not _fits(norm):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """The norm and the products in one job."""
         return self._project(x, self._block((head,), norm)) if _fits(norm) else super().norm_head(x, norm, head)
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
         n, x = len(x), _rows(x)
         y = _aligned(n, block.n_outputs)
         added = None if residual is None else _rows(residual)
-        room = 0 if n == 1 and block.has_gemv else self.room_for(n * layout.whole_vectors(block.n_inputs))
+        scratch = 0 if n == 1 and block.has_gemv else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
         self.run_entry(
-            self.library.project, block.address, n, address(x), 0 if added is None else address(added), room,
+            self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
             address(y),
         )  # fmt: skip
         return y
@@ -151,19 +147,19 @@ class CompiledBackend(SimdBackend):
             block = self._blocks[key] = Block(linears, norm, activation, self.library, post)
         return block
 
-    def room_for(self, n: int) -> int:
-        """The address of memory for n floats, the same for every call: fresh pages would cost more than the work."""
-        if self.room.size < n:
-            self.room = _aligned(n)
-        return address(self.room)
+    def scratch_address(self, n: int) -> int:
+        """Return the address of scratch memory for n floats, reused by every call: page faults would cost more time."""
+        if self.scratch.size < n:
+            self.scratch = _aligned(n)
+        return address(self.scratch)
 
     def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
-        """Call an entry of the library while nobody falls asleep: a helper that did so now would miss all of it.
+        """Call a compiled entry point with parking disabled, so that no worker thread parks during the call.
 
-        One that has looked in vain for long waits for the interpreter's lock to say that it sleeps, and gets it when
-        the call lets go of it: after the last look at who has to be woken.
+        A worker that has found no job for a while needs Python's GIL to mark itself parked, and gets the GIL when this
+        call releases it. By then parked workers have already been counted, so this worker would miss the whole call.
         """
-        self.pool.control[layout.ON] = 1  # before that look
+        self.pool.control[layout.ON] = 1  # before parked workers are counted
         try:
             if self.pool.shared.parked:
                 self.pool.shared.wake()
@@ -181,7 +177,7 @@ class CompiledBackend(SimdBackend):
         rope: Rope,
         positions: Sequence[int],
     ) -> tuple[Array, Array, Array]:
-        """Norm and rotation in one pass over the heads."""
+        """Norm and rotate each head in one read of its memory."""
         cos, sin = self.rope_table(rope, max(positions) + 1)
         at = np.array(positions, dtype=np.int64)
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
@@ -195,7 +191,7 @@ class CompiledBackend(SimdBackend):
         return q_out, k_out, v.reshape(n, -1, head_dim)
 
     def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None) -> int:
-        """The address of its words, which are kept, and the norms that they point to."""
+        """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
         key = (n_q, n_k, head_dim, *(norms or ()))
         words = self._heads.get(key)
         if words is None:
@@ -207,16 +203,16 @@ class CompiledBackend(SimdBackend):
         return address(words)
 
     def rope_table(self, rope: Rope, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of at least `length` positions; twice as many each time that they do not suffice."""
+        """Return the cos/sin table of at least `length` positions; its length doubles when it is too short."""
         found = self._tables.get(rope)
         if found is None or len(found[0]) < length:
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
         return found
 
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """In place, by all threads; rows may be apart, as the columns of a larger array are."""
+        """Write in place, on all threads. Rows of k and v may have a stride, as columns of a larger array have."""
         n, n_heads, width = k.shape
-        # Where they do not fit, NumPy says so.
+        # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
         fits = n == len(slots) > 0 and slots.min() >= 0 and slots.max() < store.shape[2] and slots.strides == (8,)
         fits = fits and k.shape == v.shape and store.shape[1::2] == (n_heads, width)
         if not fits or any(x.strides[1:] != (4 * width, 4) for x in (store[0], k, v)):
@@ -229,13 +225,13 @@ class CompiledBackend(SimdBackend):
         return store
 
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
-        """Keys and values are read where they lie."""
+        """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         _, n_kv_heads, slots, _ = kv.store.shape
         if not _attends(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scale)
         q, out, sequences = _rows(q), _aligned(*q.shape), sequence_words(kv.spans, counts, counts)
-        parts = self.room_for(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
+        parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
             n_kv_heads, width, address(kv.store), slots, kv.page, kv.window or 0, address(sequences), len(sequences),
@@ -244,9 +240,9 @@ class CompiledBackend(SimdBackend):
         return out
 
     def compile(self, layers: Layers) -> Program:
-        """Return a program of compiled steps, or the definition itself where the kernels lack something.
+        """Return a program of compiled steps, or `OpByOp` if the kernels lack an operation.
 
-        A subclass that overrides an operation gets the definition, too: steps would not call it.
+        A subclass that overrides an operation gets `OpByOp` too, because compiled steps would not call the override.
         """
         try:
             recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
@@ -255,14 +251,14 @@ class CompiledBackend(SimdBackend):
         builders = Builders(self._block_of, self._head_block, _attends)
         try:
             if self._overrides():
-                raise CannotCompileError("an operation that was overridden")
+                raise CannotCompileError("an operation that a subclass overrides")
             lowered = {want: lower(recording, builders) for want, recording in recordings.items()}
             return CompiledProgram(self, lowered)
         except CannotCompileError:
             return OpByOp(self, layers, _fused(recordings["every"]))
 
     def _overrides(self) -> bool:
-        """Whether an operation that steps do is another one on this backend."""
+        """Return whether this backend overrides an operation that has a compiled step."""
         names = (*LOWERED, "kv_write", "kv_append")
         kind = type(self)
         return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
@@ -270,10 +266,10 @@ class CompiledBackend(SimdBackend):
     def _block_of(
         self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None
     ) -> Block:
-        """Return the block of a step.
+        """Return the block of matrices for a step.
 
         Raises:
-            CannotCompileError: the kernels have no such block.
+            CannotCompileError: the kernels do not support such a block.
         """
         gated = activation is not None and len(linears) == 2
         if (norm is not None and not _fits(norm)) or (gated and not _gates(*linears)):
@@ -284,7 +280,7 @@ class CompiledBackend(SimdBackend):
 
 
 def _fused(recording: Recording) -> Fused:
-    """Return what the blocks multiply in one job where the layers run operation by operation."""
+    """Return how many products the blocks fuse when the layers run operation by operation."""
     of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
     return Fused(
         gate_up=sum(_fits(args[1]) and _gates(args[2], args[3]) for args in of if isinstance(args[2], Linear)),
@@ -293,17 +289,17 @@ def _fused(recording: Recording) -> Fused:
 
 
 def _fits(norm: Norm) -> bool:
-    """Whether there is scratch memory for as many normed vectors as are packed together."""
-    return 4 * layout.PANEL_TOKENS * int(norm.gain.size) <= layout.SCRATCH_BYTES
+    """Return whether a panel of normed vectors fits into a thread's scratch memory."""
+    return 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
 
 
 def _gates(gate: Linear, up: Linear) -> bool:
-    """Whether the kernels multiply the two side by side: they add no biases there."""
+    """Return whether the kernels can fuse gate and up: the fused kernel adds no biases."""
     return gate.bias is None and up.bias is None
 
 
 def _attends(group: int, width: int) -> bool:
-    """Whether the kernels have heads of this width, and scratch memory for those that share keys."""
+    """Return whether the kernels support `group` query heads of this width per KV head."""
     return (
         width % layout.LANES == 0
         and width <= layout.STRETCH
@@ -312,7 +308,7 @@ def _attends(group: int, width: int) -> bool:
 
 
 def _aligned(*shape: int) -> np.ndarray:
-    """An array that begins with a cache line: what it is multiplied with is then read by whole lines."""
+    """Return an uninitialised array that is aligned to a cache line, so that products read whole lines."""
     n = math.prod(shape)
     memory = np.empty(n + layout.LANES, dtype=np.float32)
     first = -address(memory) % (4 * layout.LANES) // 4
@@ -320,7 +316,7 @@ def _aligned(*shape: int) -> np.ndarray:
 
 
 def _in_rows(x: np.ndarray) -> np.ndarray:
-    """Rows may be apart, as the columns of a larger array are; their elements may not."""
+    """Return x with contiguous elements in each row; rows may have a stride, as columns of a larger array have."""
     return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
 
 

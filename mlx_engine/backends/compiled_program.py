@@ -1,4 +1,4 @@
-"""Programs of the compiled CPU backend: lowered steps, bound to memory, rotary tables and page tables, and run."""
+"""Programs of the compiled CPU backend: run lowered steps, after binding scratch memory, cos/sin and page tables."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class CompiledProgram(Program):
-    """Layers as steps of the compiled kernels: all in one call for few tokens, else one by one."""
+    """All layers as steps of the compiled kernels: one call for up to PROGRAM_TOKENS tokens, else a call per step."""
 
     def __init__(self, backend: CompiledBackend, variants: Mapping[Wanted, Lowered]) -> None:
         self.fused = variants["every"].fused
         self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
 
     def run(self, x: Array, batch: Batch) -> Array:
-        """Run the steps for what is wanted."""
+        """Run the steps that were lowered for the tokens whose logits are wanted."""
         return self._variants[batch.want].run(x, batch)
 
 
 class _Steps:
-    """The words of a program, and the memory that its values take."""
+    """The encoded steps of a program (int64 words), bound to cos/sin tables and KV stores."""
 
     def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
         self._backend, self._of, self._positions = backend, lowered, 0
@@ -44,15 +44,15 @@ class _Steps:
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
         self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
-        # The stores that the words of the layers are about; they may go when nobody else needs them.
+        # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
         self._stores: Callable[[], Stores | None] = lambda: None
         self._layers = np.zeros((len(lowered.kv), layout.KV_WIDTH), dtype=np.int64)
         self._groups = np.zeros((len(lowered.kv), layout.GROUP_WIDTH), dtype=np.int64)
 
     def _bind_rope(self, length: int) -> None:
-        """Write where the cosines and sines of at least `length` positions lie."""
+        """Write the addresses of cos/sin tables of at least `length` positions into the steps."""
         tables = [self._backend.rope_table(rope, length) for rope in self._of.ropes.values()]
-        # The words know tables by address alone: old and new ones are kept while they are written.
+        # The words only have addresses: keep the old and the new tables alive until all are written.
         self._tables += tables
         for i, (cos, sin) in zip(self._of.ropes, tables, strict=True):
             self._steps[i, [layout.COS, layout.SIN]] = address(cos), address(sin)
@@ -60,11 +60,11 @@ class _Steps:
         self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
 
     def _bind_stores(self, batch: Batch) -> None:
-        """Write where keys and values of each layer lie."""
+        """Write the addresses of each layer's KV store and page group."""
         stores = batch.stores
         found = [store.shape[1::2] for store in stores.layers]
         if found != self._of.kv:
-            raise ValueError(f"expected keys and values of (heads, width) {self._of.kv} by layer, found {found}")
+            raise ValueError(f"expected KV stores of (KV heads, head dim) {self._of.kv} by layer, found {found}")
         for layer, (words, store) in enumerate(zip(self._layers, stores.layers, strict=True)):
             words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
             words[layout.KV_WINDOW] = batch.group(layer).window or 0
@@ -72,7 +72,7 @@ class _Steps:
         self._stores = weakref.ref(stores)
 
     def run(self, x: np.ndarray, batch: Batch) -> np.ndarray:
-        """Return the hidden states behind the last step."""
+        """Return the hidden states after the last step."""
         n, of, be = len(x), self._of, self._backend
         length = max(batch.positions) + 1
         if self._positions < length:
@@ -85,12 +85,12 @@ class _Steps:
         forward_pass = _pass_words(batch)
         parts = max(parts_of(batch.groups[0].spans, counts) for counts in (batch.lengths, batch.wanted))
         work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
-        room = be.room_for(n * of.floats + work + parts * of.parts)
-        values = be.room[: n * of.floats]
+        scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
+        values = be.scratch[: n * of.floats]
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
-        at_work = room + 4 * n * of.floats
-        arguments = address(forward_pass), address(self._layers), room, at_work, at_work + 4 * work
-        # More tokens are worth a call for each step; Ctrl-C waits for a call to end.
+        at_work = scratch + 4 * n * of.floats
+        arguments = address(forward_pass), address(self._layers), scratch, at_work, at_work + 4 * work
+        # Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each.
         together = len(self._steps) if n <= layout.PROGRAM_TOKENS else 1
         for first in range(0, len(self._steps), together):
             last = min(first + together, len(self._steps))
@@ -101,7 +101,7 @@ class _Steps:
 
 
 def _pass_words(batch: Batch) -> np.ndarray:
-    """Return the words of a pass, and behind them its tokens' positions and the numbers of the wanted rows."""
+    """Return the parameters of a pass as int64 words, followed by the positions and the indices of wanted rows."""
     n, n_rows = len(batch.positions), len(batch.rows)
     words = np.empty(layout.PASS_WIDTH + n + n_rows, dtype=np.int64)
     positions = address(words) + words.itemsize * layout.PASS_WIDTH
@@ -114,7 +114,7 @@ def _pass_words(batch: Batch) -> np.ndarray:
 
 
 def sequence_words(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
-    """Return the words (B, SEQ_WIDTH) of the sequences of a pass, with their numbers of new and of wanted tokens."""
+    """Return (B, SEQ_WIDTH) int64 words: page table, length, and numbers of new and wanted tokens per sequence."""
     words = np.empty((len(spans), layout.SEQ_WIDTH), dtype=np.int64)
     words[:, : layout.SEQ_WANTED + 1] = [
         (address(span.pages), span.length, n_new, n_wanted)
@@ -124,9 +124,9 @@ def sequence_words(spans: Sequence[KVSpan], lengths: Sequence[int], wanted: Sequ
 
 
 def parts_of(spans: Sequence[KVSpan], counts: Sequence[int]) -> int:
-    """Return how many results of blocks attention keeps for each head, with `counts` queries of the sequences.
+    """Return how many partial results per head attention needs, one for each query and block of keys.
 
-    More queries than a few join the results of blocks as they come.
+    With more than FEW queries there are none: each block's result is merged at once.
     """
     if sum(counts) > layout.SMALL_BATCH:
         return 0

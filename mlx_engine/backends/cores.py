@@ -1,4 +1,4 @@
-"""How many cores this process may really use: what it is pinned to, and what its container is granted."""
+"""The number of CPU cores that this process may use, by CPU affinity and by its container's quota."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores by affinity, or fewer where a control group grants less time than that; at least 1."""
+    """Return the number of cores by affinity, or fewer if a control group has a lower CPU quota; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Cores' worth of time that each control group above this process grants, where one sets a limit."""
+    """Yield the CPU quota, in cores, of each control group of this process that sets one."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -38,7 +38,7 @@ def _version_2(folder: Path) -> Iterator[float]:
     try:
         quota, period = (folder / "cpu.max").read_text().split()[:2]
         yield int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # also "max", which is no number and no limit
+    except (OSError, ValueError, ZeroDivisionError):  # also "max": no limit
         return
 
 

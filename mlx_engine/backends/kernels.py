@@ -1,4 +1,4 @@
-"""The compiled CPU kernels, ready to run: loaded once, from disk where they have been compiled before."""
+"""Load the compiled CPU kernels once per process, from the disk cache if they have been compiled before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @cache
 def load_kernels() -> Library | None:
-    """The kernels; None where there can be none, said once."""
+    """Return the kernels; None, with one warning, if they cannot be compiled or loaded here."""
     try:
         from kernels.cpu import library
     except (ImportError, OSError) as error:
@@ -27,7 +27,7 @@ def load_kernels() -> Library | None:
         return None
     try:
         return _load(library)
-    except Exception as error:  # what has been compiled runs without a compiler; and no compiler is like another
+    except Exception as error:  # any compiler or loader error: NumPy runs instead
         _say(f"{type(error).__name__}: {error}")
         return None
 

@@ -1,8 +1,8 @@
-"""A recorded definition of layers as a program for the compiled kernels: which steps it has, and where values lie.
+"""Lowering: translate the recorded definition of the layers into a program of steps for the compiled CPU kernels.
 
-`lower` turns each recorded operation into a step of `kernels/cpu/program.py`, or says that it cannot: then the layers
-run operation by operation. Values live in one piece of memory; a place is used again when its value is not wanted any
-more.
+`lower` turns each recorded operation into a step of `kernels/cpu/program.py`. If the kernels have no such step, `lower`
+raises CannotCompileError and the layers run operation by operation. All intermediate values share one scratch buffer;
+`_allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from mlx_engine.backends.program import BatchValue, CannotCompileError, Fused, R
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one value: `width` floats for each token, from float `at` on."""
+    """Scratch memory of one value: `width` floats per token; `at` is its offset in floats, for one token."""
 
     width: int
     at: int = -1
 
     @property
     def end(self) -> int:
-        """The float behind it: widths are rounded up, so that what follows begins with a cache line."""
+        """Return the offset after the buffer; widths are rounded up, so that the next buffer begins a cache line."""
         return self.at + layout.whole_vectors(self.width)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies: `width` floats from column `column` of a buffer on, of all tokens or of the wanted rows.
+    """The location of a value: columns [column, column + width) of a buffer, for all tokens or the wanted rows only.
 
-    `head_dim` is the width of a head where the value has been split into heads, and 0 elsewhere.
+    `head_dim` is the head dim if the value has been split into heads, and 0 if not.
     """
 
     buffer: Buffer
@@ -47,13 +47,13 @@ class Place:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its rows follow each other."""
+        """Return whether the rows are contiguous."""
         return self.width == self.buffer.width
 
 
 @dataclass
 class Builders:
-    """What the backend makes of parameters: a block of matrices, and the words of query and key heads."""
+    """The backend's functions for making kernel parameters: blocks of matrices, and query and key heads."""
 
     block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
     heads: Callable[[int, int, int, tuple[RMSNorm, RMSNorm] | None], int]
@@ -62,17 +62,20 @@ class Builders:
 
 @dataclass
 class Lowered:
-    """The steps of a program, and what it has been made of.
+    """The steps of a program, and the sizes of the memory that it needs.
 
     Attributes:
-        words: (steps, STEP_WIDTH).
-        floats: of all values, for each token.
-        inputs: the widest input of a product: so many floats for each of a few tokens are needed besides.
-        normed: the widest input that is normed, or not in whole vectors: so many are for each of many tokens.
-        parts: floats for each token and block of keys that attention needs.
-        kv: the number of key/value heads and their width, by layer.
-        ropes: rotations by the steps that use them.
-        kept: objects that the words know by address alone.
+        words: (steps, STEP_WIDTH) int64, the encoded steps.
+        x: buffer of the input, the hidden states before the first layer.
+        y: location of the result.
+        floats: scratch floats per token, for all values.
+        inputs: K of the widest product; packing needs so many floats for each token of a panel.
+        normed: K of the widest product whose input is normed or padded: so many floats for each token of the pass.
+        parts: floats per token and block of keys for the partial results of attention.
+        kv: the number of KV heads and the head dim, by layer.
+        ropes: rotary embeddings, by the index of the step that uses them.
+        fused: how many products were fused.
+        kept: objects that must stay alive, because `words` only has their addresses.
     """
 
     words: np.ndarray
@@ -93,10 +96,10 @@ class _Lowering:
     builders: Builders
     batch: BatchValue
     places: dict[Value, Place] = field(default_factory=dict)
-    # Of a KV view: the layer, and its number of heads.
+    # KV view -> (layer, number of KV heads).
     views: dict[Value, tuple[int, int]] = field(default_factory=dict)
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # Of a layer: its number of key/value heads, and their width.
+    # Layer -> (number of KV heads, head dim).
     kv: dict[int, tuple[int, int]] = field(default_factory=dict)
     ropes: dict[int, Rope] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
@@ -107,9 +110,9 @@ class _Lowering:
     qkv: int = 0
 
     def place(self, x: object) -> Place:
-        """Return where a value lies; a definition may also use arrays of its own."""
+        """Return the location of a value, or raise CannotCompileError for an array of the definition's own."""
         if not isinstance(x, Value) or x not in self.places:
-            raise CannotCompileError("an operation on something that no operation has returned")
+            raise CannotCompileError("an operation on an array that no operation has returned")
         return self.places[x]
 
     def emit(self, op: int, is_wanted: bool, **words: Any) -> dict[int, Any]:
@@ -119,14 +122,14 @@ class _Lowering:
         return step
 
     def read(self, step: dict[int, Any], first: int, place: Place) -> None:
-        """Make a place an input of a step; `first` is A_AT or B_AT."""
+        """Set an input of a step; `first` is A_AT or B_AT."""
         step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
 
     def new(self, width: int, is_wanted: bool, head_dim: int = 0) -> Place:
         return Place(Buffer(width), 0, width, is_wanted, head_dim)
 
     def whole(self, place: Place) -> Place:
-        """Return a place with the same value whose rows follow each other."""
+        """Return a place with the same value in contiguous rows, copied if necessary."""
         return place if place.is_whole else self.copied(place, is_wanted=place.is_wanted)
 
     def copied(self, place: Place, *, is_wanted: bool) -> Place:
@@ -143,7 +146,7 @@ class _Lowering:
         out = self.new(block.n_outputs, source.is_wanted)
         added = None if residual is None else self.whole(self.place(residual))
         if added is not None and (added.width, added.is_wanted) != (out.width, out.is_wanted):
-            raise CannotCompileError("a residual of another shape")
+            raise CannotCompileError("a residual of a different shape")
         step = self.emit(layout.PROJECT, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
         self.read(step, layout.A_AT, source)
         if added is not None:
@@ -187,7 +190,7 @@ class _Lowering:
     def take(self, x: Value, rows: object) -> tuple[Place, ...]:
         place = self.place(x)
         if rows is not self.batch.rows or place.is_wanted:
-            raise CannotCompileError("rows other than those that are wanted")
+            raise CannotCompileError("rows other than the wanted rows")
         return (self.copied(place, is_wanted=True),)
 
     def head_norm_rope(
@@ -195,9 +198,9 @@ class _Lowering:
     ) -> tuple[Place, ...]:
         a, b = self.place(q), self.place(k)
         if a.is_wanted or b.is_wanted or positions is not self.batch.positions:
-            raise CannotCompileError("heads of some tokens only, or at other positions")
-        if a.width % head_dim or b.width % head_dim or any(norm.gain.size != head_dim for norm in norms or ()):
-            raise CannotCompileError("heads of another width")
+            raise CannotCompileError("heads of the wanted tokens only, or other positions than the batch's")
+        if a.width % head_dim or b.width % head_dim or any(norm.weight.size != head_dim for norm in norms or ()):
+            raise CannotCompileError("a head dim that does not match the norms or projections")
         n_q, n_k = a.width // head_dim, b.width // head_dim
         rotated = self.new(a.width, a.is_wanted, head_dim), self.new(b.width, b.is_wanted, head_dim)
         step = self.emit(
@@ -212,15 +215,15 @@ class _Lowering:
         return (*rotated, replace(self.place(v), head_dim=head_dim))
 
     def kv_append(self, batch: object, layer: int, k: Value, v: Value) -> tuple[int, int]:
-        """Return what is known of the KV view: the layer, and its number of heads."""
+        """Return the layer and the number of KV heads of the KV view."""
         if batch is not self.batch:
-            raise CannotCompileError("another batch")
+            raise CannotCompileError("a batch other than the pass's own")
         a, b = self.place(k), self.place(v)
         if a.is_wanted or b.is_wanted or (a.width, a.head_dim) != (b.width, b.head_dim) or not a.head_dim:
-            raise CannotCompileError("keys and values of some tokens only, or without heads")
+            raise CannotCompileError("keys and values of the wanted tokens only, or not split into heads")
         n_heads = a.width // a.head_dim
         if layer in self.kv or a.width % a.head_dim:
-            raise CannotCompileError("keys and values of a layer twice, or of a part of a head")
+            raise CannotCompileError("keys and values written twice in one layer, or a partial head")
         self.kv[layer] = (n_heads, a.head_dim)
         step = self.emit(layout.KV_APPEND, False, LAYER=layer, N_KV_HEADS=n_heads, ROW_WIDTH=a.head_dim)
         self.read(step, layout.A_AT, a)
@@ -229,15 +232,15 @@ class _Lowering:
 
     def attention(self, q: Value, view: Value, counts: object, scale: float) -> tuple[Place, ...]:
         if not isinstance(view, Value) or view not in self.views:
-            raise CannotCompileError("attention over something that is no KV view")
+            raise CannotCompileError("attention over an object that is not a KV view")
         source, (layer, n_kv_heads) = self.whole(self.place(q)), self.views[view]
         if counts is not (self.batch.wanted if source.is_wanted else self.batch.lengths):
-            raise CannotCompileError("attention of other rows than those that there are")
+            raise CannotCompileError("counts that do not match the rows of the queries")
         head_dim = source.head_dim
         n_heads = source.width // max(1, head_dim)
         is_grouped = n_heads > 0 and n_kv_heads > 0 and n_heads % n_kv_heads == 0
         if not is_grouped or not self.builders.attends(n_heads // n_kv_heads, head_dim):
-            raise CannotCompileError("heads of this width")
+            raise CannotCompileError("a number of heads or a head dim that attention does not support")
         out = self.new(source.width, source.is_wanted, head_dim)
         step = self.emit(
             layout.ATTENTION, source.is_wanted, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
@@ -249,10 +252,10 @@ class _Lowering:
 
 
 def lower(recording: Recording, builders: Builders) -> Lowered:
-    """Return the recorded layers as a program's steps.
+    """Return the recorded layers as the steps of a program.
 
     Raises:
-        CannotCompileError: an operation, or its arguments, are none that the kernels have.
+        CannotCompileError: the kernels do not have an operation, or do not support its arguments.
     """
     lowering = _Lowering(builders, recording.batch)
     x = lowering.new(_width(recording), is_wanted=False)
@@ -266,7 +269,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
         places = getattr(lowering, step.op)(*step.args)
         lowering.places |= dict(zip(step.results, places, strict=True))
     y = lowering.whole(lowering.place(recording.y))
-    n_floats = _allocate(lowering.steps, x.buffer, y.buffer)  # before their places are written
+    n_floats = _allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_words` reads
     if sorted(lowering.kv) != list(range(len(lowering.kv))):
         raise CannotCompileError("layers without keys and values")
     return Lowered(
@@ -284,7 +287,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
     )
 
 
-# The operations that steps do, by name; `_Lowering` has a method for each.
+# The operations that have a step; `_Lowering` has a method of the same name for each.
 LOWERED = (
     *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "take"),
     *("head_norm_rope", "attention"),
@@ -292,15 +295,15 @@ LOWERED = (
 
 
 def _width(recording: Recording) -> int:
-    """Return the width of the hidden states: that of the norm of x."""
+    """Return D, the width of the norm that reads the input of the first layer."""
     for step in recording.steps:
         if len(step.args) > 1 and step.args[0] is recording.x and isinstance(step.args[1], RMSNorm | LayerNorm):
-            return int(step.args[1].gain.size)
-    raise CannotCompileError("hidden states that no norm reads")
+            return int(step.args[1].weight.size)
+    raise CannotCompileError("hidden states of unknown width: no norm reads the input")
 
 
 def _allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
-    """Give each buffer its place, where no other lies that is wanted at the same time; return the floats in all."""
+    """Set the offset of each buffer, so that buffers in use at the same time do not overlap; return the total size."""
     last_step = {x: 0}
     for i, step in enumerate(steps):
         last_step |= {word: i for word in step.values() if isinstance(word, Buffer)}

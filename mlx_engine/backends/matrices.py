@@ -1,4 +1,4 @@
-"""Matrices for the compiled kernels: where they lie, in which format, and which of them are multiplied together."""
+"""Kernel parameters of matrices: their address and format, and which matrices are multiplied in one job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlx_engine.backends.parameters import LayerNorm, Linear, Norm
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """An (N, K) matrix as it is stored: bytes of blocks in one dimension, or float32.
+    """An (N, K) matrix: the bytes of its quantised blocks, one-dimensional, or float32 (N, K).
 
     Attributes:
         kind: a format of `kernels.cpu.layout`.
@@ -33,21 +33,22 @@ class Matrix:
 
 
 class Block:
-    """Linear layers with one input, as machine code has them: their products lie side by side in one row.
+    """Linear layers with the same input, encoded for the compiled kernels. Their outputs are concatenated in one row.
 
-    With an activation two of them are a gate and what it gates. `post` is a norm of the output.
+    Two layers with an activation are gate and up, and the output is `activation(gate) * up`. `norm` is applied to the
+    input, `post` to the output.
     """
 
     def __init__(
         self, linears: Sequence[Linear], norm: Norm | None, activation: int, library: Library, post: Norm | None = None
     ) -> None:
-        # The words know the arrays by address alone.
+        # Keep the arrays alive: the words only have their addresses.
         self.linears, self.norm, self.post = tuple(linears), norm, post
         matrices: list[Matrix] = [linear.weight for linear in linears]
         gated = activation != 0 and len(matrices) == 2
         rows = [matrix.shape[0] for matrix in matrices]
         edges = np.cumsum([0, *rows]).tolist()
-        # Where each layer's products lie in a row of the output.
+        # The columns of each layer in the output.
         self.columns = [slice(first, last) for first, last in itertools.pairwise(edges)]
         self.n_outputs, self.n_inputs = rows[0] if gated else sum(rows), matrices[0].shape[1]
         self.words = words = np.zeros(layout.TABLE + layout.WIDTH * len(matrices), dtype=np.int64)
@@ -60,7 +61,7 @@ class Block:
             if of is not None:
                 write_norm(words[first : first + 3], of)
         words[layout.N], words[layout.K], words[layout.ACTIVATION] = self.n_outputs, self.n_inputs, activation
-        # Chunks depend on shapes alone; where rows are few bytes, a chunk has more of them.
+        # Chunks depend on shapes only, so that results do not depend on threads. Narrow rows give longer chunks.
         row_bytes = sum(matrix.nbytes // matrix.shape[0] for matrix in matrices[: 2 if gated else 1])
         nbytes = sum(matrix.nbytes for matrix in matrices)
         chunk_bytes = max(layout.CHUNK_BYTES, min(nbytes // layout.LONG_JOB, layout.MOST_CHUNK_BYTES))
@@ -68,7 +69,7 @@ class Block:
         words[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
         words[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
         words[layout.MATRICES] = len(matrices)
-        # One vector is multiplied with rows of whole vectors; a gate takes turns with what it gates.
+        # gemv needs whole vectors of inputs, and reads gate and up in turn, which must have one format.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)
         words[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
@@ -81,14 +82,14 @@ class Block:
 
 
 def write_norm(words: np.ndarray, norm: Norm) -> None:
-    """The words of a norm: where its gain lies, its eps as a float64, and where a layer norm's bias lies."""
-    words[0], words[1:2].view(np.float64)[0] = address(norm.gain), norm.eps
+    """Write a norm's int64 words: the address of its weight, its eps as float64, the address of a layer norm's bias."""
+    words[0], words[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
     if isinstance(norm, LayerNorm):
         words[2] = address(norm.bias)
 
 
 def address(array: np.ndarray) -> int:
-    """Where an array lies. Four times as fast as `array.ctypes.data` where the array can be written."""
+    """Return the address of an array. Four times as fast as `array.ctypes.data` if the array is writable."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous

@@ -1,15 +1,15 @@
-"""`metal` and `cuda`: `mlx` with our own kernels for all that is stored in Q8_0, the same text on either.
+"""`metal` and `cuda`: the `mlx` backend with our own kernels. Both run the same kernel source.
 
 A layer takes seven launches for one token: norm with q, k and v; heads normed and rotated; keys and values written;
 attention; its projection added; norm with gate, up and activation; the last projection added. Nine or more tokens take
-two more, for the norms.
+two more launches, for the norms.
 
-The bits of a row do not depend on the number of rows in the pass, nor on the row's place among them. Every product with
+A row of the result is bit-identical for any number of rows in the pass, and at any place among them. Every product with
 a Q8_0 or float32 matrix sums over K in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of whole
-rows. What is left to MLX works on one element or one row: biases, layer norms, norms of heads, activations without a
-gate. Keys are summed in blocks counted from position 0 (`kernels/metal/attention.py`). Three cases keep the tolerance
-and not the bits: heads that are wider than 256 or no multiple of 8; float matrices of fewer than 8 columns; and kernels
-that the GPU refuses, which MLX's operations replace with a warning.
+rows. The operations that remain in MLX work on one element or one row: biases, layer norms, norms of heads, activations
+without a gate. Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three
+cases results are within the tolerance but not bit-identical: a head dim above 256 or not a multiple of 8; float
+matrices of fewer than 8 columns; and kernels that the GPU refuses, which are replaced by MLX operations with a warning.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByO
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
-# Heads that the kernel takes are even, and at least so wide.
+# The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.
 NARROWEST_HEAD = 8
 
 
 class MetalBackend(MlxBackend):
-    """Weights are split once. Queries leave the seam as a view of (H, T, E), keys and values as halves of one array."""
+    """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
 
     def __init__(self, executor: ExecutorName) -> None:
         super().__init__()
@@ -49,17 +49,17 @@ class MetalBackend(MlxBackend):
             self.device = "emulated on cpu"
             self._stream, self._real = mx.new_thread_unsafe_stream(mx.Device(mx.cpu)), mx.float64
         self.kernels = Kernels(executor, tuner(executor))
-        self._turns: dict[Rope, mx.array] = {}
+        self._rope_tables: dict[Rope, mx.array] = {}
         self._places: Places | None = None
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """The stream's turn; kernels run where this backend does."""
+        """Hold the stream, and launch kernels on this backend's executor."""
         with super().session(), use(self.executor):
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """A Q8_0 matrix is split, anything else expanded, once."""
+        """Split Q8_0 matrices into quants and scales; dequantise all other weights."""
         if weight.type == Q8_0 and len(weight.shape) == 2:
             matrix = split(weight, self.kernels)
             if matrix is not None:
@@ -67,20 +67,18 @@ class MetalBackend(MlxBackend):
         return mx.array(weight.dequantize())
 
     def warm_up(self, run: Callable[[], Array]) -> None:
-        """Every kernel that writing a text needs is tried and tuned now, and not while somebody waits for a token."""
+        """Compile, try and tune every kernel of decode now, and not while a user waits for a token."""
         with self.session():
             self.wait(run())
 
     def host(self, x: Array) -> np.ndarray:
-        """Waits."""
         return super().host(_whole(x))
 
     def wait(self, x: Array) -> None:
-        """Evaluates the graph."""
         super().wait(_whole(x))
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """One order of summation for any number of vectors, also for float32 matrices."""
+        """Multiply float32 matrices with our kernel, which has one order of summation for any number of rows."""
         if isinstance(linear.weight, SplitMatrix) or linear.weight.shape[1] < NARROWEST:
             return super().linear(x, linear)
         y = self.kernels.dense(x, linear.weight)
@@ -88,13 +86,13 @@ class MetalBackend(MlxBackend):
             return super().linear(x, linear)
         return y if linear.bias is None else y + linear.bias
 
-    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
-        """Whole rows are normed in the order of the kernels that norm what they multiply; heads by MLX."""
-        y = self.kernels.rms_norm(x, gain, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
-        return super().rms_norm(x, gain, eps) if y is None else y
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Norm whole rows in the summation order of the fused kernels; MLX norms heads."""
+        y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
+        return super().rms_norm(x, weight, eps) if y is None else y
 
     def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
-        """The norm and three products in one launch, or a launch for each product."""
+        """Launch norm, q, k and v as one kernel, or norm and product as one kernel per projection."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
                 products = self.kernels.norm_qkv(x, norm, *weights)
@@ -115,38 +113,36 @@ class MetalBackend(MlxBackend):
         rope: Rope,
         positions: Sequence[int],
     ) -> tuple[Array, Array, Array]:
-        """Everything in one launch."""
         if head_dim >= NARROWEST_HEAD:
-            turns = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
-            made = self.kernels.head_norm_rope(q, k, v, turns, head_dim, norms)
+            cos_sin = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
+            made = self.kernels.head_norm_rope(q, k, v, cos_sin, head_dim, norms)
             if made is not None:
                 rotated, both = made
                 return rotated.transpose(1, 0, 2), Half(both, 0), Half(both, 1)
         return super().head_norm_rope(q, k, v, head_dim, norms, rope, positions)
 
     def _table(self, rope: Rope, length: int) -> mx.array:
-        """Cosines and sines (L, E/2, 2) of the first L >= `length` positions."""
-        found = self._turns.get(rope)
+        """Return the cos/sin table (L, E/2, 2) of the first L >= `length` positions."""
+        found = self._rope_tables.get(rope)
         if found is None or len(found) < length:
             table = rotation_table(rope.frequencies, max(512, 1 << (length - 1).bit_length()))
-            found = self._turns[rope] = mx.array(table)
+            found = self._rope_tables[rope] = mx.array(table)
         return found
 
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
-        """The sum is taken where the products are."""
+        """Add the residual in the same kernel as the product."""
         weights = _split((projection,))
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
 
     def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
-        """Everything in one launch."""
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
         return super().norm_gate_up(x, norm, gate, up, activation) if y is None else y
 
     def compile(self, layers: Layers) -> Program:
-        """Return the definition itself; what a single vector has in one launch is counted from its steps."""
+        """Return `OpByOp`, with the number of fused products counted from the recorded steps of a one-token pass."""
         try:
             steps = record(layers, want="some").steps
         except CannotCompileError:
@@ -159,14 +155,13 @@ class MetalBackend(MlxBackend):
         return OpByOp(self, layers, Fused(*count))
 
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """The norm and the products in one launch."""
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((head,))):
             y = self.kernels.norm_project(x, norm, weights[0])
         return super().norm_head(x, norm, head) if y is None else y
 
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
-        """Pages are read where they lie, in one order of summation for any number of queries."""
+        """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
         if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
             if self._places is None or not self._places.are_of(kv, counts):
@@ -176,7 +171,7 @@ class MetalBackend(MlxBackend):
         return super().attention(q, kv, counts, scale) if y is None else y
 
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """One update for both where they are halves of one array."""
+        """Write keys and values in one update if they are the halves of one array."""
         both = joined(k, v)
         if both is None:
             return super().kv_write(store, slots, _whole(k), _whole(v))
@@ -185,9 +180,9 @@ class MetalBackend(MlxBackend):
 
 
 class Places:
-    """Page tables, and the sequence and position of each query, as the kernel `attention` reads them.
+    """Page tables, and the sequence and position of each query, as arrays for the kernel `attention`.
 
-    Layers with one window ask for the same: they are made once in a pass.
+    Made once per pass for all layers with the same window.
     """
 
     def __init__(self, kv: KVView, counts: Sequence[int]) -> None:
@@ -201,19 +196,19 @@ class Places:
         self.owner, self.position = (mx.array(np.array(column, dtype=np.int32)) for column in zip(*places, strict=True))
 
     def are_of(self, kv: KVView, counts: Sequence[int]) -> bool:
-        """Whether they are those of a view and of so many queries of each sequence."""
+        """Return whether these places are for this KV view and these counts of queries."""
         return self._spans is kv.spans and self._counts == tuple(counts)
 
 
 def _whole(x: Array) -> Array:
-    """What MLX knows: a half as an array of its own, also among several results."""
+    """Return x with every `Half` replaced by an `mx.array`; x may be several results."""
     if isinstance(x, tuple | list):
         return [_whole(part) for part in x]
     return x.array() if isinstance(x, Half) else x
 
 
 def _split(linears: Sequence[Linear]) -> list[SplitMatrix]:
-    """The matrices of layers that fused kernels multiply with: all of them split, no biases. Else nothing."""
+    """Return the layers' matrices for a fused kernel, or [] unless all are split and have no bias."""
     return [linear.weight for linear in linears] if _are_split(linears) else []
 
 

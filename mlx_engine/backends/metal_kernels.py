@@ -1,7 +1,8 @@
-"""Our kernels as the backend calls them: each tried before it is used, and launched at the sizes that suit the GPU.
+"""Our Metal kernels for the backend: each instantiation is tried and tuned for the GPU before its first use.
 
-A GPU's compiler may refuse a kernel, and because MLX is lazy that would show when somebody looks at a result. So every
-instantiation first runs once on zeros. What was refused is answered with None from then on: the caller has a twin.
+A GPU's compiler may refuse a kernel. MLX is lazy, so the error would only be raised when a result is evaluated.
+Therefore every instantiation first runs once on zeros. A refused kernel returns None from then on, and the caller uses
+MLX operations.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ TUNED: tuple[Callable[..., Any], ...] = (norm_qkv, norm_project, norm_gate_up, p
 
 
 class Kernels:
-    """The kernels of one executor. Whatever one returns, it may return None instead: it has been refused.
+    """The kernels of one executor. Every method returns None if the kernel was refused.
 
     Attributes:
-        refused: why, by the kernel's name.
+        refused: the error message of each refused kernel, by its name.
     """
 
     def __init__(self, executor: ExecutorName, tuner: Tuner | None = None) -> None:
@@ -51,39 +52,39 @@ class Kernels:
     def norm_qkv(
         self, x: mx.array, norm: RMSNorm, q: SplitMatrix, k: SplitMatrix, v: SplitMatrix
     ) -> tuple[mx.array, mx.array, mx.array] | None:
-        """Three products of the normed x."""
+        """Return q, k and v of the normed x."""
         return self._normed(norm_qkv, (q.shape, k.shape, v.shape), x, norm, q.matrix, k.matrix, v.matrix)
 
     def norm_project(self, x: mx.array, norm: RMSNorm, weight: SplitMatrix) -> mx.array | None:
-        """One product of the normed x."""
+        """Return one product of the normed x."""
         return self._normed(norm_project, weight.shape, x, norm, weight.matrix)
 
     def norm_gate_up(
         self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Activation
     ) -> mx.array | None:
-        """The first half of a gated feed-forward network."""
+        """Return the first half of a gated FFN, `activation(gate(h)) * up(h)`."""
         key = gate.shape, up.shape, activation
         return self._normed(norm_gate_up, key, x, norm, gate.matrix, up.matrix, activation)
 
     def project_add(self, x: mx.array, weight: SplitMatrix, residual: mx.array) -> mx.array | None:
-        """A product added to the residual stream."""
+        """Return a product added to the residual stream."""
         return self._run(project_add, (tile(x), weight.shape), x, weight.matrix, residual)
 
     def multiply(self, x: mx.array, weight: SplitMatrix) -> mx.array | None:
-        """A product."""
+        """Return the product of x with a Q8_0 matrix."""
         return self._run(matvec, (tile(x), weight.shape), x, weight.matrix)
 
     def dense(self, x: mx.array, weight: mx.array) -> mx.array | None:
-        """A product with a float32 matrix."""
+        """Return the product of x with a float32 matrix."""
         return self._run(dense, (tile(x), weight.shape), x, weight)
 
-    def rms_norm(self, x: mx.array, gain: mx.array, eps: float) -> mx.array | None:
-        """Rows (V, K) normed, K a multiple of 32."""
-        made = self._run(norm_rows, x.shape[1:], x, gain, eps, True)
+    def rms_norm(self, x: mx.array, weight: mx.array, eps: float) -> mx.array | None:
+        """Return rows (T, K) normed; K must be a multiple of 32."""
+        made = self._run(norm_rows, x.shape[1:], x, weight, eps, True)
         return None if made is None else made[0]
 
     def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
-        """Rows of a table by their ids, uint32."""
+        """Return the rows of a table with these uint32 ids, dequantised."""
         return self._run(embed_rows, (len(ids) < 8, table.shape), table.matrix, ids.view(mx.int32))
 
     def head_norm_rope(
@@ -91,15 +92,15 @@ class Kernels:
         q: mx.array,
         k: mx.array,
         v: mx.array,
-        turns: mx.array,
+        cos_sin: mx.array,
         head_dim: int,
         norms: tuple[RMSNorm, RMSNorm] | None,
     ) -> tuple[mx.array, mx.array] | None:
-        """Queries (H, T, E), and keys and values (2, K, T, E)."""
-        gains = (norms[0].gain, norms[1].gain) if norms else None
+        """Return queries (H, T, E), and keys and values in one array (2, G, T, E)."""
+        weights = (norms[0].weight, norms[1].weight) if norms else None
         eps = (norms[0].eps, norms[1].eps) if norms else (0.0, 0.0)
         key = q.shape[1], k.shape[1], head_dim, norms is None
-        return self._run(head_norm_rope, key, q, k, v, turns, head_dim, gains, eps)
+        return self._run(head_norm_rope, key, q, k, v, cos_sin, head_dim, weights, eps)
 
     def attention(
         self,
@@ -112,27 +113,27 @@ class Kernels:
         window: int,
         scale: float,
     ) -> mx.array | None:
-        """Attention (R, H, E) of rows to the keys and values of their pages."""
+        """Return attention (R, H, E) over the keys and values of each query's pages."""
         key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8
-        # It is tried on a store of one slot: another pool of keys and values might not fit into memory.
+        # Try on a store of one slot: a second KV store of full size might not fit into memory.
         idle = q, store[:, :, :1], pages, owner, position
         settings = {"page": page, "window": window, "scale": scale}
         return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
 
     def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:
-        """Run a kernel that norms a few vectors; of many, `norm_rows` makes what it reads."""
+        """Run a kernel with a fused norm. For more than a few vectors, launch `norm_rows` first."""
         if len(x) <= MOST_VECTORS:
-            return self._run(kernel, (len(x), key), x, norm.gain, norm.eps, *rest)
-        made = None if kernel.__name__ in self.refused else self._run(norm_rows, x.shape[1:], x, norm.gain, norm.eps)
+            return self._run(kernel, (len(x), key), x, norm.weight, norm.eps, *rest)
+        made = None if kernel.__name__ in self.refused else self._run(norm_rows, x.shape[1:], x, norm.weight, norm.eps)
         if made is None:
             return None
         rows, factors = made
-        return self._run(kernel, (tile(x), key), rows, norm.gain, norm.eps, *rest, factors)
+        return self._run(kernel, (tile(x), key), rows, norm.weight, norm.eps, *rest, factors)
 
     def _run(
         self, kernel: Callable[..., T], key: Hashable, *args: Any, idle: tuple[Any, ...] = (), **settings: Any
     ) -> T | None:
-        """Run a kernel; an instantiation that is new is tried on zeros like `idle`, or else like the arguments."""
+        """Run a kernel. A new instantiation is first tried on zeros like `idle`, or else like the arguments."""
         name = kernel.__name__
         if name in self.refused:
             return None
@@ -149,7 +150,7 @@ class Kernels:
         args: tuple[Any, ...],
         settings: dict[str, Any],
     ) -> bool:
-        """Whether the GPU takes this instantiation, and at which sizes it is launched. Said once if it does not."""
+        """Try and tune an instantiation; return False and log one warning if the GPU refuses it."""
         name, idle = instance[0], tuple(map(zeros, args))
         try:
             tuning = self._tuner.choose(kernel, idle) if self._tuner is not None and kernel in TUNED else None
@@ -163,24 +164,24 @@ class Kernels:
 
 
 def tile(x: mx.array) -> int:
-    """Which instantiation multiplies these vectors: one for each number of few, and one for all others."""
+    """Return the number of vectors that selects the instantiation: one for each small number, one for all others."""
     return min(len(x), MOST_VECTORS + 1)
 
 
 def zeros(argument: Any) -> Any:
-    """An argument of the same kind that nothing has to be computed for; matrices, and what is no array, stay."""
+    """Return zeros in place of an array, which need no evaluation; other arguments are returned unchanged."""
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument
 
 
 def matrices(args: tuple[Any, ...]) -> list[Q8_0Matrix]:
-    """Those among a kernel's arguments."""
+    """Return the Q8_0 matrices among a kernel's arguments."""
     return [a for a in args if isinstance(a, Q8_0Matrix)]
 
 
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:
-    """What says that a kernel cannot be had. Whatever else the emulator raises is a bug that it has found."""
+    """Return the errors that mean "kernel refused". Any other error of the emulator is a bug that it has found."""
     if executor == "emulator":
         from kernels.emulator import CompileError
 

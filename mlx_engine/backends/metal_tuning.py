@@ -1,6 +1,7 @@
-"""Rows per lane and SIMD-groups per threadgroup: measured once per chip, kernel and shape, then remembered.
+"""Tune rows per lane and SIMD-groups per threadgroup: measured once per chip, kernel and shape, kept in a file.
 
-They change no bit of a result. Nor does the number of SIMD-groups that share a row, which follows from the shape.
+Results are bit-identical for every tuning. The number of SIMD-groups that share a row is not tuned: it depends on the
+shape only.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
 VARIABLE = "MLX_ENGINE_TUNING"
-# No GPU's caches hold so much: matrices that take turns come from memory, as the layers of a model do.
+# Larger than any GPU's caches: copies of a matrix that are used in turn are read from memory, as a model's layers are.
 COLD_BYTES = 256 << 20
-# Smaller matrices are read in the time that a launch takes; nothing can be told apart there.
+# Smaller matrices are read within the time of a launch, so that timings do not differ.
 SMALLEST = 1 << 20
 ROUNDS = 5
-# By how much another choice must be faster than the default one to be more than noise.
+# The relative speedup over the default tuning that is taken for more than noise.
 MARGIN = 0.02
 
 # The kernels whose SIMD-groups may share a row.
@@ -39,12 +40,12 @@ SPLIT = ("matvec", "project_add")
 
 
 def candidates(split: int) -> list[Tuning]:
-    """What can be launched where `split` SIMD-groups of a threadgroup share a row."""
+    """Return the tunings that are possible if `split` SIMD-groups of a threadgroup share a row."""
     return [tuning for tuning in TUNINGS if tuning.simdgroups % split == 0]
 
 
 def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tuning:
-    """The tuning of the least median; the default one where no other is faster by more than noise, or none ran."""
+    """Return the tuning with the smallest median, or the default if none ran or none is faster by more than MARGIN."""
     medians = {tuning: statistics.median(seconds) for tuning, seconds in samples.items()}
     best = min(medians, key=lambda tuning: medians[tuning], default=default)
     if default in medians and medians[default] * (1 - MARGIN) <= medians[best]:
@@ -53,10 +54,10 @@ def fastest(samples: Mapping[Tuning, Sequence[float]], default: Tuning) -> Tunin
 
 
 class Tuner:
-    """What suits one chip, by kernel and shape: looked up in a file, measured where that does not know it.
+    """The tunings of one chip, by kernel and shape: read from a file, measured if they are missing there.
 
-    `who` names everything that an answer depends on; what was measured under another name is not believed. A file
-    that cannot be read or written costs a measurement, never more.
+    `who` names everything that a measurement depends on; entries under other names are ignored. If the file cannot be
+    read or written, the tuning is measured again.
     """
 
     def __init__(self, who: str, file: Path) -> None:
@@ -64,7 +65,7 @@ class Tuner:
         self._announced = False
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
-        """For a call with these arguments; None, which is the default, for several vectors or a small matrix."""
+        """Return the tuning for these arguments; None (the default) for several vectors or a small matrix."""
         weights = [a for a in args if isinstance(a, Q8_0Matrix)]
         n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
         if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
@@ -75,13 +76,13 @@ class Tuner:
         known = self.remembered(f"{name} {shape}")
         for tuning in candidates(split):
             if tuning == known:
-                return tuning  # ours, whose numbers are whole: the file may say 2.0
+                return tuning  # not `known`: the file may have 2.0 in place of 2
         if not self._announced:
             self._announced = True
             LOGGER.log(logging.WARNING, "measuring what suits this GPU, once; it is kept in %s", self.file)
         default = default_tuning(sum(w.shape[0] for w in weights), 1)
         samples = measured(kernel, args, candidates(split))
-        if not samples:  # refused at every size: there is nothing to remember
+        if not samples:  # refused with every tuning: do not store the default
             return default
         chosen = fastest(samples, default)
         LOGGER.log(
@@ -91,7 +92,7 @@ class Tuner:
         return chosen
 
     def remembered(self, key: str) -> Tuning | None:
-        """What was measured before, if that can be read and makes sense."""
+        """Return the tuning in the file, or None if it is missing or invalid."""
         try:
             rows, simdgroups = self._read()[self.who][key]
             return Tuning(rows, simdgroups)
@@ -99,7 +100,7 @@ class Tuner:
             return None
 
     def remember(self, key: str, tuning: Tuning) -> None:
-        """Write it down beside what is there. All of it or nothing, whoever else writes at this moment."""
+        """Add a tuning to the file. The file is replaced atomically, because other processes may write it too."""
         content = self._read()
         mine = content.get(self.who)
         content[self.who] = {**(mine if isinstance(mine, dict) else {}), key: [tuning.rows, tuning.simdgroups]}
@@ -124,14 +125,14 @@ class Tuner:
 def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequence[Tuning]) -> dict[Tuning, list[float]]:
     """Seconds per launch with cold weights, `ROUNDS` of each tuning that the GPU takes.
 
-    As in a model, each launch waits for the one before: it reads what that has written.
+    As in a model, each launch depends on the one before, because it reads its result.
     """
     sets = cold_sets(args)
     samples: dict[Tuning, list[float]] = {}
     for tuning in tunings:
         try:
             mx.eval(kernel(*sets[0], tuning=tuning))
-        except (RuntimeError, ValueError) as error:  # too many threads for the registers that it takes
+        except (RuntimeError, ValueError) as error:  # too many threads for the registers that the kernel uses
             LOGGER.log(logging.DEBUG, "%s %s: %s", kernel.__name__, tuning, error)
             continue
         samples[tuning] = []
@@ -149,7 +150,7 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
 
 
 def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The arguments with so many copies of their matrices that none is in a cache when its turn comes again."""
+    """Return the arguments with enough copies of their matrices that a copy has left the caches before its next use."""
     nbytes = sum(a.nbytes for a in args if isinstance(a, Q8_0Matrix))
     sets = [args]
     for _ in range(-(-COLD_BYTES // nbytes) - 1):
@@ -160,7 +161,7 @@ def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
-    """The arguments, vectors replaced by views of what the launch before has made, where that is long enough."""
+    """Return the arguments with vectors replaced by views of the result before, if it is wide enough."""
     y = before[0] if isinstance(before, tuple) else before
     if y is None:
         return args
@@ -174,7 +175,7 @@ def _copy(matrix: Q8_0Matrix) -> Q8_0Matrix:
 
 
 def tuner(executor: ExecutorName) -> Tuner | None:
-    """The tuner of this machine's GPU; None in the emulator, whose speed says nothing, and where it is switched off."""
+    """Return the tuner of this machine's GPU; None in the emulator, where speed means nothing, and if switched off."""
     if executor == "emulator" or os.environ.get(VARIABLE) == "off":
         return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
@@ -183,7 +184,7 @@ def tuner(executor: ExecutorName) -> Tuner | None:
 
 
 def identity(executor: ExecutorName, chip: str) -> str:
-    """All that decides about speed: the chip, how kernels get there, and their text."""
+    """Return a name for everything that timings depend on: chip, executor, MLX version and kernel source."""
     texts = sorted(Path(kernels.metal.__file__).parent.glob("*.metal"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in texts)).hexdigest()[:16]
     return f"{chip}, {executor}, MLX {version('mlx')}, kernels {digest}"

@@ -1,7 +1,7 @@
-"""`parallel` in plain NumPy: the products of `simd` in chunks over a thread pool.
+"""`parallel` in plain NumPy: the products of `simd` in chunks on a thread pool.
 
-BLAS runs on one thread in every chunk, and what a chunk is depends on shapes alone, so the bits of a result do not
-depend on the number of threads. With compiled kernels `compiled.py` does the same, and wakes its threads for far less.
+BLAS runs on one thread in every chunk, and chunks depend on shapes only, so results are bit-identical for any number of
+threads. `compiled.py` does the same with compiled kernels, and the latency of its thread pool is much lower.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from mlx_engine.backends.parameters import Array, Linear
 from mlx_engine.backends.simd import SimdBackend
 
-# Multiplications below which work stays on one thread, and above which it is cut: handing out a chunk costs some 50
-# microseconds, in which one core multiplies a few million numbers.
+# Multiplications per chunk, at least. Submitting a chunk costs about 50 microseconds, in which one core does a few
+# million multiplications.
 WORTHWHILE = 4_000_000
-# Chunks that a product is cut into at most; more would even out more and cost more.
+# The largest number of chunks per product. More chunks would balance the threads better and cost more to submit.
 CHUNKS = 16
 
 
@@ -32,7 +32,7 @@ class ParallelBackend(SimdBackend):
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mlx_engine")
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """Chunks of the weight's rows; each thread writes its own columns of the result."""
+        """Each chunk multiplies some rows of the weight and writes the same columns of the result."""
         w = linear.weight
         y = np.empty((len(x), len(w)), dtype=np.float32)
 
@@ -43,7 +43,7 @@ class ParallelBackend(SimdBackend):
         return y if linear.bias is None else y + linear.bias
 
     def _attend(self, q: Array, keys: Array, values: Array, window: int | None, scale: float) -> Array:
-        """Chunks of the KV heads."""
+        """Each chunk computes some KV heads."""
         n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)
 
@@ -55,11 +55,11 @@ class ParallelBackend(SimdBackend):
         return y
 
     def _run(self, work: Callable[[int, int], None], n: int, multiplications: int) -> None:
-        """Do `work(first, last)` for all of n, in chunks where there are enough multiplications."""
+        """Call `work(first, last)` for all of [0, n), in chunks if there are enough multiplications."""
         n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
         if n_chunks < 2:
             return work(0, n)
         edges = [n * i // n_chunks for i in range(n_chunks + 1)]
-        # The list asks every chunk for its result, and so raises what one of them raised.
+        # `list` waits for every chunk, and raises the exception of a chunk that failed.
         list(self._executor.map(work, edges[:-1], edges[1:]))
         return None

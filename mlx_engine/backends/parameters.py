@@ -1,7 +1,7 @@
-"""What the words of a model carry: a norm, a linear layer, a rotation, each with its backend's own arrays.
+"""The parameters of operations: norms, linear layers, rotary embeddings. Their arrays are the backend's own.
 
-`name` is the stem of the GGUF tensor ("blk.0.attn_q"), so that an error or a debugging tap can point at the file. They
-are compared by identity, so that a backend can keep what it makes of them in a dictionary.
+`name` is the stem of the GGUF tensor ("blk.0.attn_q"), so that errors and taps can name the tensor in the file.
+Parameters are compared by identity, so that a backend can use them as keys of a dictionary of compiled blocks.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-# An array of whichever type suits the backend: nested Python lists, np.ndarray, mx.array. Code above the
-# seam passes it on and never looks inside.
+# A backend's own array type: nested Python lists, np.ndarray or mx.array. Models, cache and decode pass arrays on and
+# never read their contents.
 Array: TypeAlias = Any
 
-# A token's id: a whole number, or on a lazy backend what it chose and has not computed yet. `Backend.token_id` makes
-# the one of the other; as an input both do.
+# A token id: an int, or on a lazy backend an array whose id has not been computed yet. Operations accept both;
+# `Backend.token_id` waits for the array and returns the int.
 Token: TypeAlias = Any
 
 Activation: TypeAlias = Literal["silu", "gelu"]
@@ -22,19 +22,19 @@ Activation: TypeAlias = Literal["silu", "gelu"]
 
 @dataclass(frozen=True, eq=False)
 class RMSNorm:
-    """`gain * x / sqrt(mean(x**2) + eps)` over the last axis; gain has that axis's length."""
+    """`weight * x / sqrt(mean(x**2) + eps)` over the last axis; `weight` is one-dimensional."""
 
     name: str
-    gain: Array
+    weight: Array
     eps: float
 
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """`gain * (x - mean) / sqrt(var + eps) + bias` over the last axis."""
+    """`weight * (x - mean) / sqrt(var + eps) + bias` over the last axis."""
 
     name: str
-    gain: Array
+    weight: Array
     bias: Array
     eps: float
 
@@ -44,7 +44,7 @@ Norm: TypeAlias = RMSNorm | LayerNorm
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """`x @ weight.T + bias`: weight is what `Backend.prepare` made of an (N, K) matrix, bias is (N,) or None."""
+    """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None."""
 
     name: str
     weight: Array
@@ -53,10 +53,10 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
-    """The parameters of a transformer layer, under their GGUF names; None is what an architecture does not have.
+    """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
 
     Attributes:
-        window: how many of the latest tokens a token attends to, itself included; None is all of them.
+        window: number of latest tokens that a token attends to, itself included; None for all tokens.
     """
 
     attn_norm: Norm
@@ -78,18 +78,18 @@ class Layer:
 
     def __post_init__(self) -> None:
         if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
-            raise ValueError(f"{self.attn_q.name}: expected norms of queries and keys, and a rotation behind them")
+            raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
 
     @property
     def head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
-        """Those of queries and keys, if they are normed."""
+        """Return the norms of query and key heads; None if heads are not normed."""
         q, k = self.attn_q_norm, self.attn_k_norm
         return None if q is None or k is None else (q, k)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LlamaLayer(Layer):
-    """A layer as Llama has it: heads are rotated, and the feed-forward network has a gate."""
+    """A layer of the Llama family: rotary embedding, and a gated FFN with SiLU."""
 
     rope: Rope
     ffn_gate: Linear
@@ -98,15 +98,15 @@ class LlamaLayer(Layer):
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Rotary position embedding: pair j of a head turns by `position * frequencies[j]` radians.
+    """Rotary position embedding: pair j of a head is rotated by `position * frequencies[j]` radians.
 
-    The pairs are (j, j + head_dim/2), the layout of GGUF's "neox" models. Every scaling rule (linear, llama-3,
-    YaRN) is a change of these frequencies, so no backend knows about scaling.
+    The pairs are (j, j + head_dim/2), the layout of GGUF's "neox" models. Every scaling rule (linear, llama3, YaRN)
+    only changes the frequencies, so backends have no code for scaling.
     """
 
     frequencies: tuple[float, ...]
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
-        """Frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2; a factor is "linear" scaling."""
+        """Return frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2 ("linear" scaling by factor)."""
         return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))

@@ -1,6 +1,6 @@
-"""A backend with a stopwatch: the same operations, each timed, counted and, at the trace level, logged.
+"""A profiled backend: the same operations, each timed, counted and, at the trace level, logged.
 
-It is a twin made on demand, so a run that nobody watches has not one instruction more.
+`profiled` makes a copy of a backend on demand, so that runs without profiling have no overhead.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
 
 PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"])
-# Composed, they have only what lies between their primitives; fused, all of it.
+# The time of a composed block is only the time between its primitives; the time of a fused block is all of it.
 BLOCKS = tuple(OPERATIONS["block"])
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 
 def profiled(backend: Backend, profiler: Profiler) -> Backend:
-    """A twin of `backend` whose operations report to `profiler`; it shares the original's arrays."""
+    """Return a copy of `backend` whose operations report to `profiler`; it shares the original's arrays."""
     twin = copy.copy(backend)
     timed = {name: _timed(name, _method(twin, name), profiler) for name in PRIMITIVES + BLOCKS}
-    # A compiled program would be one number; the layers run operation by operation instead.
+    # A compiled program would be a single timing, so the layers run operation by operation.
     timed["compile"] = lambda twin, layers: OpByOp(twin, layers, backend.compile(layers).fused)
     twin.__class__ = type(f"Profiled{type(backend).__name__}", (type(backend),), timed)
     twin.profiler = profiler
@@ -38,13 +38,13 @@ def profiled(backend: Backend, profiler: Profiler) -> Backend:
 
 
 def _method(twin: Backend, name: str) -> Callable[..., Any]:
-    """The class's method, or what somebody has put in its place on this backend alone: it would hide the timed one."""
+    """Return the class's method. Remove an instance attribute of that name, which would hide it, and return that."""
     own = vars(twin).pop(name, None)
     return getattr(type(twin), name) if own is None else lambda self, *args, **kwargs: own(*args, **kwargs)
 
 
 def watched(backend: Backend) -> Backend:
-    """`backend`, or its profiled twin where somebody wants events of passes or operations."""
+    """Return `backend`, or a profiled copy if the log level includes events of passes or operations."""
     return profiled(backend, Profiler()) if enabled(DEBUG) else backend
 
 
@@ -55,7 +55,7 @@ def _timed(name: str, method: Callable[..., Any], profiler: Profiler) -> Callabl
             self.wait(result)
         with profiler.unnoticed():
             profiler.record(span, _cost(name, args, result))
-            # A composed block has only what lies between its primitives, and they have been counted.
+            # The cost of a composed block has already been counted by its primitives.
             composed = name in BLOCKS and span.cost == Cost()
             span.role = name if composed else _role(name, args)
             if enabled(TRACE) and not composed:
@@ -72,7 +72,7 @@ def _log(span: Span, args: tuple[Any, ...]) -> None:
 
 
 def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
-    """The layer that the first parameter's name tells, and the rest of that name."""
+    """Return the layer index in the first parameter's name, and the rest of the name."""
     for arg in _flat(args):
         found = LAYER.match(getattr(arg, "name", ""))
         if found:
@@ -81,7 +81,7 @@ def _place(args: tuple[Any, ...]) -> tuple[int | None, str]:
 
 
 def _role(name: str, args: tuple[Any, ...]) -> str:
-    """What an operation is for: the linear layers that it has ("attn_q+k+v", "ffn_down", "head"), or its own name."""
+    """Return an operation's role: its linear layers ("attn_q+k+v", "ffn_down", "head"), or its own name."""
     linears = [arg for arg in _flat(args) if isinstance(arg, Linear)]
     if linears:
         return role_of(linears)
@@ -91,7 +91,7 @@ def _role(name: str, args: tuple[Any, ...]) -> str:
 
 
 def role_of(linears: Sequence[Linear]) -> str:
-    """What linear layers with one input are for, together: "attn_q+k+v"."""
+    """Return the joint role of linear layers with the same input, as "attn_q+k+v"."""
     names = [LAYER.match(linear.name) for linear in linears]
     stems = [found[2] if found else "head" for found in names]
     shared = stems[0][: stems[0].rfind("_") + 1]
@@ -99,7 +99,7 @@ def role_of(linears: Sequence[Linear]) -> str:
 
 
 def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
-    """What the operation needs at least: each input read once, the result written once."""
+    """Return the operation's least cost: each input read once, the result written once."""
     nbytes = sum(map(nbytes_of, _arrays(args))) + nbytes_of(result)
     if name == "embed":
         return Cost(nbytes=2 * nbytes_of(result))
@@ -120,23 +120,23 @@ def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
-    """Scores of one head: the last token sees all slots, the one before it one fewer; none sees more than a window."""
+    """Return the query-key pairs of one head: token i attends to all tokens up to i, at most a window of them."""
     if not n_tokens:
         return 0
     most = n_slots if window is None else min(n_slots, window)
-    whole = min(n_tokens, n_slots - most + 1)  # tokens that see as much as any
+    whole = min(n_tokens, n_slots - most + 1)  # tokens that attend to a full window
     rest = n_tokens - whole
     return whole * most + rest * most - rest * (rest + 1) // 2
 
 
 def _slots_nbytes(store: Array, n: int) -> float:
-    """Keys and values in n slots; a store that is one array has its slots on the next to last axis."""
+    """Return the bytes of n slots; in a store that is one array, axis -2 is the slots."""
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
 
 
 def _flat(args: Iterable[Any]) -> Iterator[Any]:
-    """Arguments, and what tuples and lists of parameters among them hold."""
+    """Yield the arguments, with tuples and lists of parameters flattened."""
     for arg in args:
         if isinstance(arg, tuple | list) and arg and isinstance(arg[0], Linear | RMSNorm | LayerNorm):
             yield from arg
@@ -145,27 +145,27 @@ def _flat(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def _arrays(args: tuple[Any, ...]) -> list[Array]:
-    """The arrays among arguments, parameters opened."""
+    """Return the arrays among the arguments, including the arrays of parameters."""
     found: list[Array] = []
     for arg in _flat(args):
         if isinstance(arg, Linear):
             found += [a for a in (arg.weight, arg.bias) if a is not None]
         elif isinstance(arg, RMSNorm | LayerNorm):
-            found.append(arg.gain)
+            found.append(arg.weight)
         elif shape_of(arg):
             found.append(arg)
     return found
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of an array, nested lists included; () for anything else."""
+    """Return the shape of an array or nested list; () for anything else."""
     if hasattr(x, "shape"):
         return tuple(x.shape)
     return (len(x), *shape_of(x[0])) if isinstance(x, list) and x else ()
 
 
 def nbytes_of(x: Any) -> int:
-    """Bytes of an array, or of the several that a block returns; 8 for each float of a list, 0 for what is none."""
+    """Return the bytes of an array or of several; 8 per float of a nested list, 0 for anything else."""
     if isinstance(x, tuple | list) and x and hasattr(x[0], "nbytes"):
         return sum(map(nbytes_of, x))
     return int(x.nbytes) if hasattr(x, "nbytes") else 8 * math.prod(shape_of(x)) if isinstance(x, list) else 0

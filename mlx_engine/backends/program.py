@@ -1,4 +1,4 @@
-"""Programs: how a backend runs a model's layers. The definition of a layer is in `models/decoder.py`."""
+"""Programs: a program runs all layers of a model on one backend. `models/decoder.py` defines the layers."""
 
 from __future__ import annotations
 
@@ -17,49 +17,48 @@ if TYPE_CHECKING:
 
 
 class Layers(Protocol):
-    """The definition of all layers, written in a backend's operations."""
+    """The definition of all layers: a function that calls the operations of a backend."""
 
     def __call__(self, be: Any, x: Array, batch: Any, *, want: Wanted) -> Array:
-        """Return hidden states (T, D) of every token, or (R, D) of those that are wanted."""
+        """Return hidden states (T, D) of every token, or (R, D) of the wanted tokens."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """How many groups of matrices a program multiplies in one job: gate and up, and queries, keys and values."""
+    """How many gate+up pairs and q,k,v triples a program multiplies in one job each."""
 
     gate_up: int = 0
     qkv: int = 0
 
     def notes(self) -> tuple[str, ...]:
-        """Return a line for people, if there is anything to report."""
+        """Return one line for the user, or none if nothing is fused."""
         if not self.gate_up and not self.qkv:
             return ()
         return (f"fused {self.gate_up} gate+up pairs, {self.qkv} q,k,v triples",)
 
 
 class Program(ABC):
-    """A model's layers, ready to run on one backend. Owned by the model."""
+    """All layers of a model, compiled for one backend. The model owns its program."""
 
     fused: Fused = Fused()
 
     @abstractmethod
     def run(self, x: Array, batch: Batch) -> Array:
-        """Return what the layers make of (T, D): (R, D) of the tokens whose logits are wanted.
+        """Return hidden states (R, D) after the last layer, of the wanted tokens, from (T, D) before the first layer.
 
-        Keys and values go to the slots that the batch has for them. Where no logits are wanted, what is returned has no
-        meaning.
+        Keys and values are written to the batch's slots. If no logits are wanted, the returned array is undefined.
         """
 
 
 class OpByOp(Program):
-    """The definition itself, run with the backend's operations."""
+    """A program that runs the definition, operation by operation."""
 
     def __init__(self, backend: Backend, layers: Layers, fused: Fused | None = None) -> None:
         self._backend, self._layers = backend, layers
         self.fused = fused or Fused()
 
     def run(self, x: Array, batch: Batch) -> Array:
-        """Run the definition."""
+        """Run the definition on the backend."""
         return self._layers(self._backend, x, batch, want=batch.want)
 
 
@@ -67,9 +66,9 @@ class OpByOp(Program):
 
 
 class Value:
-    """An array that a recorded operation would return, or an input of the recording.
+    """A placeholder for an array: an input of the recording, or the result of a recorded operation.
 
-    A definition that decides something by a value cannot be recorded: it might decide otherwise in another pass.
+    A definition that branches on a value cannot be recorded: another pass might take the other branch.
     """
 
     __hash__ = object.__hash__
@@ -82,7 +81,7 @@ class Value:
 
 
 class Step(NamedTuple):
-    """A recorded operation: its name, its arguments in the order of its signature, and what it returns."""
+    """A recorded operation: its name, its arguments in the order of its signature, and its results."""
 
     op: str
     args: tuple[Any, ...]
@@ -90,7 +89,7 @@ class Step(NamedTuple):
 
 
 class BatchValue(NamedTuple):
-    """Stands in for a batch: what a definition may use of it."""
+    """A placeholder for a batch, with the attributes that a definition may use."""
 
     positions: Value
     lengths: Value
@@ -99,7 +98,7 @@ class BatchValue(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """The definition of all layers as steps."""
+    """The definition of all layers as a list of steps."""
 
     steps: list[Step]
     x: Value
@@ -108,11 +107,11 @@ class Recording(NamedTuple):
 
 
 class CannotCompileError(Exception):
-    """A definition that cannot be recorded, or asks for something that the backend's kernels lack."""
+    """A definition cannot be recorded, or needs an operation that the backend's kernels do not have."""
 
 
 class Recorder:
-    """Stands in for a backend, and writes down which operations are called."""
+    """A placeholder for a backend that records which operations are called."""
 
     tap = None
 
@@ -120,7 +119,7 @@ class Recorder:
         self.steps: list[Step] = []
 
     def note(self, name: str, x: Value) -> Value:
-        """Return x: there is nothing to look at."""
+        """Return x; a recording has no values to tap."""
         return x
 
     def norm_project(self, *args: Any, **kwargs: Any) -> list[Value]:
@@ -144,7 +143,7 @@ class Recorder:
 
 
 def _positional(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return all arguments in the order of the operation's signature."""
+    """Return all arguments, in the order of the operation's signature."""
     bound = _signature(op).bind(None, *args, **kwargs)
     return (*bound.args[1:], *bound.kwargs.values())
 
@@ -164,10 +163,10 @@ def _signature(op: str) -> inspect.Signature:
 
 
 def record(layers: Layers, *, want: Wanted) -> Recording:
-    """Run the definition with a recorder in place of a backend, and values in place of arrays.
+    """Run the definition with a recorder in place of a backend, and placeholders in place of arrays.
 
     Raises:
-        CannotCompileError: the definition does with values what can be done with arrays only.
+        CannotCompileError: the definition does something with a placeholder that needs an array.
     """
     recorder, x, batch = Recorder(), Value(), BatchValue(Value(), Value(), Value(), Value())
     try:

@@ -1,7 +1,7 @@
-"""How the next token is chosen: the options, their limits, and the definition that every backend follows.
+"""Sampling of the next token: the options, their limits, and the definition that every backend implements.
 
 The order is that of Hugging Face transformers: repetition penalty, temperature, top-k, top-p, min-p, then one draw.
-The draw is a number u in [0, 1) that the caller brings, so one seed gives the same text on every backend.
+The caller passes the random number u in [0, 1) for the draw, so that one seed gives the same text on every backend.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from mlx_engine.backends.parameters import Token
 from mlx_engine.errors import is_number, is_whole, require
 
-# Below this temperature a float32 logit could at best win against its own last digit: it is greedy.
+# Below this temperature only logits that differ in their last float32 digit could both be chosen: sampling is greedy.
 COLDEST = 1e-7
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of the choice; the defaults choose the most likely token.
+    """Sampling options; the defaults choose the most likely token.
 
     Attributes:
-        temperature: 0 is greedy, and so is less than 1e-7; otherwise logits are divided by it.
-        top_k: keep the k most likely tokens; of equal ones the lower ids. None keeps all.
+        temperature: divisor of the logits; below 1e-7 the choice is greedy.
+        top_k: keep the k most likely tokens; of equally likely tokens, the lower ids. None keeps all.
         top_p: keep the most likely tokens until their probability reaches p; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
         repetition_penalty: positive logits of tokens seen before are divided by it, negative ones multiplied.
-        seed: of the draws; None takes a fresh one for each run.
+        seed: seed of the random numbers; None takes a new one for each run.
     """
 
     temperature: float = 0.0
@@ -39,7 +39,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, before any model is loaded.
+        """Check the options before any model is loaded.
 
         Raises:
             OptionError: a value outside its range; NaN and infinity are outside all of them.
@@ -63,18 +63,18 @@ class Sampling:
 
     @property
     def is_argmax(self) -> bool:
-        """Whether neither tokens seen before nor a draw have a say: the largest logit is taken."""
+        """Whether the choice is the largest logit: greedy, without a repetition penalty."""
         return self.is_greedy and self.repetition_penalty == 1
 
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """How one token is chosen from a row of logits.
+    """The inputs for choosing one token from a row of logits.
 
     Attributes:
-        sampling: the options.
-        recent: the tokens before it, for the repetition penalty.
-        u: in [0, 1), selects among the tokens that the options leave.
+        sampling: the sampling options.
+        recent: all tokens before it, for the repetition penalty.
+        u: random number in [0, 1) that selects among the tokens that the options keep.
     """
 
     sampling: Sampling
@@ -83,7 +83,7 @@ class Draw:
 
 
 def penalize(logits: np.ndarray, recent: Sequence[int], penalty: float) -> np.ndarray:
-    """(V,) logits with the repetition penalty of Keskar et al. (CTRL, 2019) on the ids in `recent`."""
+    """Return (V,) logits with the repetition penalty of Keskar et al. (CTRL, 2019) on the ids in `recent`."""
     if penalty == 1 or not recent:
         return logits
     logits = logits.copy()
@@ -94,15 +94,15 @@ def penalize(logits: np.ndarray, recent: Sequence[int], penalty: float) -> np.nd
 
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """(V,) float64 probabilities that the draw selects from; what was filtered out has 0. Temperature must be > 0."""
-    # The maximum is taken off before dividing: a tiny temperature then sends the others to 0, not to NaN.
+    """Return (V,) float64 probabilities, 0 for tokens that are filtered out. The temperature must be > 0."""
+    # Subtract the maximum before dividing: a tiny temperature then gives 0 for the other tokens, not NaN.
     with np.errstate(over="ignore", under="ignore"):
         p = np.exp((logits.astype(np.float64) - logits.max()) / sampling.temperature)
     order = _likeliest_first(p, sampling.top_k)
     likely = p[order]
     likely /= likely.sum()
     if sampling.top_p < 1:
-        # The token that reaches p stays: it is the first whose predecessors do not reach it.
+        # The token whose probability makes the sum reach top_p is kept, so compare the sum before each token.
         reached = np.cumsum(likely) - likely
         likely = likely[: max(1, int(np.count_nonzero(reached < sampling.top_p)))]
     n_kept = max(1, int(np.count_nonzero(likely >= sampling.min_p * likely[0])))
@@ -112,18 +112,18 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def _likeliest_first(p: np.ndarray, top_k: int | None) -> np.ndarray:
-    """The ids of the top_k likeliest tokens, or of all; of equal ones the lower id comes first."""
+    """Return the ids of the top_k most likely tokens, or of all; of equally likely tokens, the lower id first."""
     if top_k is None or top_k >= len(p):
         return np.argsort(-p, kind="stable")
-    # Sorting a vocabulary costs milliseconds; finding who may be among the first k, ties included, does not.
+    # Sorting the vocabulary takes milliseconds; partitioning and sorting the candidates, with ties, takes less.
     least = np.partition(p, len(p) - top_k)[len(p) - top_k]
     candidates = np.flatnonzero(p >= least)
     return candidates[np.argsort(-p[candidates], kind="stable")][:top_k]
 
 
 def draw(p: np.ndarray, u: float) -> int:
-    """The first id at which the running sum of `p` exceeds u."""
+    """Return the first id at which the cumulative sum of `p` exceeds u times the total."""
     total = np.cumsum(p)
     found = int(np.searchsorted(total, u * total[-1], side="right"))
-    # A draw within rounding of 1 can land past the end; the last possible token is the one it meant.
+    # For u close to 1, rounding may leave no token above u; then the last possible token is chosen.
     return min(found, int(np.flatnonzero(p)[-1]))

@@ -1,8 +1,8 @@
-"""`scalar`: every operation as plain Python over elements. The definition that the other backends are tested against.
+"""`scalar`: every operation in plain Python, element by element. The other backends are tested against it.
 
-Arrays are nested lists of floats: (T, D) is a list of T lists of D. Arithmetic is Python's own, so sums and products
-are in float64. NumPy appears only where values cross the seam. Not optimised, on purpose: read it to learn what an
-operation means, and use another backend to run a model.
+Arrays are nested lists of floats: (T, D) is a list of T lists of D floats. Python floats are float64, so sums and
+products are float64. NumPy is used only to convert weights, inputs and results. This backend is not optimised on
+purpose: read it to learn what an operation computes, and run models on another backend.
 """
 
 from __future__ import annotations
@@ -21,45 +21,37 @@ from mlx_engine.quant.weight import Weight
 
 
 class ScalarBackend(Backend):
-    """Elementwise Python."""
+    """Arrays are nested lists of Python floats. A KV store is a pair of lists: keys and values, by slot."""
 
     name = "scalar"
 
     def prepare(self, weight: Weight) -> Array:
-        """Decoded by `quant`, then Python floats."""
         return weight.dequantize().tolist()
 
     def array(self, values: np.ndarray) -> Array:
-        """Nested lists."""
         return np.asarray(values, dtype=np.float32).tolist()
 
     def host(self, x: Array) -> np.ndarray:
-        """Rounded to float32 only here."""
         return np.array(x, dtype=np.float32)
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
-        """Rows of the table."""
         return [table[i] for i in ids]
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """One dot product per output."""
         bias = linear.bias or [0.0] * len(linear.weight)
         return [[dot(row, w) + b for w, b in zip(linear.weight, bias, strict=True)] for row in x]
 
-    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
-        """The mean of the squares is taken in float64."""
-        return on_rows(lambda row: _rms_norm(row, gain, eps), x)
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        return on_rows(lambda row: _rms_norm(row, weight, eps), x)
 
-    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
-        """The variance is the mean squared distance from the mean: no cancellation."""
-        return on_rows(lambda row: _layer_norm(row, gain, bias, eps), x)
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """The variance is the mean squared distance from the mean, which avoids cancellation."""
+        return on_rows(lambda row: _layer_norm(row, weight, bias, eps), x)
 
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
-        """Each pair (j, j + E/2) turns by its own angle."""
         return [[_rotate(head, rope, p) for head in heads] for heads, p in zip(x, positions, strict=True)]
 
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
-        """Every query over every key that it may see."""
         keys, values = kv.store
         queries, out = iter(q), []
         for span, n in zip(kv.spans, counts, strict=True):
@@ -79,45 +71,35 @@ class ScalarBackend(Backend):
         return out
 
     def silu(self, x: Array) -> Array:
-        """The logistic function times x."""
         return [[v * _sigmoid(v) for v in row] for row in x]
 
     def gelu(self, x: Array) -> Array:
-        """The tanh form."""
         c = math.sqrt(2 / math.pi)
         return [[0.5 * v * (1 + math.tanh(c * (v + 0.044715 * v**3))) for v in row] for row in x]
 
     def add(self, a: Array, b: Array) -> Array:
-        """Sum."""
         return [[u + v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
     def multiply(self, a: Array, b: Array) -> Array:
-        """Product."""
         return [[u * v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
     def scale(self, x: Array, factor: float) -> Array:
-        """Product."""
         return [[v * factor for v in row] for row in x]
 
     def heads(self, x: Array, head_dim: int) -> Array:
-        """Cut each row into pieces of head_dim."""
         return [[row[i : i + head_dim] for i in range(0, len(row), head_dim)] for row in x]
 
     def merge(self, x: Array) -> Array:
-        """Join each row's heads."""
         return [[v for head in heads for v in head] for heads in x]
 
     def take(self, x: Array, rows: Sequence[int]) -> Array:
-        """The same lists."""
         return [x[r] for r in rows]
 
     def argmax(self, logits: Array) -> Array:
-        """The first of the largest."""
         (row,) = logits
         return row.index(max(row))
 
     def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
-        """Filter by filter, in the order of `sampling.py`."""
         (row,) = logits
         row = _penalized(row, recent, sampling.repetition_penalty)
         top = max(row)
@@ -133,40 +115,38 @@ class ScalarBackend(Backend):
         return max(kept)
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
-        """A list of keys and one of values, a slot each."""
         return ([None] * n_slots, [None] * n_slots)
 
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """In place."""
         for t, slot in enumerate(slots):
             store[0][slot], store[1][slot] = k[t], v[t]
         return store
 
     def kv_nbytes(self, store: Array) -> int:
-        """8 bytes for each float in a filled slot; what Python adds around them is not counted."""
+        """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
         return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
-    """The sum of products, in float64."""
+    """Return the dot product, in float64."""
     return sum(map(mul, a, b), 0.0)
 
 
 def on_rows(f: Callable[[list[float]], list[float]], x: Array) -> Array:
-    """Apply f to the innermost lists of x, however deep they lie."""
+    """Apply f to the innermost lists of x, at any depth."""
     return [on_rows(f, y) for y in x] if isinstance(x[0], list) else f(x)
 
 
-def _rms_norm(row: list[float], gain: list[float], eps: float) -> list[float]:
+def _rms_norm(row: list[float], weight: list[float], eps: float) -> list[float]:
     factor = 1 / math.sqrt(dot(row, row) / len(row) + eps)
-    return [g * v * factor for g, v in zip(gain, row, strict=True)]
+    return [w * v * factor for w, v in zip(weight, row, strict=True)]
 
 
-def _layer_norm(row: list[float], gain: list[float], bias: list[float], eps: float) -> list[float]:
+def _layer_norm(row: list[float], weight: list[float], bias: list[float], eps: float) -> list[float]:
     mean = sum(row) / len(row)
     centered = [v - mean for v in row]
     factor = 1 / math.sqrt(dot(centered, centered) / len(row) + eps)
-    return [g * v * factor + b for g, v, b in zip(gain, centered, bias, strict=True)]
+    return [w * v * factor + b for w, v, b in zip(weight, centered, bias, strict=True)]
 
 
 def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
@@ -190,7 +170,7 @@ def _attend(q: list[float], keys: list[list[float]], values: list[list[float]], 
 
 
 def _sigmoid(v: float) -> float:
-    # exp of a large positive number overflows; of a negative one it only vanishes.
+    # exp of a large positive number overflows; exp of a large negative number is 0.
     if v >= 0:
         return 1 / (1 + math.exp(-v))
     e = math.exp(v)

@@ -1,6 +1,6 @@
-"""`simd` in plain NumPy: one thread, BLAS for every product, and every weight expanded when it is loaded.
+"""`simd` in plain NumPy: one thread, BLAS for every product, and all weights dequantised when they are loaded.
 
-This is the rung that `--no-jit` shows, what runs where Numba cannot, and the slow twin of `compiled.py`.
+This backend runs with `--no-jit` and on machines without Numba. It is also the reference for tests of `compiled.py`.
 """
 
 from __future__ import annotations
@@ -21,62 +21,56 @@ from mlx_engine.quant.weight import Weight
 
 
 class SimdBackend(Backend):
-    """NumPy on one thread. A store is one array (2, G, slots, E): keys, then values, contiguous per head."""
+    """NumPy on one thread. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head."""
 
     name = "simd"
 
     def __init__(self) -> None:
-        # The first search for BLAS libraries takes a tenth of a second or two; no pass shall pay for it.
+        # The first search for BLAS libraries takes 0.1 to 0.2 seconds; do it here and not in the first pass.
         with one_blas_thread():
             pass
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """BLAS held to one thread, and given back afterwards."""
+        """Limit BLAS to one thread, and restore the limit afterwards."""
         with one_blas_thread():
             yield
 
     def prepare(self, weight: Weight) -> Array:
-        """Expanded, once."""
         return weight.dequantize()
 
     def array(self, values: np.ndarray) -> Array:
-        """float32."""
         return np.asarray(values, dtype=np.float32)
 
     def host(self, x: Array) -> np.ndarray:
-        """Already there."""
         return np.asarray(x)
 
     def embed(self, table: Array, ids: Sequence[int]) -> Array:
-        """Rows of the table."""
         return table[np.asarray(ids, dtype=np.int64)]
 
     def linear(self, x: Array, linear: Linear) -> Array:
-        """One BLAS call."""
         y = x @ linear.weight.T
         return y if linear.bias is None else y + linear.bias
 
-    def rms_norm(self, x: Array, gain: Array, eps: float) -> Array:
-        """The mean is float32, summed pairwise."""
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """The mean is float32; NumPy sums pairwise, which keeps the error small."""
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
-        return gain * (x / np.sqrt(mean + np.float32(eps)))
+        return weight * (x / np.sqrt(mean + np.float32(eps)))
 
-    def layer_norm(self, x: Array, gain: Array, bias: Array, eps: float) -> Array:
-        """Two passes: the mean first."""
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """The variance is computed after the mean, in a second read of x, which avoids cancellation."""
         centered = x - np.mean(x, axis=-1, keepdims=True)
         variance = np.mean(np.square(centered), axis=-1, keepdims=True)
-        return gain * (centered / np.sqrt(variance + np.float32(eps))) + bias
+        return weight * (centered / np.sqrt(variance + np.float32(eps))) + bias
 
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
-        """Both halves of every head at once."""
         cos, sin = rope_table(rope, tuple(positions))
         half = x.shape[-1] // 2
         a, b = x[..., :half], x[..., half:]
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
-        """Sequence by sequence; pages that do not follow each other are gathered."""
+        """Compute one sequence at a time. Pages that are not consecutive are gathered into a copy."""
         y, ends = np.empty_like(q), np.cumsum(counts)
         for span, end, n in zip(kv.spans, ends, counts, strict=True):
             if n:
@@ -86,9 +80,9 @@ class SimdBackend(Backend):
         return y
 
     def _attend(self, q: Array, keys: Array, values: Array, window: int | None, scale: float) -> Array:
-        """(T, H, E) attention of a sequence's last T tokens over keys and values (G, S, E).
+        """Return attention (T, H, E) of a sequence's last T tokens over keys and values (G, S, E).
 
-        The queries of one KV head are stacked, so that keys and values are never repeated.
+        The query heads of one KV head are stacked, so that keys and values are not repeated.
         """
         T, H, E = q.shape
         G, S, _ = keys.shape
@@ -101,79 +95,70 @@ class SimdBackend(Backend):
         return (weights @ values).reshape(G, H // G, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
 
     def silu(self, x: Array) -> Array:
-        """For a very negative x the exponential overflows to infinity, and x / infinity is the right answer: 0."""
+        """For a very negative x the exponential overflows to infinity, and x / infinity is 0, which is correct."""
         with np.errstate(over="ignore"):
             return x / (np.float32(1) + np.exp(-x))
 
     def gelu(self, x: Array) -> Array:
-        """The tanh form; a cube that overflows leaves tanh at 1."""
+        """If the cube overflows, tanh is still 1, which is correct."""
         with np.errstate(over="ignore"):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
 
     def add(self, a: Array, b: Array) -> Array:
-        """Sum."""
         return a + b
 
     def multiply(self, a: Array, b: Array) -> Array:
-        """Product."""
         return a * b
 
     def scale(self, x: Array, factor: float) -> Array:
-        """Product."""
         return x * np.float32(factor)
 
     def heads(self, x: Array, head_dim: int) -> Array:
-        """A view."""
         return x.reshape(len(x), -1, head_dim)
 
     def merge(self, x: Array) -> Array:
-        """A view where memory allows."""
         return x.reshape(len(x), -1)
 
     def take(self, x: Array, rows: Sequence[int]) -> Array:
-        """A copy."""
         return x[list(rows)]
 
     def argmax(self, logits: Array) -> Array:
-        """NumPy takes the first of equal ones."""
+        """`np.argmax` returns the first of equal values, as required."""
         return int(np.argmax(logits))
 
     def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
-        """As `sampling.py` says, which is written in NumPy."""
         row = definition.penalize(logits[0], recent, sampling.repetition_penalty)
         if sampling.is_greedy:
             return int(np.argmax(row))
         return definition.draw(definition.probabilities(row, sampling), u)
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
-        """Memory that the system need not touch until a slot is written."""
+        """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
         return np.empty((2, n_kv_heads, n_slots, head_dim), dtype=np.float32)
 
     def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
-        """In place."""
         where = in_order(slots)
         store[0][:, where] = k.transpose(1, 0, 2)
         store[1][:, where] = v.transpose(1, 0, 2)
         return store
 
     def kv_nbytes(self, store: Array) -> int:
-        """All slots, filled or not."""
         return int(store.nbytes)
 
 
 @lru_cache(maxsize=8)
 def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines (T, 1, E/2) of positions that can be hashed; every layer of a pass asks again.
+    """Return cosines and sines (T, 1, E/2). Cached, because every layer of a pass needs them; `positions` is hashable.
 
-    The angles are float64: at position 40,000 a float32 angle is already wrong in its third decimal.
+    Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
     angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray | None:
-    """(T, S) bool, True where query t must not look; None where every query sees every key."""
+    """Return the attention mask (T, S), True for hidden keys; None if no key is hidden."""
     if n_queries == 1 and (window is None or n_keys <= window):
         return None
     position = np.arange(n_keys - n_queries, n_keys)[:, None]
@@ -183,6 +168,6 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Over the last axis; the maximum is subtracted first, so no score is too large."""
+    """Return the softmax over the last axis; the maximum is subtracted first, so that no exponential overflows."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))

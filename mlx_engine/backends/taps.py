@@ -1,4 +1,4 @@
-"""Look inside a forward pass: the same backend with every block in its composed form, each value shown by name."""
+"""Taps: run a forward pass with every block in its composed form, and pass each intermediate value to a callback."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Callable
 from mlx_engine.backends.base import OPERATIONS, Backend
 from mlx_engine.backends.parameters import Array
 
-# What composes and shows values; a compiled program would show none.
+# The methods that note intermediate values; fused blocks and compiled programs do not.
 COMPOSED = (*OPERATIONS["block"], *OPERATIONS["dispatch"], "note", "compile")
 
 
 def tapped(backend: Backend, tap: Callable[[str, Array], None]) -> Backend:
-    """A twin of `backend` that calls `tap(name, array)` for every named value of every pass.
+    """Return a copy of `backend` that calls `tap(name, array)` for every named intermediate value.
 
-    Names are the GGUF stems of the layer that made the value ("blk.0.attn_norm", "blk.0.ffn_gate"), and what the
-    model itself notes ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The twin shares the original's arrays.
+    Names are the GGUF stem of the norm or linear layer that computed the value ("blk.0.attn_norm", "blk.0.ffn_gate"),
+    and the names that models pass to `note` ("blk.0.q_rope", "blk.0.attn_out", "blk.0.layer_out"). The copy shares the
+    original's arrays.
     """
     twin = copy.copy(backend)
     composed = {name: getattr(Backend, name) for name in COMPOSED}

@@ -57,7 +57,7 @@ def _linear(backend: Any, x: Any, linear: Linear) -> int:
     return _product(backend, linear.weight) + (linear.bias is not None)
 
 
-def _rms_norm(backend: Any, x: Any, gain: Any, eps: float) -> int:
+def _rms_norm(backend: Any, x: Any, weight: Any, eps: float) -> int:
     return 0 if _launches(backend, "norm_rows") and x.ndim == 2 and x.shape[1] % BLOCK == 0 else 1
 
 

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens read so far: pages of memory (`pool.py`), and the sequences that hold them."""
+"""The KV cache: a pool of pages (`pool.py`), and the page tables of sequences (`sequence.py`)."""
 
 from mlx_engine.cache.batch import New, begin
 from mlx_engine.cache.pool import KVLayer, KVPool

@@ -1,4 +1,4 @@
-"""New tokens of one or more sequences as a batch: pages are found, and slots and positions follow from them."""
+"""Make a `Batch` from the new tokens of one or more sequences: allocate pages, and compute slots and positions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class New(NamedTuple):
 
     Attributes:
         ids: (n,), at least one.
-        kv: the sequence.
-        wanted: of how many of the last ones logits are wanted; None is all of them.
+        kv: the KV cache of the sequence.
+        wanted: the number of last tokens whose logits are wanted; None for all.
     """
 
     ids: Sequence[Token]
@@ -27,10 +27,10 @@ class New(NamedTuple):
 
 
 def begin(parts: Sequence[New]) -> Batch:
-    """Find pages for the new tokens and return them as one batch, which is to be committed or rolled back.
+    """Allocate pages for the new tokens and return them as one batch. The caller commits or rolls back the batch.
 
     Raises:
-        CacheFullError: there is no room for all of them; no sequence has changed.
+        CacheFullError: there are too few free pages, or a sequence is at its capacity; no sequence has changed.
     """
     if not parts:
         raise ValueError("expected new tokens of at least one sequence, found none")

@@ -1,7 +1,7 @@
-"""The memory of all keys and values: a fixed number of pages, handed out to sequences and taken back.
+"""The KV pool: the memory of all keys and values, as a fixed number of pages that sequences take and give back.
 
-A page holds `page` tokens. Layers with one window form a group, and a page belongs to one group: it is the same run of
-slots in the store of each layer of the group. Appending writes to a page; nothing is ever copied or moved.
+A page holds `page` tokens. Layers with the same attention window form a group. Each group has its own pages; a page is
+the same run of slots in the KV store of each layer of the group. Keys and values are written once and never moved.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Stores
 from mlx_engine.cache.sequence import KVSequence
 
-# Tokens of a page, unless the caller says otherwise.
+# Default number of tokens per page.
 PAGE = 64
-# Tokens of the longest forward pass that layers with a window have pages for, unless the caller says otherwise.
+# Default number of tokens of the longest forward pass, for which layers with a window have pages.
 LONGEST_PASS = 512
 
 
 @dataclass(frozen=True)
 class KVLayer:
-    """What a layer keeps of each token: keys and values of `n_kv_heads` heads of `head_dim`, within a `window`."""
+    """The KV cache of one layer: `n_kv_heads` heads of `head_dim`, and the attention window, None for all tokens."""
 
     n_kv_heads: int
     head_dim: int
@@ -31,13 +31,13 @@ class KVLayer:
 
 
 class KVPool:
-    """Pages for the keys and values of up to `n_sequences` sequences, of `n_tokens` tokens together.
+    """Pages for up to `n_sequences` sequences with `n_tokens` tokens in total.
 
     Attributes:
-        stores: the memory, as a forward pass takes it.
+        stores: the KV stores of all layers, for forward passes.
         windows: the window of each group of layers.
-        page: tokens of a page.
-        n_tokens: how many tokens there is memory for.
+        page: tokens per page.
+        n_tokens: tokens that fit into the pool.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class KVPool:
         longest_pass: int = LONGEST_PASS,
         kept: bool = True,
     ) -> None:
-        """Ask for the memory.
+        """Allocate the memory.
 
         Args:
-            backend: keeps the stores.
-            layers: what each layer keeps.
-            n_tokens: of all sequences together.
-            n_sequences: how many there are at most at the same time.
-            page: tokens of a page.
-            longest_pass: the most new tokens of a sequence in one forward pass, for layers with a window.
-            kept: whether a later pass reads what an earlier one has written. Else all layers of a group write to the
-                same memory: enough for a pass that brings its whole sequence.
+            backend: allocates the KV stores.
+            layers: the KV cache of each layer.
+            n_tokens: tokens of all sequences in total.
+            n_sequences: the largest number of sequences at the same time.
+            page: tokens per page.
+            longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
+            kept: whether later passes read the keys and values of earlier passes. If not, all layers of a group share
+                one store, which is enough for a pass over a whole sequence.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
@@ -79,42 +79,42 @@ class KVPool:
                 shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
             stores.append(shared[layer])
         self.stores = Stores(stores, group_of, page, kept)
-        # Of each group, the first slots of free pages; the next to be handed out comes last.
+        # For each group, a stack of the first slots of free pages.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
 
     def sequence(self, capacity: int | None = None) -> KVSequence:
-        """Return an empty sequence of at most `capacity` tokens; None is as many as there is memory for."""
+        """Return an empty sequence of at most `capacity` tokens, by default as many as the pool holds."""
         return KVSequence(self, self.n_tokens if capacity is None else capacity)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages, used or not."""
+        """Bytes of all pages, free or in use."""
         layers = self.stores.layers if self.stores.are_kept else list({id(s): s for s in self.stores.layers}.values())
         return sum(self._backend.kv_nbytes(store) for store in layers)
 
     def free_pages(self, group: int) -> int:
-        """Return how many pages of a group nobody holds."""
+        """Return the number of free pages of a group."""
         return self._n_free[group]
 
     def take(self, group: int, n: int) -> np.ndarray:
-        """Return the first slots (n,) of n free pages, which there must be; they are the caller's from now on."""
+        """Allocate n pages of a group, which must be free, and return their first slots (n,)."""
         last = self._n_free[group]
         self._n_free[group] = last - n
         return self._free[group][last - n : last][::-1].copy()
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
-        """Take pages back, given their first slots (n,) in the order in which they were held."""
+        """Free pages of a group, given their first slots (n,) in the order of the page table."""
         first = self._n_free[group]
         self._free[group][first : first + len(pages)] = pages[::-1]
         self._n_free[group] = first + len(pages)
 
 
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
-    """Return how many pages a group of layers needs for sequences of `n_tokens` tokens together.
+    """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    The last page of a sequence may have one token. With a window, pages are given back as soon as no later token sees
-    any of their tokens; one more may have tokens on both sides of the window's edge.
+    The last page of each sequence may hold only one token. With a window, pages are freed as soon as no later token
+    attends to their tokens; one page more than the window's length may be partly inside the window.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

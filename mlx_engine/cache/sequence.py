@@ -1,8 +1,8 @@
-"""The keys and values of one sequence: which pages of a pool hold them, and how many tokens count.
+"""The KV cache of one sequence: its page tables, its length and its pending tokens.
 
-A forward pass of n tokens is `begin(n)`, which finds pages for them, then `commit(n)`, or `roll_back(n)` if it failed
-or if its tokens turned out to be others. Several passes may be begun before the first is committed: a lazy backend
-begins a pass before the token that it reads has been seen.
+A forward pass of n tokens calls `begin(n)`, which allocates pages; the n tokens are then pending. `commit(n)` adds them
+to the sequence; `roll_back(n)` discards them, if the pass failed or other tokens follow. Several passes may be begun
+before the first is committed: a lazy backend submits a pass before the host knows its token.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class KVSequence:
-    """A page table for each group of layers, and a length. Made by `KVPool.sequence`.
+    """The page table of each group of layers, and the length. Made by `KVPool.sequence`.
 
     Attributes:
-        pool: whose pages it holds.
-        length: tokens that count, which is also the position of the next one.
-        pending: tokens that were begun and neither committed nor rolled back.
-        capacity: tokens that it can hold at most.
+        pool: the pool of its pages.
+        length: number of committed tokens, which is the position of the next token.
+        pending: number of tokens that were begun and neither committed nor rolled back.
+        capacity: the largest number of tokens.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -35,19 +35,19 @@ class KVSequence:
         self.length = self.pending = 0
         n_pages = -(-capacity // pool.page)
         self._tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
-        # Pages [first, end) of a table are held; all tables end with the same page.
+        # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
 
     @property
     def n_pages(self) -> int:
-        """Pages that it holds, of all groups together."""
+        """Number of allocated pages, in all groups."""
         return sum(self._end - first for first in self._firsts)
 
     def begin(self, n: int) -> int:
-        """Find pages for n more tokens and return the position of the first.
+        """Allocate pages for n more tokens, which are then pending, and return the position of the first.
 
         Raises:
-            CacheFullError: they are more than its capacity, or the pool has too few free pages; nothing has changed.
+            CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.
         """
         if n < 1:
             raise ValueError(f"begin: expected at least one token, found {n}")
@@ -68,7 +68,7 @@ class KVSequence:
         return first
 
     def commit(self, n: int) -> None:
-        """Count the first n of the tokens that were begun; pages that no later token sees are given back."""
+        """Commit the first n pending tokens, and free pages that have left the window."""
         self._check("commit", n)
         self.pending -= n
         self.length += n
@@ -77,16 +77,16 @@ class KVSequence:
                 self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)
 
     def roll_back(self, n: int) -> None:
-        """Forget the last n of the tokens that were begun. Their pages stay, for those that come instead."""
+        """Discard the last n pending tokens. Their pages stay allocated for the tokens that follow."""
         self._check("roll_back", n)
         self.pending -= n
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from position `length` on; pages stay, for those that come instead.
+        """Discard the tokens from position `length` on. Their pages stay allocated for the tokens that follow.
 
         Raises:
-            ValueError: there are fewer tokens, some are begun and not committed, or a layer with a window has given
-                tokens back that it would see again.
+            ValueError: the sequence is shorter, has pending tokens, or has already freed pages that would be inside a
+                layer's window again.
         """
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
@@ -96,14 +96,14 @@ class KVSequence:
         self.length = length
 
     def close(self) -> None:
-        """Give all pages back, and forget all tokens. The sequence may begin again."""
+        """Free all pages and discard all tokens. The sequence is empty and can be used again."""
         for group in range(len(self._tables)):
             self._give_back(group, self._end)
         self._firsts, self._end = [0] * len(self._tables), 0
         self.length = self.pending = 0
 
     def span(self, group: int, length: int, n_new: int) -> KVSpan:
-        """Return what a pass sees of it in a group of layers: `length` tokens, the last `n_new` of them new."""
+        """Return the page table of a group for a pass: `length` tokens, of which the last `n_new` are new."""
         return KVSpan(self._tables[group], length, n_new)
 
     def slots(self, group: int, first: int, n: int) -> np.ndarray:
@@ -115,7 +115,7 @@ class KVSequence:
         return table[positions // page] + positions % page
 
     def _give_back(self, group: int, end: int) -> None:
-        """Give back the pages before page `end` of a group."""
+        """Free the pages before page `end` of a group."""
         first = self._firsts[group]
         if end > first:
             self.pool.give_back(group, self._tables[group][first:end].copy())

@@ -1,4 +1,4 @@
-"""How many bytes keys and values take: arithmetic on a model's sizes, before any memory is asked for."""
+"""The bytes of a KV cache, computed from a model's config without allocating memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BYTES_PER_FLOAT = 4
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Float32 keys and values of one sequence of up to `n_tokens` tokens.
+    """The size of float32 keys and values of one sequence of up to `n_tokens` tokens.
 
     Attributes:
-        layers: what each layer keeps of a token.
-        page: tokens of a page.
-        longest_pass: the most new tokens in one forward pass.
+        layers: the KV cache of each layer.
+        page: tokens per page.
+        longest_pass: the largest number of new tokens in one pass.
     """
 
     layers: Sequence[KVLayer]
@@ -27,12 +27,12 @@ class CacheSize:
 
     @property
     def whole(self) -> int:
-        """Bytes if every layer remembered every token, and pages had no unused slots."""
+        """Bytes if every layer kept every token, without unused slots in pages."""
         return sum(_bytes_per_token(layer) * self.n_tokens for layer in self.layers)
 
     @property
     def held(self) -> int:
-        """Bytes of the pages that a pool for one such sequence has: layers with a window have fewer."""
+        """Bytes of the pages of a pool for one such sequence; layers with a window have fewer pages."""
         return sum(_bytes_per_token(layer) * self.page * self._pages(layer.window) for layer in self.layers)
 
     @property
@@ -45,7 +45,7 @@ class CacheSize:
 
     @property
     def n_windows(self) -> int:
-        """How many layers have a window."""
+        """Number of layers with a window."""
         return sum(layer.window is not None for layer in self.layers)
 
     def _pages(self, window: int | None) -> int:

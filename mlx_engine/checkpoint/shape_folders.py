@@ -149,7 +149,7 @@ class Gemma3Shape:
         }
 
     def tensors(self) -> Iterator[Random]:
-        """Matrices as they are initialised; of the norms' gains the file has what they are above 1."""
+        """Matrices as they are initialised; of the norm weights the file stores what they are above 1."""
         D, F, E = self.hidden_size, self.intermediate_size, self.head_dim
         H, K = self.n_heads * E, self.n_kv_heads * E
         yield Random("model.embed_tokens.weight", (self.vocab_size, D), 0.02)

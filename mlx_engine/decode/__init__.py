@@ -1,1 +1,1 @@
-"""From a model to text: prefill, then one token at a time, choosing, stopping, measuring."""
+"""Text generation with a model: prefill, decode, sampling, stop conditions, metrics."""

@@ -1,8 +1,8 @@
-"""The loop of a lazy backend: a forward pass is begun before anybody has seen the token that it reads.
+"""The decode loop of a lazy backend: a forward pass is submitted before the host knows the token that it reads.
 
-The device then never waits for the host, which builds the next pass while this one runs. A pass that is under way is
-committed when its token is asked for: where the text ends one token earlier, or nobody asks for more, it is rolled
-back, and the sequence is what it is on any other backend.
+The host builds the next pass while the device runs the current one, so the device does not wait for the host. A
+submitted pass is committed when the caller asks for its token. If the text ends before that, the pass is rolled back,
+so that the KV cache has the same tokens as on any other backend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlx_engine.models import Model
 
 @dataclass(frozen=True, eq=False)
 class _Begun:
-    """A choice that has been begun, and the pass before it, if that is to be committed."""
+    """A submitted choice of a token, and the batch of the pass before it, unless that is already committed."""
 
     choice: Choice
     batch: Batch | None = None
@@ -31,10 +31,10 @@ class _Begun:
 def decode_ahead(
     model: Model, read: Callable[[], Array], kv: KVSequence, pick: Sampler, metrics: Metrics
 ) -> Iterator[int]:
-    """Yield token ids without end, of which `read`, the prefill, gives the first.
+    """Yield token ids without end; `read` runs the prefill and returns the logits for the first.
 
     Raises:
-        CacheFullError: there is no room for the next token. No pass is begun that there is no room for.
+        CacheFullError: the KV cache is full when the next token is asked for.
     """
     begun: _Begun | None = None
     try:
@@ -65,7 +65,7 @@ def _choose(model: Model, logits: Array, pick: Sampler) -> Choice:
 
 
 def _begin_next(model: Model, chosen: Choice, kv: KVSequence, pick: Sampler) -> _Begun | None:
-    """Begin the pass that reads what was chosen; return None where there is no room for it."""
+    """Submit the pass that reads the chosen token; return None if the KV cache is full."""
     try:
         batch = begin([New([chosen.token], kv)])
     except CacheFullError:

@@ -1,4 +1,4 @@
-"""The options of a run as keyword arguments, for `Engine.generate` and every other method that takes them."""
+"""The options of a run as typed keyword arguments, for `Engine.generate` and similar methods."""
 
 from __future__ import annotations
 

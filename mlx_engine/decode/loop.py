@@ -1,7 +1,6 @@
-"""The loop: read the prompt (prefill), then write one token at a time (decode). It yields token ids, nothing else.
+"""The generation loop of one sequence: run the prompt (prefill), then one token at a time (decode); yield token ids.
 
-A lazy backend has a loop of its own, see `ahead.py`; what it yields is the same. `step.py` has the same step for
-several sequences at once.
+Lazy backends have their own loop with the same result, see `ahead.py`. `step.py` has the step for several sequences.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from mlx_engine.decode.step import choose, forward
 from mlx_engine.models import Model
 from mlx_engine.observe.log import event
 
-# Tokens of a prompt that go through the model together. Larger chunks multiply larger matrices, but their attention
-# scores take chunk x context floats per head.
+# Tokens per prefill pass. Larger chunks make more efficient products, but attention scores take chunk x context floats
+# per head.
 CHUNK = LONGEST_PASS
 
 Progress = Callable[[int, int], None]
@@ -30,14 +29,14 @@ Progress = Callable[[int, int], None]
 def prefill(
     model: Model, ids: Sequence[int], kv: KVSequence, *, chunk: int = CHUNK, progress: Progress | None = None
 ) -> Array:
-    """Return logits (1, V) of the last of `ids`, which must be at least one; the sequence then holds all of them.
+    """Run the prompt in chunks and return logits (1, V) of its last token; `ids` must not be empty.
 
-    `progress` is called with (tokens read, tokens in all) after each chunk.
+    `progress` is called with (tokens done, tokens in total) after each chunk.
     """
     logits = None
     for start in range(0, len(ids), chunk):
         if start:
-            # A lazy backend would keep what every chunk computes until the last is asked for.
+            # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
             model.backend.wait(kv.pool.stores.layers)
         is_last = start + chunk >= len(ids)
         logits = forward(model, New(ids[start : start + chunk], kv, wanted=int(is_last)))
@@ -59,18 +58,18 @@ def decode(
 ) -> Iterator[int]:
     """Yield token ids one at a time, without end; the caller decides when to stop.
 
-    With `overlap` a lazy backend begins each pass before the token that it reads is known, unless somebody profiles it.
+    With `overlap`, a lazy backend that is not profiled submits each pass before the host knows the token that it reads.
 
     Raises:
-        CacheFullError: there is no room for the next token.
+        CacheFullError: the KV cache is full.
     """
     read = partial(prefill, model, prompt, kv, chunk=chunk, progress=progress)
     if overlap and model.backend.lazy and model.backend.profiler is None:
         return decode_ahead(model, read, kv, pick, metrics)
-    return _decode_in_turn(model, read, kv, pick, metrics)
+    return _decode_in_order(model, read, kv, pick, metrics)
 
 
-def _decode_in_turn(
+def _decode_in_order(
     model: Model, read: Callable[[], Array], kv: KVSequence, pick: Sampler, metrics: Metrics
 ) -> Iterator[int]:
     while True:
@@ -80,7 +79,7 @@ def _decode_in_turn(
 
 
 def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, metrics: Metrics) -> Iterator[int]:
-    """Yield the same ids, the whole sequence run again for each: what a cache saves is the difference."""
+    """Yield the same ids as `decode`, but run the whole sequence again for each, to show what the KV cache saves."""
     ids = list(prompt)
     while True:
         token = _timed_pass(model, metrics, pick, lambda: forward(model, New(ids, model.scratch_kv(len(ids)))))
@@ -91,7 +90,7 @@ def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, met
 def _timed_pass(model: Model, metrics: Metrics, pick: Sampler, read: Callable[[], Array]) -> int:
     def run() -> int:
         logits, be = read(), model.backend
-        # On a lazy backend the choice is a part of the graph, and waiting for it is waiting for the whole pass.
+        # On a lazy backend the choice is part of the graph: its time cannot be told from the time of the pass.
         (token,) = (
             choose(be, logits, [pick]) if be.lazy else metrics.record_sampling(lambda: choose(be, logits, [pick]))
         )
@@ -100,7 +99,7 @@ def _timed_pass(model: Model, metrics: Metrics, pick: Sampler, read: Callable[[]
     profiler = model.backend.profiler
     if profiler is not None:
         profiler.begin_pass()
-    # The session ends with the pass: between two tokens the caller's own code runs.
+    # The session ends with the pass, because the caller's code runs between two tokens.
     with model.backend.session():
         token = metrics.record_timed(run)
     if profiler is not None:

@@ -1,9 +1,9 @@
-"""Times of passes, and what they add up to. Pure arithmetic: the clock is handed in, and nothing here knows a model.
+"""Metrics of a run: times of forward passes, and the rates computed from them. The clock is a parameter.
 
-A pass ends when its token's id is on the host. The first pass is prefill, however it was chunked; it is never mixed
-into the decode rate. What cannot be computed is None, which is not zero, and shows as a dash.
+A pass ends when its token's id is on the host. The first pass is prefill, in any number of chunks; it does not count in
+the decode rate. A metric that cannot be computed is None, printed as a dash.
 
-What the caller does between two ids is no part of a pass, unless the device works on meanwhile: see `record_interval`.
+Time that the caller spends between two ids does not count, unless the device works meanwhile: see `record_interval`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# An id that is on the host within so many seconds was there when it was asked for.
+# An id that arrives within so many seconds counts as already computed when it was asked for.
 AT_ONCE = 1e-4
 
 
 @dataclass
 class Metrics:
-    """Seconds of one run.
+    """The times of one run, in seconds.
 
     Attributes:
-        passes: every pass, in order.
-        sampling: the choosing of a token, which is part of its pass; empty where a backend chooses on the device.
-        phases: what happens once and outside of all passes, by name: load, warm_up, tokenize.
+        passes: the time of each pass, in order.
+        sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
+        phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -37,19 +37,19 @@ class Metrics:
     _waited_for: float = field(default=0.0, repr=False, compare=False)
 
     def record_timed(self, work: Callable[[], T]) -> T:
-        """Time one pass and return what it returned; a pass that fails is not recorded."""
+        """Run and time one pass, and return its result; a pass that fails is not recorded."""
         seconds, result = self._timed(work)
         self.passes.append(seconds)
         return result
 
     def record_interval(self, resumed: float, asked: float) -> None:
-        """Record a pass that ends now, of a device that works on from one pass to the next.
+        """Record a pass that ends now, on a device that starts each pass when the pass before ends.
 
-        It began when the pass before it ended. The caller went away then, came back at `resumed`, and the id was asked
-        for at `asked`. If somebody had to wait for it, the device was busy all the time, and the pass is the whole
-        interval. If it was there at once, the device may have been idle for a part of it, because the caller was slow:
-        then the pass is taken to be as long as the last one that was waited for, but no shorter than what happened
-        since `resumed`. Neither a slow caller nor a pass hidden behind one changes the rate.
+        The interval begins when the pass before ended. The caller's code ran until `resumed`, and the host asked for
+        the id at `asked`. If the host had to wait for the id, the device was busy all the time, and the pass took the
+        whole interval. If not, a slow caller may have left the device idle; then the pass is assumed to take as long as
+        the last pass that the host waited for, but at least the time since `resumed`. So a slow caller does not change
+        the decode rate.
         """
         now = self.clock()
         whole, inside = now - (resumed if self._ended is None else self._ended), now - resumed
@@ -59,18 +59,18 @@ class Metrics:
         self._ended = now
 
     def record_forward_share(self, wall: float, n: int) -> None:
-        """A sequence's share of a pass of `wall` seconds that n sequences took together; for n = 0 there is none."""
+        """Record 1/n of a pass of `wall` seconds over n sequences; nothing for n = 0."""
         if n > 0:
             self.passes.append(wall / n)
 
     def record_sampling(self, work: Callable[[], T]) -> T:
-        """Time one choice and return it."""
+        """Run and time one choice of a token, and return it."""
         seconds, result = self._timed(work)
         self.sampling.append(seconds)
         return result
 
     def record_phase(self, name: str, work: Callable[[], T]) -> T:
-        """Time something that happens once and return what it returned."""
+        """Run and time a phase, and return its result."""
         self.phases[name], result = self._timed(work)
         return result
 
@@ -81,25 +81,25 @@ class Metrics:
 
     @property
     def time_to_first_token_ms(self) -> float | None:
-        """Milliseconds of the first pass; None before it."""
+        """Milliseconds of the first pass; None before it has ended."""
         return self.passes[0] * 1e3 if self.passes else None
 
     @property
     def decode_tokens_per_second(self) -> float | None:
-        """The (n - 1) tokens after the first over the time of their passes; None when there are none."""
+        """Tokens after the first, divided by the time of their passes; None if there are none."""
         rest = sum(self.passes[1:])
         return (len(self.passes) - 1) / rest if rest > 0 else None
 
     @property
     def per_forward_ms(self) -> dict[str, float] | None:
-        """Shortest, longest and mean pass in milliseconds, and their number; None before the first."""
+        """Minimum, maximum and mean time of a pass in milliseconds, and the number of passes; None before the first."""
         if not self.passes:
             return None
         ms = [seconds * 1e3 for seconds in self.passes]
         return {"min": min(ms), "max": max(ms), "mean": sum(ms) / len(ms), "n": len(ms)}
 
     def summary(self) -> dict[str, object]:
-        """Everything, as JSON takes it."""
+        """Return all metrics as a dictionary for JSON."""
         return {
             **{f"{name}_ms": seconds * 1e3 for name, seconds in self.phases.items()},
             "sampling_ms": sum(self.sampling) * 1e3 if self.sampling else None,
@@ -110,7 +110,7 @@ class Metrics:
         }
 
     def text(self, *, per_pass: bool) -> str:
-        """The same for people; with `per_pass` a line for every pass, counted from 1."""
+        """Return all metrics as text; with `per_pass`, also one line per pass, counted from 1."""
         forward = self.per_forward_ms
         spread = "—" if forward is None else "min {min:.3f} max {max:.3f} mean {mean:.3f} (n={n})".format(**forward)
         lines = [

@@ -1,4 +1,4 @@
-"""What a caller may ask of one run, checked before any model is loaded."""
+"""The options of one run, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Options:
     """Options of one run.
 
     Attributes:
-        max_tokens: the cap; None means 256, or fewer where the context ends earlier.
-        sampling: how each token is chosen.
-        kv: keep keys and values between passes. Without it each pass runs the whole sequence again.
+        max_tokens: the largest number of new tokens; None means 256, or fewer if the context is full before.
+        sampling: the sampling options.
+        kv: use a KV cache. Without it each pass runs the whole sequence again.
         stop: the text ends before the first of these strings to appear.
-        ignore_eos: go on past every end-of-text token.
-        timeout: seconds after which the run ends with what it has; None waits for its end.
-        context_len: tokens of prompt and text together, if fewer than the model allows.
+        ignore_eos: continue after end-of-text tokens.
+        timeout: seconds after which the run ends with the text so far; None for no limit.
+        context_len: limit of prompt and new tokens in total, if lower than the model's context.
     """
 
     max_tokens: int | None = None
@@ -41,12 +41,12 @@ class Options:
 
     @classmethod
     def of(cls, max_tokens: int | None = None, **values: Unpack[OptionValues]) -> Options:
-        """Return the options that keyword arguments give: the fields of this class and of `Sampling`, side by side.
+        """Make options from keyword arguments: the fields of this class and of `Sampling`.
 
         `stop` may be one string, several or None.
 
         Raises:
-            OptionError: a value makes no sense.
+            OptionError: a value is invalid.
             TypeError: there is no such option.
         """
         given: dict[str, Any] = {**values}
@@ -54,7 +54,7 @@ class Options:
         return cls(max_tokens, sampling, **given | {"stop": _stops(given.get("stop"))})
 
     def __post_init__(self) -> None:
-        """Raises OptionError where a value makes no sense."""
+        """Check the values; raise OptionError if one is invalid."""
         for option in ("max_tokens", "context_len"):
             n = getattr(self, option)
             sound = n is None or (is_whole(n) and n >= 1)

@@ -1,4 +1,4 @@
-"""The choice of one token after another: it keeps what a choice depends on, the history and the random draws."""
+"""The sampler of a sequence: keeps the tokens so far and the seed, on which the next choice depends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlx_engine.backends.sampling import Draw, Sampling
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A token that has been chosen, and on a lazy backend perhaps not been computed.
+    """A chosen token, which a lazy backend may not have computed yet.
 
     Attributes:
-        token: what `Backend.embed` takes for an id.
-        logits: (1, V), what it was chosen from.
-        position: where it stands in the sequence.
+        token: the token, as `Backend.embed` accepts it.
+        logits: (1, V), the logits it was chosen from.
+        position: its position in the sequence.
     """
 
     token: Token
@@ -29,7 +29,7 @@ class Choice:
 
 
 class Sampler:
-    """What chooses the tokens of one sequence: `draw` for `Backend.choose`, then `add` and `settle` what it chose."""
+    """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice."""
 
     def __init__(self, backend: Backend, sampling: Sampling, prompt: Sequence[int]) -> None:
         self._backend, self._sampling = backend, sampling
@@ -43,25 +43,25 @@ class Sampler:
         return self.settle(self.add(token, logits))
 
     def draw(self) -> Draw:
-        """Return how the next token is chosen. The choice before it need not be settled."""
+        """Return the inputs for choosing the next token. The choice before it need not be settled."""
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent))
         return Draw(self._sampling, self._recent, u)
 
     def add(self, token: Token, logits: Array) -> Choice:
-        """Append a token that was chosen from logits (1, V); nothing waits for its id."""
+        """Append a token that was chosen from logits (1, V), without waiting for its id."""
         self._recent.append(token)
         return Choice(token, logits, len(self._recent) - 1)
 
     def settle(self, choice: Choice) -> int:
-        """Return the id of a choice, on the host."""
+        """Wait for the id of a choice and return it."""
         chosen = self._recent[choice.position] = self._backend.token_id(choice.token)
         self._settled = choice
         return chosen
 
     def probability(self) -> float | None:
-        """How likely the model held the last id, before any option had a say; None before the first.
+        """Return the model's probability of the last id, before any sampling option; None before the first id.
 
-        Computed when asked, from the logits that were kept: a run that nobody watches does not pay for it.
+        Computed on demand from the kept logits, so that runs without logging do not pay for it.
         """
         if self._settled is None:
             return None
@@ -71,9 +71,9 @@ class Sampler:
 
 
 def random_number(seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends on the seed and the position alone, for the draw of one token.
+    """Return a random number in [0, 1) for one token, which depends on the seed and the token's position only.
 
-    A sequence that is interrupted and computed again, or runs beside others, draws the same numbers.
+    A sequence that is interrupted and computed again, or runs in a batch, gets the same numbers.
     """
     (bits,) = np.random.SeedSequence((seed, position)).generate_state(1, np.uint64)
     return float(bits >> np.uint64(11)) * 2.0**-53

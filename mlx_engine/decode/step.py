@@ -1,4 +1,4 @@
-"""A step: one forward pass over the new tokens of one or more sequences, then the choice of a token for each."""
+"""A decode step: one forward pass over the new tokens of one or more sequences, then a chosen token for each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mlx_engine.models import Model
 
 @dataclass(eq=False)
 class Running:
-    """A sequence that is being written.
+    """A sequence that is being generated.
 
     Attributes:
-        kv: its keys and values.
-        pick: chooses its tokens.
-        unread: its tokens that the model has not read yet; the next step reads them.
+        kv: its KV cache.
+        pick: its sampler.
+        unread: its tokens that are not in the KV cache yet; the next step runs them.
     """
 
     kv: KVSequence
@@ -28,13 +28,13 @@ class Running:
 
 
 def forward(model: Model, *parts: New) -> Array:
-    """Run one forward pass and return logits (R, V) of the tokens that are wanted, None if there are none.
+    """Run one forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
 
-    The new tokens count when it is complete, on a lazy backend when it has been begun. A pass that fails or is
-    interrupted leaves every sequence as it was.
+    The new tokens are committed when the pass has run, or on a lazy backend has been submitted. A pass that fails or is
+    interrupted leaves every sequence unchanged.
 
     Raises:
-        CacheFullError: there is no room for the new tokens.
+        CacheFullError: there are too few pages for the new tokens.
     """
     batch = begin(parts)
     try:
@@ -47,7 +47,7 @@ def forward(model: Model, *parts: New) -> Array:
 
 
 def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list[int]:
-    """Return the chosen id for each of (B, V) rows, on the host."""
+    """Choose a token for each row of (B, V) logits and return the ids, on the host."""
     tokens = backend.choose(logits, [sampler.draw() for sampler in samplers])
     rows = [logits if len(samplers) == 1 else backend.take(logits, (b,)) for b in range(len(samplers))]
     choices = [sampler.add(token, row) for sampler, token, row in zip(samplers, tokens, rows, strict=True)]
@@ -55,10 +55,10 @@ def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list
 
 
 def step(model: Model, running: Sequence[Running]) -> list[int]:
-    """Read what each sequence has unread, in one forward pass, and return the next token of each.
+    """Run the unread tokens of all sequences in one forward pass, and return the next token of each.
 
     Raises:
-        CacheFullError: there is no room for the new tokens; no sequence has changed.
+        CacheFullError: there are too few pages for the new tokens; no sequence has changed.
     """
     logits = forward(model, *(New(sequence.unread, sequence.kv) for sequence in running))
     tokens = choose(model.backend, logits, [sequence.pick for sequence in running])

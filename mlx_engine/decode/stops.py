@@ -1,4 +1,4 @@
-"""Stop strings in a stream: nothing that might be the beginning of one leaves before that is decided."""
+"""Stop strings in a stream: text that may be the beginning of a stop string is held back until that is decided."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts a stream of text before the first stop string that is complete in it, however the text is cut in pieces.
+    """Ends a stream of text before the first complete stop string, which may span several pieces.
 
-    Of several that end at the same character the longest counts.
+    If several stop strings end at the same character, the longest counts.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held, self.found = tuple(stops), "", False
 
     def add(self, piece: str) -> str:
-        """The text that can leave now; after a stop string was found, nothing more does."""
+        """Return the text that can be output now; after a stop string, always ""."""
         if self.found:
             return ""
         text = self._held + piece
@@ -29,11 +29,11 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """What was held back and never became a stop string."""
+        """Return the text that was held back and is not a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many of the last characters of `text` are the first of `stop`."""
+    """Return the length of the longest proper prefix of `stop` that ends `text`."""
     return next(n for n in range(min(len(text), len(stop) - 1), -1, -1) if text.endswith(stop[:n]))

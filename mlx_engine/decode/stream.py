@@ -1,7 +1,7 @@
-"""One run as a stream of text: ids become pieces, and the run ends at an end token, a stop string, the cap or a time.
+"""One run as a stream of text, which ends at an end-of-text token, a stop string, the token limit or a timeout.
 
-The time runs from when the first piece is asked for. It is looked at after every token and, while the prompt is read
-into a cache, after every chunk of it: what has begun is not cut short.
+The timeout counts from when the first piece is asked for. It is checked after every token and, with a KV cache, after
+every chunk of the prompt; a pass is not interrupted.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from mlx_engine.observe.log import enabled, event
 FinishReason = Literal["stop", "length", "timeout"]
 
 
-class _TimeIsUp(Exception):  # noqa: N818 - no error, and never seen by a caller
-    """The prompt was not read in time."""
+class _TimeIsUp(Exception):  # noqa: N818 - not an error; callers never get it
+    """The timeout has expired during prefill."""
 
 
 class TextDecoder(Protocol):
-    """Ids to text without ever handing out half a character."""
+    """Decodes ids to text; returns complete characters only."""
 
     def add(self, token_id: int) -> str:
-        """The text that is complete now."""
+        """Return the text that is complete after this token."""
 
     def finish(self) -> str:
-        """Whatever is left."""
+        """Return the rest of the text."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What one run produced.
+    """The result of a run.
 
     Attributes:
-        text: without the end token, cut before a stop string.
-        token_ids: what the model wrote, with the end token if one came.
+        text: the new text, without the end-of-text token and without the stop string.
+        token_ids: the new tokens, including the end-of-text token if there is one.
         metrics: times of the passes.
-        finish_reason: "stop" at an end token or stop string, "length" at the cap, "timeout" where the time was up
-            before; None while it still runs.
-        prompt_ids: what the model read.
+        finish_reason: "stop" at an end-of-text token or stop string, "length" at the token limit, "timeout" if the
+            timeout came first; None while the run continues.
+        prompt_ids: the tokens of the prompt.
     """
 
     text: str
@@ -59,9 +59,9 @@ class Generation:
 
 
 class Stream:
-    """Iterate over it for pieces of text; `generation` holds the result so far, and the whole of it at the end.
+    """An iterator over pieces of text; `generation` is the result so far.
 
-    `progress`, if it is not None, is called with (tokens read, tokens in all) while the prompt is read.
+    `progress`, if it is not None, is called with (tokens done, tokens in total) during prefill.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Stream:
 
     @property
     def n_prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self._prompt_ids)
 
     @property
     def n_read(self) -> int:
-        """Tokens that the model reads at most: the last one is chosen, but never read."""
+        """The largest number of tokens that the model runs: all but the last new token."""
         return len(self._prompt_ids) + self._max_tokens - 1
 
     @property
     def generation(self) -> Generation:
-        """The run up to now."""
+        """The result so far."""
         return Generation(
             "".join(self._written),
             list(self._token_ids),
@@ -123,7 +123,7 @@ class Stream:
         return decode(model, self._prompt_ids, kv, self._pick, self._metrics, progress=self._read)
 
     def _read(self, done: int, total: int) -> None:
-        """Called after each chunk of the prompt."""
+        """Report progress and check the timeout, after each chunk of the prompt."""
         if self.progress is not None:
             self.progress(done, total)
         if done < total and self._is_late():
@@ -147,7 +147,7 @@ class Stream:
         except _TimeIsUp:
             self._finish_reason = "timeout"
         finally:
-            self._ids = iter(())  # and with it the cache: results are kept for longer than runs
+            self._ids = iter(())  # frees the KV cache: a result is kept for longer than its run
 
     def _decoded(self) -> Iterator[str]:
         for token in self._ids:
@@ -162,7 +162,7 @@ class Stream:
                 self._finish_reason = "timeout"
             if self._finish_reason is not None:
                 piece += self._stops.add(self._text.finish()) + self._stops.finish()
-                # Half a character at the cap is shown as U+FFFD, which may be what a stop string waits for.
+                # An incomplete character at the token limit becomes U+FFFD, which may complete a stop string.
                 self._finish_reason = "stop" if self._stops.found else self._finish_reason
             if enabled(INFO):
                 self._log(token, piece)

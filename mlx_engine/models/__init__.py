@@ -1,4 +1,4 @@
-"""Model files by architecture: GGUF's `general.architecture`, and config.json's `model_type`."""
+"""Build models with the model file of an architecture: GGUF `general.architecture`, config.json `model_type`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlx_engine.models.parameters import Parameters, Plan, Progress, check
 
 
 class Model(Protocol):
-    """What a model file builds: a function of a batch."""
+    """The interface of models."""
 
     config: Any
     backend: Backend
@@ -27,28 +27,28 @@ class Model(Protocol):
 
     @property
     def kv_layers(self) -> list[KVLayer]:
-        """What each layer keeps of a token."""
+        """The KV heads, head dim and window of each layer."""
 
     def forward(self, batch: Batch) -> Array | None:
-        """Logits (R, V) of the tokens that are wanted, or None if there are none."""
+        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
 
     def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """An empty sequence of at most `n_tokens` tokens, with a pool of its own."""
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Memory for the keys and values of `n_tokens` tokens."""
+        """Return a KV pool for `n_tokens` tokens."""
 
     def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """An empty sequence for one pass of `n_tokens` tokens, of which no later pass reads anything."""
+        """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
 
 
 class ModelFile(Protocol):
     """A module of this folder that implements architectures.
 
     Attributes:
-        ARCHITECTURES: what GGUF's `general.architecture` and config.json's `model_type` call them.
-        GGUF_ARCHITECTURE: what a GGUF file that is written from a folder calls them.
-        Model: the class, called with (config, parameters, backend).
+        ARCHITECTURES: the values of `general.architecture` and `model_type` that it implements.
+        GGUF_ARCHITECTURE: the `general.architecture` of a GGUF file that is written from a folder.
+        Model: the model class, called with (config, parameters, backend).
     """
 
     ARCHITECTURES: tuple[str, ...]
@@ -56,21 +56,21 @@ class ModelFile(Protocol):
     Model: Callable[[Any, Parameters, Backend], Model]
 
     def plan(self, checkpoint: Checkpoint) -> Plan:
-        """Return the sizes and tensors of a checkpoint.
+        """Return the config and the expected tensors of a checkpoint.
 
         Raises:
-            UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+            UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
 
 
 def model_file(checkpoint: Checkpoint) -> ModelFile:
-    """Return the module that implements a checkpoint's architecture: whichever of this folder says that it does.
+    """Return the module of this folder that implements a checkpoint's architecture.
 
     Raises:
-        UnknownArchitectureError: no model file does.
+        UnknownArchitectureError: no model file implements the architecture.
     """
     architecture, supported = checkpoint.architecture, list[str]()
-    # A file is mostly named after its architecture, so that no other has to be imported.
+    # Try the file with the architecture's name first: most files are named so, and no other has to be imported.
     for name in sorted((file.name for file in iter_modules(__path__)), key=lambda name: name != architecture):
         module: Any = importlib.import_module(f"{__name__}.{name}")
         supported += getattr(module, "ARCHITECTURES", ())
@@ -82,27 +82,27 @@ def model_file(checkpoint: Checkpoint) -> ModelFile:
 
 
 class Loaded(NamedTuple):
-    """A model, and what became of its linear layers."""
+    """A model, and the types of its linear layers."""
 
     model: Model
     converted: Converted
 
 
 def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
-    """Build a checkpoint's model on a backend, the weights as they are stored."""
+    """Build a checkpoint's model on a backend, with weights in their stored types."""
     return convert_model(checkpoint, backend, Conversion()).model
 
 
 def convert_model(
     checkpoint: Checkpoint, backend: Backend, conversion: Conversion, *, progress: Progress | None = None
 ) -> Loaded:
-    """Build a checkpoint's model on a backend, its linear layers converted.
+    """Build a checkpoint's model on a backend, with its linear layers converted.
 
     Raises:
         OptionError: the conversion names a layer that the model does not have.
-        UnknownArchitectureError: no model file implements it.
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
-        TensorMismatchError: the tensors are not those that the settings call for.
+        UnknownArchitectureError: no model file implements the architecture.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+        TensorMismatchError: the tensors do not match the settings.
     """
     module = model_file(checkpoint)
     if not checkpoint.shapes:

@@ -1,7 +1,7 @@
-"""Configs as declarations: a field names its GGUF key, its key in config.json, its default and its condition, once.
+"""Declarative configs: each field names its GGUF key, its key in config.json, its default and its condition.
 
-A model file derives its `Config` from `Declared` and makes each field with `whole`, `number` or `declared`.
-`Declared.read` makes a config of a file's settings in either naming, `Declared.to_gguf` the keys of a GGUF file.
+A model file derives its `Config` from `Declared` and declares each field with `whole`, `number` or `declared`.
+`Declared.read` reads a config from GGUF metadata or config.json, and `Declared.to_gguf` returns the GGUF keys.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 from mlx_engine.models.settings import HF_HARMLESS, MOST_LAYERS, REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
-# A key; or a key and the default for files that lack it, which is a value or a function of the fields before.
+# A key, or (key, default). The default is a value, or a function of the fields that were read before.
 Where: TypeAlias = str | tuple[str, object] | None
-# A function of a value and the fields before: what was expected, or None if the value is sound.
+# A function of a value and the fields that were read before: returns None if the value is valid, else what is expected.
 Condition: TypeAlias = Callable[[Any, Any], str | None]
 
 SETTING = "setting"
-# Far above any model. For a damaged width frequencies would be made until memory ends.
+# Far above any model. A damaged file with a huge head dim would exhaust memory with rotary frequencies.
 WIDEST_HEAD = 65_536
-# The relative error up to which two floats are one value: a default may have been computed in another way.
+# Relative tolerance for equal floats: a default may have been computed in a different way.
 CLOSE = 1e-6
 
 C = TypeVar("C", bound="Declared")
 
 
 class Setting(Protocol):
-    """How a field is read from a file's settings, and written to a GGUF file."""
+    """Reads a field from a file's settings, and returns it as GGUF keys."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the value; `known` has the fields before it, and `n_embeddings`.
+        """Return the value; `known` has the fields that were read before, and `n_embeddings`.
 
         Raises:
-            UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+            UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return the keys of a GGUF file that say this value."""
+        """Return the GGUF keys for this value."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A value that one key says.
+    """A setting that has one key.
 
     Attributes:
         kind: the method of `Settings` that reads it.
-        gguf: the key below the architecture's prefix; None where GGUF has none, and the value is None.
-        hf: the key in config.json; None where that has none.
-        repeated: GGUF keys that have to say the same, if they are there.
-        condition: what must hold.
+        gguf: the key without the architecture's prefix; None if GGUF has no key, and the value is None.
+        hf: the key in config.json; None if config.json has no key.
+        repeated: GGUF keys that must have the same value if they are present.
+        condition: checks the value.
     """
 
     kind: Callable[[Settings, str, Any], Any]
@@ -62,7 +62,7 @@ class Key:
     condition: Condition | None = None
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Any:
-        """Return the key's value, or its default."""
+        """Return the value of the key, or its default."""
         where = self.gguf if naming == "gguf" else self.hf
         if where is None:
             return None
@@ -76,7 +76,7 @@ class Key:
         return value
 
     def to_gguf(self, value: Any) -> Mapping[str, object]:
-        """Return the key, and those that repeat it."""
+        """Return the key and the keys that repeat it."""
         if self.gguf is None:
             return {}
         return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
@@ -84,13 +84,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Expected:
-    """Settings that are no field, and change nothing as they are expected.
+    """Settings that are not fields, because only some of their values are implemented.
 
     Attributes:
-        gguf: the value that is implemented, by GGUF key, or a tuple of such values; the key may be absent. A function
-            of (settings, key, config) checks what depends on the config.
+        gguf: the implemented value, or a tuple of them, by GGUF key; the key may be absent. In place of a value, a
+            function of (settings, key, config) can check the setting.
         hf: the same for config.json.
-        harmless: keys of config.json that change nothing in the forward pass, whatever their value.
+        harmless: keys of config.json that do not affect the forward pass, whatever their value.
     """
 
     gguf: Mapping[str, object] = field(default_factory=dict)
@@ -100,26 +100,26 @@ class Expected:
 
 @dataclass(frozen=True)
 class Declared:
-    """A config whose fields say how files name them."""
+    """The base class of configs, whose fields know how to read and write themselves."""
 
     expected: ClassVar[Expected] = Expected()
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer, how many of the latest tokens a token attends to; None is all."""
+        """The attention window of each layer, in tokens; None for all tokens."""
         return (None,) * int(getattr(self, "n_layers"))  # noqa: B009 - a field of every config
 
     @classmethod
     def read(cls: type[C], s: Settings, naming: Naming, n_embeddings: int = 1) -> C:
-        """Return the config that the settings say, in order of the fields.
+        """Read a config, field by field in their order.
 
         Args:
-            s: GGUF metadata below the architecture's prefix, or config.json.
-            naming: which of the two.
-            n_embeddings: rows of a GGUF file's embedding table.
+            s: GGUF metadata without the architecture's prefix, or config.json.
+            naming: which of the two `s` is.
+            n_embeddings: number of rows of the embedding table in a GGUF file.
 
         Raises:
-            UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+            UnsupportedConfigError: a setting is missing, invalid or not implemented.
         """
         known = SimpleNamespace(n_embeddings=n_embeddings)
         for f in fields(cls):
@@ -134,14 +134,14 @@ class Declared:
         return config
 
     def to_gguf(self) -> dict[str, object]:
-        """Return what a GGUF file says of this config, without the architecture's prefix."""
+        """Return this config as GGUF keys, without the architecture's prefix."""
         keys: dict[str, object] = {}
         for f in fields(self):
             keys |= f.metadata[SETTING].to_gguf(getattr(self, f.name))
         return keys
 
     def differences(self, other: object) -> list[str]:
-        """Return the fields in which another config is not this one; a field that it lacks is None there."""
+        """Return the names of the fields in which `other` differs; a missing field counts as None."""
 
         def is_same(a: object, b: object) -> bool:
             both_floats = isinstance(a, float) and isinstance(b, float)
@@ -151,7 +151,7 @@ class Declared:
 
 
 def declared(setting: Setting) -> Any:
-    """Declare a field that is read and written by `setting`."""
+    """Declare a field with its setting."""
     return field(metadata={SETTING: setting})
 
 
@@ -159,16 +159,16 @@ def whole(gguf: Where, hf: Where, *, repeated: tuple[str, ...] = (), condition: 
     """Declare a field that is a whole number >= 1.
 
     Args:
-        gguf: GGUF's key below the architecture's prefix, or the key and the default where a file lacks it.
+        gguf: the GGUF key without the architecture's prefix, or (key, default).
         hf: the same for config.json.
-        repeated: GGUF keys that have to say the same, if they are there.
-        condition: what must hold.
+        repeated: GGUF keys that must have the same value if they are present.
+        condition: checks the value.
     """
     return declared(Key(Settings.whole, gguf, hf, repeated, condition))
 
 
 def whole_or_none(gguf: Where, hf: Where) -> Any:
-    """Declare a field that is a whole number >= 1, or None where a file says null or its naming has no key."""
+    """Declare a field that is a whole number >= 1, or None if the value is null or the naming has no key."""
     return declared(Key(Settings.whole_or_none, gguf, hf))
 
 
@@ -178,27 +178,27 @@ def number(gguf: Where, hf: Where) -> Any:
 
 
 def n_embeddings(known: Any) -> int:
-    """Return the number of rows of the embedding table, a default."""
+    """Return a default: the number of rows of the embedding table."""
     return int(known.n_embeddings)
 
 
 def one_per_head(known: Any) -> int:
-    """Return the number of query heads, a default: each has keys and values of its own."""
+    """Return a default: the number of query heads, for models without grouped-query attention."""
     return int(known.n_heads)
 
 
 def per_head(known: Any) -> int:
-    """Return hidden_size / n_heads, a default: the model's width is dealt out to the heads."""
+    """Return a default: hidden_size / n_heads."""
     return max(1, int(known.hidden_size // known.n_heads))
 
 
 def believable(n_layers: int, known: Any) -> str | None:
-    """Refuse a damaged number of layers before something is made for each."""
+    """Check the number of layers, which may be damaged, before objects are made for each."""
     return None if n_layers <= MOST_LAYERS else f"at most {MOST_LAYERS:,}"
 
 
 def divides(name: str) -> Condition:
-    """Return the condition that a field before is a multiple of the value."""
+    """Return the condition that the value divides the earlier field `name`."""
 
     def condition(value: int, known: Any) -> str | None:
         of = getattr(known, name)
@@ -208,12 +208,12 @@ def divides(name: str) -> Condition:
 
 
 def halves(head_dim: int, known: Any) -> str | None:
-    """Refuse a head that cannot be rotated."""
+    """Check that rotary embedding is possible with this head dim."""
     if head_dim % 2:
         return "an even number, for its halves are rotated against each other"
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
 
 
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
-    """Return the expectation that a list names, if it is there, one of these kinds for every layer."""
+    """Return a check that a list, if it is present, has one of these kinds for every layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)

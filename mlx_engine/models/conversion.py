@@ -1,4 +1,4 @@
-"""Quantise on load: which linear layers become what, and what was done about it."""
+"""Quantise on load: the options for converting linear layers, and the report of what was converted."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from mlx_engine.quant.types import GGMLType
 KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
 
-# By their GGUF names; a head that is tied to the embedding table is an `output` all the same.
+# Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
 GROUPS = {
-    # The last is what GGUF files of GPT-2 have for the first three; a model that is loaded has these.
+    # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
     "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
 }
 HEAD = "output"
 LAYER_TYPES = (*GROUPS["attention"], *GROUPS["ffn"], HEAD)
 
-# The narrowest layer that is multiplied no slower as Q8_0 than as F32, on one thread and on several: read off
-# benchmarks/results/crossover.jsonl, which `python -m benchmarks.crossover` measures. It is as narrow as a block, so
-# nothing is left by default. A test holds the two together; loading measures nothing.
+# The width from which on a layer is no slower as Q8_0 than as F32, on one thread and on several, as measured by
+# `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the two. It is the width of one
+# block, so by default every layer is quantised.
 AUTO_MIN_DIM = 32
 
 
 def layer_type(name: str) -> str:
-    """The type of the linear layer of this name: "attn_q" of "blk.0.attn_q" and of "blk.0.attn_q.weight"."""
+    """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight"."""
     stem = name.removesuffix(".weight").rsplit(".", 1)[-1]
     return HEAD if stem == "token_embd" else stem
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What linear layers are converted to; embedding tables and norms always stay as they are.
+    """The types that linear layers are converted to; embedding tables and norms are never converted.
 
     Attributes:
         quant: "keep", or the type for all linear layers and the head.
-        min_dim: layers whose longer side is below are left as they are, unless `layers` names them; "auto" is
-            AUTO_MIN_DIM. It is about quantising: "f32" has no such limit.
-        layers: another type by layer type or group; a layer type goes before its group.
+        min_dim: layers whose longer side is shorter are not quantised, unless `layers` names them; "auto" is
+            AUTO_MIN_DIM. There is no such limit for "f32".
+        layers: types that override `quant`, by layer type or group; a layer type overrides its group.
 
     Raises:
-        OptionError: one of them makes no sense.
+        OptionError: an option is invalid.
     """
 
     quant: str = KEEP
@@ -64,10 +64,10 @@ class Conversion:
             require(quant in QUANTS, option=f"quant_layers {name}", expected=" or ".join(QUANTS), found=quant)
 
     def check(self, where: str, tensors: Collection[str]) -> None:
-        """Every override means a layer of the model with these tensors.
+        """Check that every name in `layers` is a layer of the model with these tensors.
 
         Raises:
-            OptionError: one means none.
+            OptionError: the model has no such layer.
         """
         there = [kind for kind in LAYER_TYPES if kind == HEAD or any(layer_type(name) == kind for name in tensors)]
         for name in self.layers:
@@ -76,7 +76,7 @@ class Conversion:
             require(found, option="quant_layers", expected=expected, found=name)
 
     def type_of(self, name: str, shape: tuple[int, ...], stored: GGMLType) -> tuple[GGMLType, str]:
-        """The type of a linear layer after loading; where it is left though a type was asked for, also why."""
+        """Return the type of a linear layer after loading, and if it is not converted as asked, the reason."""
         given = self._given(layer_type(name))
         quant = self.quant if given is None else given
         if quant == KEEP:
@@ -95,11 +95,11 @@ class Conversion:
         return self.layers.get(kind, groups[0] if groups else None)
 
     def options(self) -> dict[str, Any]:
-        """As `load` takes it."""
+        """Return the options as keyword arguments of `load`."""
         return {"quant": self.quant, "quant_min_dim": self.min_dim, "quant_layers": self.layers}
 
     def __str__(self) -> str:
-        """As the options of a command would say it."""
+        """Return the options in the syntax of the commands."""
         parts = [self.quant, *([] if self.min_dim == AUTO else [f"min-dim={self.min_dim}"])]
         return " ".join([*parts, *(f"{name}={quant}" for name, quant in self.layers.items())])
 
@@ -109,7 +109,7 @@ STORED, F32_LAYERS = Conversion(), Conversion("f32")
 
 @dataclass(frozen=True)
 class Left:
-    """Linear layers that stay as they are stored, for one reason."""
+    """The linear layers that were not converted for one reason."""
 
     reason: str
     count: int
@@ -118,12 +118,12 @@ class Left:
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a model's linear layers.
+    """The report of a conversion.
 
     Attributes:
         asked: the conversion.
-        counts: how many were converted, by the name of their new type.
-        left: those that were not, though a type was asked for.
+        counts: number of converted layers, by the name of their new type.
+        left: layers that were not converted although a type was asked for, by reason.
     """
 
     asked: Conversion
@@ -132,7 +132,7 @@ class Converted:
 
     @classmethod
     def of(cls, asked: Conversion, rows: Sequence[tuple[str, str, str]]) -> Converted:
-        """Counted from a row per layer: its name, its new type or "", why it was left or ""."""
+        """Count from one row per layer: (name, new type or "", reason for not converting or "")."""
         types = [quant for _, quant, _ in rows if quant]
         reasons = dict.fromkeys(reason for _, _, reason in rows if reason)
         left = []
@@ -142,10 +142,10 @@ class Converted:
         return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left))
 
     def notes(self) -> tuple[str, ...]:
-        """One line for people, or none where nothing was asked for."""
+        """Return one line for the user, or none if no conversion was asked for."""
         if self.asked.quant == KEEP and not self.counts and not self.left:
             return ()
-        # "keep" with a type for some layers that are of it already: there is no type to name.
+        # "keep", and overrides for layers that already have that type: there is no new type to print.
         none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
         done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
         left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)

@@ -1,4 +1,4 @@
-"""How large a model is, whatever kind of file it came in."""
+"""The size of a model, from any kind of file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mlx_engine.models.parameters import check
 
 
 def count(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Tensors of a model, and the values in them; a tied head counts once, what is in the file and not used does not.
+    """Return the number of tensors and of parameters; a tied head counts once, unused tensors do not count.
 
     Raises:
-        TensorMismatchError: the tensors are not those that the settings call for.
+        TensorMismatchError: the tensors do not match the settings.
     """
     tensors = check(checkpoint, model_file(checkpoint).plan(checkpoint))
     return len(tensors), sum(math.prod(tensor.shape) for tensor in tensors.values())

@@ -1,8 +1,8 @@
-"""The decoder-only transformer: what a layer does and in which order, said once for every architecture and backend.
+"""The decoder-only transformer: the one definition of a layer, for all architectures and backends.
 
-`decoder_layer` is the definition. A backend runs it operation by operation, or records it once and compiles what it has
-recorded (`Backend.compile`): whoever changes the order here changes it everywhere. A model file says what its layers
-are made of; what an architecture does not have is None in its `Layer`, and left out here.
+`decoder_layer` is the definition. A backend runs it operation by operation, or records it once and compiles the
+recording (`Backend.compile`). A change of the order here changes every backend. Model files make a `Layer` for each
+layer; a part that an architecture does not have is None there, and `decoder_layer` skips it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mlx_engine.models.parameters import Parameters
 def decoder_layer(
     be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, scale: float, want: Wanted
 ) -> Array:
-    """Return the hidden states (T, D) that layer i makes of x, or (R, D) of the tokens that are wanted.
+    """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     Args:
-        be: the operations.
+        be: the backend, which runs the operations.
         w: the layer's parameters.
-        i: the layer's number, for its keys and values and for names.
-        x: hidden states (T, D).
-        batch: whose tokens these are, and where their keys and values go.
+        i: the layer's index, for its KV store and for names.
+        x: hidden states (T, D) before the layer.
+        batch: the new tokens, and the slots of their keys and values.
         head_dim: E.
-        scale: of the attention scores.
-        want: whose hidden states anybody reads. Of the other tokens only keys and values are computed.
+        scale: factor of the attention scores.
+        want: the tokens whose hidden states are returned; for other tokens only keys and values are computed.
     """
     q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
     if w.rope is None:
@@ -66,7 +66,7 @@ def decoder_layer(
 def decoder_layers(
     be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer], head_dim: int, scale: float
 ) -> Array:
-    """Return the hidden states after all layers: (T, D), or (R, D) of the tokens that are wanted."""
+    """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens."""
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
         x = decoder_layer(be, w, i, x, batch, head_dim=head_dim, scale=scale, want=here)
@@ -74,7 +74,7 @@ def decoder_layers(
 
 
 class Decoder:
-    """A batch in, logits out; keys and values are the caller's. Model files derive their `Model` from this class."""
+    """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
 
     config: Any
     program: Program
@@ -83,16 +83,16 @@ class Decoder:
         self, config: Any, parameters: Parameters, backend: Backend, *, layers: Sequence[Layer], output_norm: Norm,
         scale: float,
     ) -> None:  # fmt: skip
-        """Build a model of which `config` has at least n_layers, n_kv_heads and head_dim.
+        """Build a model.
 
         Args:
-            config: the architecture's sizes.
-            parameters: where the embedding table and the head come from; without a head of its own a model is tied to
-                the table.
-            backend: computes.
+            config: the architecture's sizes, with at least n_layers, n_kv_heads and head_dim.
+            parameters: the checkpoint's weights: the embedding table, and the head. If there is no weight for the head,
+                the head is tied to the table.
+            backend: runs the operations.
             layers: the parameters of each layer.
             output_norm: the norm before the head.
-            scale: of the attention scores.
+            scale: factor of the attention scores.
         """
         self.config, self.layers, self.output_norm, self.scale = config, tuple(layers), output_norm, scale
         self.token_embd = parameters.table("token_embd")
@@ -101,7 +101,7 @@ class Decoder:
 
     @property
     def backend(self) -> Backend:
-        """What computes. When it is set, the layers are compiled for it: set it again after another change."""
+        """The backend. Setting it compiles the layers for it; set it again after any change to the layers."""
         return self._backend
 
     @backend.setter
@@ -110,17 +110,17 @@ class Decoder:
 
     @property
     def definition(self) -> Layers:
-        """The order of all layers, as a function of a backend."""
+        """The definition of all layers, as a function of a backend."""
         return partial(decoder_layers, layers=self.layers, head_dim=self.config.head_dim, scale=self.scale)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return the hidden states (T, D) before the first layer, of tokens at these positions."""
+        """Return the hidden states (T, D) before the first layer."""
         return self.backend.embed(self.token_embd, ids)
 
     def forward(self, batch: Batch) -> Array | None:
-        """Return logits (R, V) of the tokens that are wanted, or None if there are none.
+        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
 
-        Keys and values of all new tokens are written; the caller commits the batch, or rolls it back.
+        The pass writes keys and values of all new tokens. The caller then commits the batch, or rolls it back.
         """
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
         x = self.program.run(x, batch)
@@ -128,18 +128,18 @@ class Decoder:
 
     @property
     def kv_layers(self) -> list[KVLayer]:
-        """What each layer keeps of a token."""
+        """The KV heads, head dim and window of each layer, for `KVPool`."""
         cfg = self.config
         return [KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) for w in self.layers]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return memory for the keys and values of `n_tokens` tokens; the options are those of `KVPool`."""
+        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
         return KVPool(self.backend, self.kv_layers, n_tokens, **options)
 
     def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return an empty sequence of at most `n_tokens` tokens, with a pool of its own."""
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
         return self.new_pool(n_tokens, **options).sequence()
 
     def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty sequence for one pass of `n_tokens` tokens, of which no later pass reads anything."""
+        """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)

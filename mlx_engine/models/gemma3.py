@@ -1,9 +1,10 @@
 """Gemma 3, the text model.
 
-Paper: "Gemma 3 Technical Report", arXiv 2503.19786. Reference: Hugging Face transformers, models/gemma3. Different from
-Llama: what attention and the feed-forward network add is normed too, four norms a layer; queries and keys are normed
-per head; most layers see a window of the latest tokens, some see all, and the two rotate with different bases; GELU in
-the gate; the embedding is scaled by the square root of its width; the head is the embedding table.
+Paper: "Gemma 3 Technical Report", arXiv 2503.19786. Reference: Hugging Face transformers, models/gemma3. Differences
+from Llama: the outputs of attention and FFN are normed too, which makes four norms per layer; queries and keys are
+normed per head; most layers have sliding-window attention (local layers), the others attend to all tokens (global
+layers), and the two kinds have different RoPE bases; the gate has GELU; embeddings are scaled by the square root of the
+hidden size; the head is tied to the embedding table.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from mlx_engine.models.table import Row, parts, tensors
 ARCHITECTURES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURE = "gemma3"
 
-# One layer in so many sees everything, where the file does not say otherwise.
+# Every sixth layer is global, unless the file says otherwise.
 PATTERN = 6
-# The one size, 27B, whose scores are scaled by hidden_size / n_heads instead of head_dim, which GGUF leaves out.
+# Only the 27B model has the attention scale (hidden_size / n_heads)**-0.5, not head_dim**-0.5. GGUF files omit it.
 LAYERS_OF_27B = 62
-# Of a config.json whose `text_config` has the model: what belongs to images, and to text in general.
+# Keys beside `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HF_HARMLESS,
     "boi_token_index",
@@ -53,15 +54,15 @@ AROUND_TEXT = {
     "tie_word_embeddings",
     "vision_config",
 }
-# What a Hugging Face folder may call the text model: alone, or beside a model of images, older and newer.
+# Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
 class LocalLayers:
-    """Which layers are local: all but every n-th, or those of config.json's `layer_types`."""
+    """The setting of which layers are local: all but every n-th, or config.json's `layer_types`."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return whether each layer is local."""
+        """Return for each layer whether it is local."""
         prefix = "attention." if naming == "gguf" else ""
         pattern = s.whole(f"{prefix}sliding_window_pattern", PATTERN)
         named = None
@@ -72,37 +73,37 @@ class LocalLayers:
         return tuple((i + 1) % pattern != 0 for i in range(known.n_layers))
 
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return n, unless it is the usual one; llama.cpp knows no other order of layers."""
+        """Return the key for n, if n is not the default. llama.cpp supports no other order of layers."""
         first_global = value.index(False) + 1 if False in value else len(value) + 1
         is_usual = first_global == PATTERN or len(value) < min(first_global, PATTERN)
         return {} if is_usual else {"attention.sliding_window_pattern": first_global}
 
 
 class AttentionScale:
-    """The scale of the scores, for which config.json has its inverse square."""
+    """The setting of the attention scale; config.json has `query_pre_attn_scalar`, which is scale**-2."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the scale."""
+        """Return the attention scale."""
         if naming == "hf":
             return float(s.number("query_pre_attn_scalar", 256) ** -0.5)
         return s.number("attention.scale", usual_scale(known))
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return nothing: llama.cpp reads no scale of a Gemma 3, so that `plan` puts it into a norm."""
+        """Return no key: llama.cpp reads no scale for Gemma 3, so `plan` multiplies the query norm weight by it."""
         return {}
 
 
 def usual_scale(cfg: Any) -> float:
-    """Return the scale of the scores in a GGUF file that does not say one."""
+    """Return the attention scale of a GGUF file without a key for it."""
     per_head = cfg.hidden_size / cfg.n_heads if cfg.n_layers == LAYERS_OF_27B else cfg.head_dim
     return float(per_head**-0.5)
 
 
 @dataclass(frozen=True)
 class Config(Declared):
-    """The sizes of a Gemma 3; a local layer's tokens see the last `window` tokens.
+    """The sizes of a Gemma 3 model. Tokens of local layers attend to the last `window` tokens.
 
-    A config.json leaves much to transformers' defaults.
+    Fields have the defaults of transformers, because a config.json may omit most of them.
     """
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)
@@ -128,7 +129,7 @@ class Config(Declared):
     is_local: tuple[bool, ...] = declared(LocalLayers())
 
     expected = Expected(
-        # Zero, or absent: none.
+        # Soft-capping must be 0 or absent.
         gguf={"attention.causal": True, "attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0},
         hf={
             "hidden_activation": "gelu_pytorch_tanh",
@@ -143,11 +144,11 @@ class Config(Declared):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Those of the local layers."""
+        """The window of each layer; None for global layers."""
         return tuple(self.window if is_local else None for is_local in self.is_local)
 
 
-# Of a norm's weight transformers stores what it is above 1; in GGUF the 1 has been added.
+# Transformers stores norm weights minus 1; GGUF files store the norm weights.
 TENSORS = {
     "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
     "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
@@ -171,7 +172,7 @@ QUERY_NORM = "blk.*.attn_q_norm.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(LlamaLayer):
-    """What attention and the feed-forward network add is normed."""
+    """A layer with norms after attention and FFN, and GELU in the gate."""
 
     post_attention_norm: RMSNorm
     post_ffw_norm: RMSNorm
@@ -179,7 +180,7 @@ class Layer(LlamaLayer):
 
 
 class Model(Decoder):
-    """Local layers see a window and have a rotation of their own; embeddings are scaled."""
+    """A Gemma 3 model: local and global layers, scaled embeddings."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
@@ -197,42 +198,42 @@ class Model(Decoder):
         )
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D): the embeddings times the square root of D.
+        """Return (T, D), the embeddings times the square root of D.
 
-        Where activations are bfloat16 the reference rounds the factor to bfloat16; here both are float32.
+        The reference rounds the factor to bfloat16 if activations are bfloat16; here both are float32.
         """
         return self.backend.scale(super().embed(ids, positions), self.config.hidden_size**0.5)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the sizes and tensors of a checkpoint.
+    """Return the config and the expected tensors of a checkpoint.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     settings = Settings(checkpoint.settings, where=checkpoint.where)
     text = settings if checkpoint.naming == "gguf" else text_settings(settings)
     config = Config.read(text, checkpoint.naming, checkpoint.n_embeddings)
     if checkpoint.naming == "gguf":
-        # The head is tied, but a file may have a matrix for it all the same.
+        # The head is tied, but some files have a matrix for it.
         return Plan(config, tensors(config, TENSORS, "optional"))
     stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
-    gain = query_gain(config)
-    table[QUERY_NORM] = replace(table[QUERY_NORM], times=gain)
-    # The head once more, and what reads images.
+    factor = query_norm_factor(config)
+    table[QUERY_NORM] = replace(table[QUERY_NORM], times=factor)
+    # A second copy of the tied head, and the vision model.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     if text is not settings:
         unused += [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]
-    in_tensors = () if gain == 1 else ("attention_scale",)
+    in_tensors = () if factor == 1 else ("attention_scale",)
     return Plan(config, tensors(config, table, "absent"), tuple(unused), in_tensors)
 
 
 def text_settings(s: Settings) -> Settings:
-    """Return the settings of the text model, which a model of text and images keeps in a mapping of their own.
+    """Return the settings of the text model, which multimodal models have under `text_config`.
 
     Raises:
-        UnsupportedConfigError: beside that mapping there is a setting that is not known.
+        UnsupportedConfigError: there is an unknown setting beside `text_config`.
     """
     text = s.mapping("text_config")
     if text is None:
@@ -241,7 +242,7 @@ def text_settings(s: Settings) -> Settings:
     return text
 
 
-def query_gain(cfg: Config) -> float:
-    """Return by what a GGUF file multiplies the queries' norm: above 1 where scores are scaled more than usual."""
-    gain = cfg.attention_scale / usual_scale(cfg)
-    return 1.0 if isclose(gain, 1.0, rel_tol=CLOSE) else gain
+def query_norm_factor(cfg: Config) -> float:
+    """Return the factor of the query norm weight in a GGUF file: the model's attention scale over `usual_scale`."""
+    factor = cfg.attention_scale / usual_scale(cfg)
+    return 1.0 if isclose(factor, 1.0, rel_tol=CLOSE) else factor

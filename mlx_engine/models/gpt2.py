@@ -1,8 +1,8 @@
 """GPT-2.
 
 Paper: "Language Models are Unsupervised Multitask Learners", Radford et al., 2019. Reference: Hugging Face
-transformers, models/gpt2. Different from Llama: positions are learned and added to the embedding; layer norms, with a
-mean and a bias; every linear layer has a bias; the feed-forward network has no gate, and GELU between its two layers.
+transformers, models/gpt2. Differences from Llama: learned position embeddings are added to the token embeddings; layer
+norms in place of RMS norms; every linear layer has a bias; the FFN has no gate, and GELU between its two layers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Config(Declared):
             "n_ctx",
             "n_special",
             "predict_special_tokens",
-            "reorder_and_upcast_attn",  # the same product in another order, for half precision
+            "reorder_and_upcast_attn",  # the same result computed in another order, for half precision
             "resid_pdrop",
             "summary_activation",
             "summary_first_dropout",
@@ -66,17 +66,17 @@ class Config(Declared):
 
     @property
     def n_kv_heads(self) -> int:
-        """Each query head has keys and values of its own."""
+        """The number of KV heads: one for each query head."""
         return self.n_heads
 
     @property
     def head_dim(self) -> int:
-        """The model's width is dealt out to the heads."""
+        """The head dim, hidden_size / n_heads."""
         return self.hidden_size // self.n_heads
 
 
 class Model(Decoder):
-    """A token's embedding and that of its position are added; nothing is rotated, and nothing gated."""
+    """A GPT-2 model: learned position embeddings, no rotary embedding, no gate."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.position_embd = parameters.table("position_embd")
@@ -87,30 +87,30 @@ class Model(Decoder):
         )
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
-        """Return (T, D): the embeddings of tokens and positions."""
+        """Return (T, D), the sum of token and position embeddings."""
         be = self.backend
         return be.add(super().embed(ids, positions), be.embed(self.position_embd, positions))
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the sizes and tensors of a checkpoint.
+    """Return the config and the expected tensors of a checkpoint.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
-    # Files of the bare model lack the name that the one with a head has for it.
+    # Files of the model without a head have no "transformer." prefix.
     stem = "" if "wte.weight" in checkpoint.shapes else "transformer."
-    # Some files carry the triangle that hides what is to come, in two spellings, or the tied head once more.
+    # Some files have the causal mask as a tensor, under one of two names, or a second copy of the tied head.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
     unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)
     return Plan(config, tensors(config, head, stem=stem), unused)
 
 
 def tensors(cfg: Config, head: Head, *, stem: str) -> list[Tensor]:
-    """The tensors of a model of these sizes, under GGUF's names and under transformers' behind `stem`."""
+    """Return the tensors of a model of these sizes, with their GGUF names and their transformers names after `stem`."""
     D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
     table = [
         Tensor("token_embd.weight", f"{stem}wte.weight", (V, D)),
@@ -138,7 +138,7 @@ def _norm(name: str, hf: str, width: int) -> list[Tensor]:
 def _linear(
     name: str, hf: str, n_out: int, n_in: int, rows: tuple[int, int] | None = None, gguf: str | None = None
 ) -> list[Tensor]:
-    """A linear layer, which transformers' Conv1D keeps as (in, out)."""
+    """Return the tensors of a linear layer, which transformers stores as a Conv1D, (in, out)."""
     gguf = gguf or name
     return [
         Tensor(f"{name}.weight", Stored(f"{hf}.weight", rows, transposed=True), (n_out, n_in),

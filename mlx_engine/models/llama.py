@@ -1,8 +1,8 @@
-"""Llama 2 and 3, and what is built like them.
+"""Llama 2 and 3, and models with the same architecture.
 
 Papers: "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models", arXiv 2407.21783. Reference: Hugging Face
-transformers, models/llama. RMS norms before attention and before a gated feed-forward network, rotated queries and
-keys, several query heads to a key/value head. Llama 3 slows down the slow rotations, so that more positions differ.
+transformers, models/llama. RMS norms before attention and before a gated FFN, rotary embedding of queries and keys,
+grouped-query attention. Llama 3 lowers the low rotary frequencies (`rotation.llama3`) for longer contexts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GGUF_ARCHITECTURE = "llama"
 
 @dataclass(frozen=True)
 class Config(Declared):
-    """The sizes of a Llama, and how it rotates."""
+    """The sizes and the rotary embedding of a Llama model."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -76,8 +76,8 @@ TENSORS = {
     "blk.*.ffn_up.weight": Row("model.layers.*.mlp.up_proj.weight", "F D"),
     "blk.*.ffn_down.weight": Row("model.layers.*.mlp.down_proj.weight", "D F"),
 }
-# In the GGUF files of a Llama, and of no other architecture, the rows of a head are dealt for a rotation of neighbours,
-# (2j, 2j + 1); ours is of (j, j + E/2).
+# GGUF files of the architecture "llama", and no others, permute the rows of each query and key head so that rotary
+# pairs are (2j, 2j + 1); ours are (j, j + E/2).
 DEALT = {
     name: replace(TENSORS[name], heads=heads)
     for name, heads in (("blk.*.attn_q.weight", "H"), ("blk.*.attn_k.weight", "G"))
@@ -86,7 +86,7 @@ FREQUENCIES = "rope_freqs"
 
 
 class Model(Decoder):
-    """Llama's layers."""
+    """A Llama model."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope = _rope(parameters, config)
@@ -98,7 +98,7 @@ class Model(Decoder):
 
 
 def _rope(p: Parameters, cfg: Config) -> Rope:
-    """Llama 3's GGUF files say by what each frequency is divided, where others state a rule."""
+    """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
     rope = cfg.rope.for_heads(cfg.head_dim)
     if f"{FREQUENCIES}.weight" not in p:
         return rope
@@ -109,17 +109,17 @@ def _rope(p: Parameters, cfg: Config) -> Rope:
 
 
 def plan(checkpoint: Checkpoint, config_type: type[Config] = Config) -> Plan:
-    """Return the sizes and tensors of a checkpoint that GGUF has as a Llama.
+    """Return the config and the expected tensors of a checkpoint whose GGUF architecture is "llama".
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     made = decoder_plan(checkpoint, config_type, {**TENSORS, **DEALT})
     config: Config = made.config
     if checkpoint.naming == "gguf":
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)
         return replace(made, tensors=[*made.tensors, factors])
-    # Old files carry the frequencies, which follow from the settings.
+    # Old files have a tensor of the frequencies, which the settings already determine.
     made = replace(
         made,
         unused=(*made.unused, *(f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.n_layers))),

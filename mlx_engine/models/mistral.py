@@ -1,7 +1,7 @@
-"""Mistral 7B and its kin, dense.
+"""Mistral 7B and related dense models.
 
 Paper: "Mistral 7B", arXiv 2310.06825. Reference: Hugging Face transformers, models/mistral.
-Different from Llama: some releases let a token attend to a window of the latest tokens alone. To GGUF it is a Llama.
+Difference from Llama: some releases have sliding-window attention. GGUF files have the architecture "llama".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GGUF_ARCHITECTURE = "llama"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """Llama's sizes; a token attends to the last `window` tokens, itself included, or to all of them."""
+    """Llama's sizes, and `window`: the latest tokens that a token attends to, itself included; None for all tokens."""
 
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
@@ -31,12 +31,12 @@ class Config(llama.Config):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The same for every layer."""
+        """The window of each layer, the same for all."""
         return (self.window,) * self.n_layers
 
 
 class Model(Decoder):
-    """Llama's layers, with a window."""
+    """A Llama model with sliding-window attention."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope, eps, window = config.rope.for_heads(config.head_dim), config.norm_eps, config.window
@@ -48,9 +48,9 @@ class Model(Decoder):
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the sizes and tensors of a checkpoint.
+    """Return the config and the expected tensors of a checkpoint.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     return llama.plan(checkpoint, Config)

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a model's layers: names and shapes checked first, then prepared for a backend."""
+"""Load a model's weights: check names and shapes of a checkpoint's tensors, then prepare them for a backend."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a file has a tensor, and what is different about it there.
+    """How a file stores a tensor: its name there, and how its values differ from the model's.
 
     Attributes:
-        name: the file's own.
-        rows: (first, of) where the tensor is a part of a larger one of `of` rows and begins at row `first`.
-        transposed: whether the file has columns for rows, as Conv1D layers do.
-        plus: what has to be added to every value.
-        times: by what every value, less `plus`, is multiplied there.
-        heads: in each of so many, the rows of its two halves lie in turn.
+        name: the name in the file.
+        rows: (first, of) if the tensor is a part of a larger tensor of `of` rows and begins at row `first`.
+        transposed: whether the matrix is stored transposed, as in Conv1D layers.
+        plus: added to every stored value to get the model's value.
+        times: factor by which every value, minus `plus`, is multiplied in the file.
+        heads: number of heads, if the file interleaves the rows of each head's two halves.
     """
 
     name: str
@@ -43,20 +43,20 @@ class Stored:
 
     @property
     def is_shifted(self) -> bool:
-        """Whether the values are others than the model's."""
+        """Whether stored values differ from the model's values."""
         return self.plus != 0 or self.times != 1
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The stored tensor's, of which the model's has `shape`."""
+        """Return the shape of the stored tensor, given the shape of the model's tensor."""
         whole = shape if self.rows is None else (self.rows[1], *shape[1:])
         return whole[::-1] if self.transposed else whole
 
     def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
-        """The model's tensor out of the stored one: a view of its bytes where nothing is moved or added."""
+        """Return the model's tensor from the stored tensor: a view of its bytes if possible."""
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
         if self.transposed:
-            # Values are moved whole: byte by byte it takes ten times as long.
+            # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
             data = values[:, first:last].T.reshape(-1).view(np.uint8)
         elif self.rows is not None:
@@ -70,7 +70,7 @@ class Stored:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight]) -> Weight:
-        """The stored tensor out of the model's, the inverse of `take`: of all that are rows of it, in their order.
+        """Return the stored tensor from the model's tensors that are its rows, in order: the inverse of `take`.
 
         Raises:
             ValueError: the parts are of several types.
@@ -89,7 +89,7 @@ class Stored:
         return Weight(self.name, shape, type_, data)
 
     def _dealt(self, part: Weight) -> NDArray[np.uint8]:
-        """The bytes, the rows of a head's two halves in turn."""
+        """Return the bytes of a part, with the rows of each head's two halves interleaved if the file needs it."""
         if self.heads is None:
             return part.data
         halves = part.data.reshape(self.heads, 2, part.shape[0] // self.heads // 2, -1)
@@ -98,9 +98,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that an architecture has: its name, where each kind of file has it, its shape (row-major: out, in).
+    """A tensor of an architecture: its name, how each kind of file stores it, its row-major shape (out, in).
 
-    The name is GGUF's, under which a GGUF file has it unless `gguf` says otherwise.
+    `name` is the GGUF name. GGUF files store the tensor under this name unless `gguf` is given.
     """
 
     name: str
@@ -110,27 +110,27 @@ class Tensor:
     gguf: Stored | None = None
 
     def stored(self, naming: Literal["gguf", "hf"]) -> Stored:
-        """Where files of that kind have it."""
+        """Return how files of this kind store the tensor."""
         if naming == "gguf":
             return self.gguf or Stored(self.name)
         return self.hf if isinstance(self.hf, Stored) else Stored(self.hf)
 
     def weight(self, checkpoint: Checkpoint) -> Weight:
-        """Its bytes, as `Stored.take` makes them of those in the checkpoint."""
+        """Return the tensor's weight from a checkpoint."""
         stored = self.stored(checkpoint.naming)
         return stored.take(checkpoint.weight(stored.name), self.shape)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a model file makes of a checkpoint's settings: sizes, and the tensors that they call for.
+    """A checkpoint's config, and the tensors that a model with this config needs.
 
     Attributes:
-        config: the sizes.
-        tensors: those of the model, and where the checkpoint has them.
-        unused: names of stored tensors that may be there and are not read.
-        in_tensors: fields of the config that a GGUF file says in tensors, because it has no key for them.
-        gguf_only: tensors that a GGUF file needs for those fields alone, by name.
+        config: the config.
+        tensors: the tensors of the model, and how the checkpoint stores them.
+        unused: names of tensors that a file may have and that are not read.
+        in_tensors: fields of the config that a GGUF file encodes in tensors, because GGUF has no key for them.
+        gguf_only: tensors that a GGUF file needs only to encode those fields, by name.
     """
 
     config: Any
@@ -141,13 +141,13 @@ class Plan:
 
 
 def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
-    """Every tensor of the plan that the checkpoint has, by name.
+    """Check the checkpoint's tensors against the plan, and return the plan's tensors that it has, by name.
 
     Raises:
-        TensorMismatchError: all missing, unexpected and misshapen tensors at once.
+        TensorMismatchError: lists all missing, unexpected and misshapen tensors.
     """
     found: dict[str, Tensor] = {}
-    # In the plan's order, and each once: several tensors may be stored as one.
+    # Names in the plan's order, without repetition: several tensors of the model may be stored as one.
     names, missing, misshapen = set[str](), dict[str, None](), dict[str, None]()
     for tensor in plan.tensors:
         stored = tensor.stored(checkpoint.naming)
@@ -169,7 +169,7 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
 
 
 class Parameters:
-    """Prepares each tensor for a backend the first time a layer asks for it; a tied head shares its array."""
+    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table."""
 
     def __init__(
         self,
@@ -192,11 +192,11 @@ class Parameters:
 
     @property
     def converted(self) -> Converted:
-        """What became of the linear layers so far."""
+        """The types of the linear layers so far."""
         return Converted.of(self._conversion, self._rows)
 
     def table(self, name: str) -> Array:
-        """An embedding table (V, D), as it is stored."""
+        """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
         if not self._backend.embeds_stored(weight):
             return self._prepare(f"{name}.weight", weight)
@@ -204,7 +204,7 @@ class Parameters:
         return weight
 
     def linear(self, name: str) -> Linear:
-        """A linear layer of weight `name.weight`, quantised on load where that was asked for, and its bias if any."""
+        """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
         bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
         stored = self._stored(f"{name}.weight")
         type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
@@ -212,15 +212,15 @@ class Parameters:
         return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
 
     def rms_norm(self, name: str, eps: float) -> RMSNorm:
-        """A norm of gain `name.weight`."""
+        """Return an RMS norm of weight `name.weight`."""
         return RMSNorm(name, self._vector(f"{name}.weight"), eps)
 
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
-        """A norm of gain `name.weight` and bias `name.bias`."""
+        """Return a layer norm of weight `name.weight` and bias `name.bias`."""
         return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
 
     def values(self, name: str) -> NDArray[np.float32]:
-        """What `name.weight` holds, for who computes with it beforehand."""
+        """Return the values of `name.weight` in float32, for computations while the model is built."""
         values = self._stored(f"{name}.weight").dequantize()
         self._done(f"{name}.weight")
         return values
@@ -232,7 +232,7 @@ class Parameters:
         return self._prepare(name, self._stored(name))
 
     def _prepare(self, name: str, weight: Weight) -> Array:
-        """Once for each type, so that a tied head that was not converted is the table's own array."""
+        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array."""
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
@@ -240,7 +240,7 @@ class Parameters:
         return self._prepared[key]
 
     def _done(self, name: str) -> None:
-        """A table that is also the head counts once."""
+        """Report progress; a table that is also the head counts once."""
         is_new = name not in self._seen
         self._seen.add(name)
         if is_new and self._progress is not None:

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5, dense.
 
 Paper: "Qwen2 Technical Report", arXiv 2407.10671. Reference: Hugging Face transformers, models/qwen2.
-Different from Llama: queries, keys and values have biases; small sizes tie the head to the embedding table.
+Differences from Llama: queries, keys and values have biases; small models tie the head to the embedding table.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ GGUF_ARCHITECTURE = "qwen2"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """The sizes of a Qwen2: Llama's."""
+    """The sizes of a Qwen2 model, as in Llama."""
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0},
         hf={
             "hidden_act": "silu",
             "use_sliding_window": False,
-            "use_mrope": False,  # rotation by three coordinates, of models that see images
+            "use_mrope": False,  # multimodal RoPE: three position coordinates, for images
             "layer_types": each_layer("full_attention"),
         },
         harmless=("sliding_window", "max_window_layers"),
@@ -43,13 +43,13 @@ TENSORS = {
 
 
 class Model(llama.Model):
-    """Llama's layers, with biases of queries, keys and values."""
+    """A Llama model with biases of queries, keys and values."""
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the sizes and tensors of a checkpoint.
+    """Return the config and the expected tensors of a checkpoint.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     return decoder_plan(checkpoint, Config, TENSORS)

@@ -1,8 +1,8 @@
 """Qwen3, dense.
 
 Paper: "Qwen3 Technical Report", arXiv 2505.09388. Reference: Hugging Face transformers, models/qwen3.
-Different from Llama: queries and keys are RMS-normed per head before they are rotated; the head width is a setting
-of its own, not hidden_size / n_heads; small sizes tie the head to the embedding table.
+Differences from Llama: queries and keys are RMS-normed per head before rotary embedding; head_dim is a setting of its
+own, not hidden_size / n_heads; small models tie the head to the embedding table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GGUF_ARCHITECTURE = "qwen3"
 
 @dataclass(frozen=True)
 class Config(Declared):
-    """The sizes of a Qwen3: for each the key in a GGUF file and the key in config.json."""
+    """The sizes of a Qwen3 model. Each field names its key in a GGUF file and its key in config.json."""
 
     n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
     hidden_size: int = whole("embedding_length", "hidden_size")
@@ -76,7 +76,7 @@ TENSORS = {
 
 
 class Model(Decoder):
-    """Llama's layers, with a norm of each query and key head."""
+    """A Llama model with an RMS norm of each query and key head."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope = config.rope.for_heads(config.head_dim)
@@ -88,9 +88,9 @@ class Model(Decoder):
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the sizes and tensors of a checkpoint.
+    """Return the config and the expected tensors of a checkpoint.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     return decoder_plan(checkpoint, Config, TENSORS)

@@ -1,4 +1,4 @@
-"""Rotations as files describe them: GGUF, and config.json in the spelling of transformers 4 and in that of 5."""
+"""Rotary embedding settings: their keys in GGUF, and in config.json of transformers 4 and 5."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from mlx_engine.backends.parameters import Rope
 from mlx_engine.models.config import Naming, declared
 from mlx_engine.models.settings import Settings
 
-# What transformers 5 calls the kinds of layers that rotate differently.
+# The kinds of layers with different rotary settings, as transformers 5 names them.
 LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """How queries and keys are rotated.
+    """The rotary embedding settings of a model.
 
     Attributes:
         theta: the base of the frequencies `theta ** (-2j / head_dim)`.
-        rule: "default"; "linear", positions count as 1 / factor; or "llama3".
-        factor: of the rule.
-        low: of "llama3": what turns less often over the context of the training is slowed down by `factor`.
-        high: of "llama3": what turns more often stays as it is.
-        context: of "llama3": tokens of the training's context.
+        rule: "default"; "linear", positions are divided by `factor`; or "llama3".
+        factor: the rule's factor.
+        low: for "llama3": frequencies with fewer rotations over the training context are divided by `factor`.
+        high: for "llama3": frequencies with more rotations over the training context are unchanged.
+        context: for "llama3": length of the training context in tokens.
     """
 
     theta: float
@@ -36,21 +36,21 @@ class Rotation:
     context: int = 1
 
     def for_heads(self, head_dim: int) -> Rope:
-        """Return the frequencies for heads of this width."""
+        """Return the frequencies for this head dim."""
         plain = Rope.plain(head_dim, self.theta)
         if self.rule == "llama3":
             return llama3(plain, factor=self.factor, low=self.low, high=self.high, context=self.context)
         return scaled(plain, self.factor)
 
     def divisors(self, head_dim: int) -> tuple[float, ...]:
-        """Return by what the rule divides each frequency."""
+        """Return the number by which the rule divides each frequency."""
         plain, rope = Rope.plain(head_dim, self.theta), self.for_heads(head_dim)
         return tuple(f / slow for f, slow in zip(plain.frequencies, rope.frequencies, strict=True))
 
 
 @dataclass(frozen=True)
 class RotationSetting:
-    """How a `Rotation` is read and written; the attributes are the arguments of `rotation`."""
+    """The setting that reads and writes a `Rotation`; the attributes are the arguments of `rotation`."""
 
     gguf: str
     hf: str
@@ -60,7 +60,7 @@ class RotationSetting:
     always: bool
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
-        """Return the rotation."""
+        """Return the rotary embedding settings."""
         if naming == "hf":
             return self._from_hf(s)
         theta = s.number(self.gguf, self.theta)
@@ -76,7 +76,7 @@ class RotationSetting:
             outer, scaling = scaling, scaling.mapping(self.layers)
             outer.refuse_rest(LAYER_KINDS)
         if self.rules:
-            # transformers 5 moved the mapping; it is never in both places.
+            # transformers 5 renamed the mapping; a file must not have both.
             if scaling is None:
                 scaling = s.mapping("rope_scaling")
             else:
@@ -85,13 +85,13 @@ class RotationSetting:
             return Rotation(theta)
         found = self._scaled(scaling, scaling.number("rope_theta", theta))
         scaling.refuse_rest()
-        # A base beside the mapping, too, may not contradict it.
+        # A base outside the mapping must equal the base in it.
         s.expect(self.hf, found.theta)
         return found
 
     def _scaled(self, s: Settings, theta: float) -> Rotation:
         kinds = ("default", *self.rules)
-        # The key had a shorter name once.
+        # Older files name the key "type".
         rule = s.choice("rope_type", s.choice("type", *kinds), *kinds)
         if rule == "default":
             return Rotation(theta)
@@ -104,7 +104,7 @@ class RotationSetting:
         return Rotation(theta, rule, factor, low, high, s.whole("original_max_position_embeddings"))
 
     def to_gguf(self, value: Rotation) -> Mapping[str, object]:
-        """Return the keys of the base and of the "linear" rule; GGUF has none for "llama3"."""
+        """Return the keys of the base and of the "linear" rule; GGUF has no keys for "llama3"."""
         keys: dict[str, object] = {self.gguf: value.theta} if self.always or value.theta != self.theta else {}
         if value.rule == "linear":
             keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": value.factor}
@@ -118,26 +118,27 @@ def rotation(
     """Declare a field that is a `Rotation`.
 
     Args:
-        gguf: the key of the base.
-        hf: the key of the base in config.json, where `rope_parameters` does not say it.
-        theta: the base that a file leaves out.
-        rules: those that are implemented besides "default"; without any, `rope_scaling` is not read.
-        layers: the kind of layers in `rope_parameters` that rotate so, where kinds differ.
-        always: whether a GGUF file says the base even if it is `theta`.
+        gguf: the GGUF key of the base.
+        hf: the key of the base in config.json, if `rope_parameters` does not have it.
+        theta: the default base.
+        rules: the implemented rules besides "default"; if empty, `rope_scaling` is not read.
+        layers: the kind of layers in `rope_parameters` that have this rotation, if kinds differ.
+        always: whether to write the base to a GGUF file even if it is `theta`.
     """
     return declared(RotationSetting(gguf, hf, theta, rules, layers, always))
 
 
 def scaled(rope: Rope, factor: float) -> Rope:
-    """Positions count as 1 / factor."""
+    """Return linear scaling: all frequencies divided by `factor`."""
     return Rope(tuple(f / factor for f in rope.frequencies))
 
 
 def llama3(rope: Rope, *, factor: float, low: float, high: float, context: int) -> Rope:
-    """What turns less than `low` times over the context of the training is slowed down by `factor`.
+    """Return llama3 scaling: frequencies with fewer than `low` rotations over the context are divided by `factor`.
 
-    What turns more than `high` times stays as it is, and between the two the change is gradual. Source: "The Llama 3
-    Herd of Models", arXiv 2407.21783, and Hugging Face transformers, modeling_rope_utils.
+    `context` is the length of the training context. Frequencies with more than `high` rotations are unchanged; between
+    the two, scaling is interpolated. Source: "The Llama 3 Herd of Models", arXiv 2407.21783, and Hugging Face
+    transformers, modeling_rope_utils.
     """
 
     def slowed(f: float) -> float:

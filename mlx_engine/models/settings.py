@@ -1,4 +1,4 @@
-"""A checkpoint's settings, read with type and default; what was not understood is refused by name."""
+"""A checkpoint's settings, read with type and default. A setting that no model file reads is an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlx_engine.errors import UnsupportedConfigError
 # The default of a setting that has none.
 REQUIRED: Any = object()
 
-# Far above any model. A damaged count would otherwise be believed until millions of tensors are found missing.
+# Far above any model: otherwise a damaged count would make a list of millions of missing tensors.
 MOST_LAYERS = 10_000
 
 # Keys of config.json that any model may have and that change nothing in its forward pass: bookkeeping, training and
@@ -50,42 +50,41 @@ HF_HARMLESS = frozenset(
 class Settings:
     """Reads a mapping of settings and remembers which keys were read.
 
-    Ignoring a setting means computing another model than the file's, so a model file ends its reading with
-    `refuse_rest`.
+    An ignored setting could mean wrong results, so model files call `refuse_rest` last.
     """
 
     def __init__(self, values: Mapping[str, object], *, where: str) -> None:
         self._values, self._where, self._read = values, where, set[str]()
 
     def whole(self, key: str, default: Any = REQUIRED) -> int:
-        """A whole number >= 1."""
+        """Return a whole number >= 1."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(key, "a whole number >= 1", value)
         return value
 
     def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
-        """A whole number >= 1, or None for null; the default is that of a key that is absent."""
+        """Return a whole number >= 1, or None for null; the default is for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.whole(key, default)
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
-        """A finite number > 0."""
+        """Return a finite number > 0."""
         value = self._get(key, default)
-        # A whole number beyond all floats would not convert.
+        # An int beyond the largest float cannot be converted.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < sys.float_info.max:
             raise self.error(key, "a finite number > 0", value)
         return float(value)
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        """True or false."""
+        """Return True or False."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "true or false", value)
         return value
 
     def mapping(self, key: str) -> Settings | None:
-        """Nested settings, or None where there are none."""
+        """Return nested settings, or None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -94,14 +93,14 @@ class Settings:
         return Settings(value, where=f"{self._where}: {key}")
 
     def choice(self, key: str, default: str, *others: str) -> str:
-        """One of several words."""
+        """Return one of several words."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in (default, *others):
             raise self.error(key, " or ".join(map(repr, dict.fromkeys((default, *others)))), value)
         return value
 
     def words(self, key: str, n: int, *allowed: str) -> list[str] | None:
-        """A list of n words, each among those allowed; None where there is none."""
+        """Return a list of n words, each among `allowed`; None if the key is absent."""
         value = self._get(key, None)
         if value is None:
             return None
@@ -110,17 +109,17 @@ class Settings:
         return value
 
     def expect(self, key: str, *allowed: object) -> None:
-        """The setting is absent, or has one of the values that are implemented; None allows null."""
+        """Check that the setting is absent or has one of the allowed values; None allows null."""
         value = self._get(key, allowed[0])
-        # An array would compare element by element.
+        # `in` would compare an array element by element.
         if not isinstance(value, str | int | float | list | None) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
 
     def refuse_rest(self, harmless: Collection[str] = ()) -> None:
-        """Every key was read, or is known to change nothing in the computation.
+        """Check that every key was read, or is harmless.
 
         Raises:
-            UnsupportedConfigError: it names the first key that is neither.
+            UnsupportedConfigError: names the first key that is neither.
         """
         for key, value in self._values.items():
             if key not in self._read and key not in harmless:
@@ -131,9 +130,9 @@ class Settings:
         if key not in self._values and default is REQUIRED:
             raise self.error(key, "present", "nothing")
         value = self._values.get(key, default)
-        # null is how config.json leaves a setting to its default.
+        # In config.json, null means the default.
         return default if value is None and default is not REQUIRED else value
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
-        """The error about one setting, to raise."""
+        """Return the error about one setting, for the caller to raise."""
         return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found)

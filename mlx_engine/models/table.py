@@ -1,4 +1,4 @@
-"""Tensor tables: every tensor of an architecture in one row, with its two names and its shape in axis letters."""
+"""Tensor tables: one row per tensor of an architecture, with its GGUF name, its transformers name and its shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlx_engine.models.config import Declared
 from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
 from mlx_engine.models.settings import Settings
 
-# What the letters of a shape mean; letters side by side are multiplied.
+# The config field of each axis letter; adjacent letters are multiplied.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
 }  # fmt: skip
@@ -24,14 +24,14 @@ Head: TypeAlias = Literal["required", "optional", "absent"]
 
 @dataclass(frozen=True)
 class Row:
-    """A tensor's row; its key in the table is its GGUF name, where "*" is the number of a layer.
+    """A row of a tensor table. The key in the table is the GGUF name, where "*" stands for the layer's index.
 
     Attributes:
-        hf: transformers' name.
-        shape: row-major axes, as "HE D" for a matrix of n_heads * head_dim rows and hidden_size columns.
-        heads: the letter of the heads in each of which a GGUF file has the rows of the two halves in turn.
-        plus: what has to be added to the values in a Hugging Face folder.
-        times: by what the values are multiplied in a GGUF file.
+        hf: the name in transformers.
+        shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns.
+        heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
+        plus: added to the values of a Hugging Face folder to get the model's values.
+        times: factor by which the values in a GGUF file are multiplied.
     """
 
     hf: str
@@ -45,9 +45,9 @@ Table: TypeAlias = Mapping[str, Row]
 
 
 def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
-    """Return whether the files have a matrix for the head; `tied` where config.json does not say.
+    """Return whether the files have a matrix for the head; `tied` is the default of config.json's key.
 
-    GGUF does not say whether the head is tied to the embedding table: the file has a matrix for it, or it has none.
+    GGUF has no key for a tied head: a file has a matrix for the head, or the head is tied to the embedding table.
     """
     if checkpoint.naming == "gguf":
         return "optional"
@@ -55,7 +55,7 @@ def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
 
 
 def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
-    """Return the tensors of a model of these sizes: those outside the layers first, then layer by layer."""
+    """Return the tensors of a model with this config: first the tensors outside the layers, then layer by layer."""
 
     def size(letters: str) -> int:
         return math.prod(int(getattr(config, AXES[letter])) for letter in letters)
@@ -72,22 +72,22 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
 
 
 def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Table) -> Plan:
-    """Return the sizes and tensors of a checkpoint, whose config.json says whether the head is tied.
+    """Return the config and the expected tensors of a checkpoint, by a tensor table.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, makes no sense, or is not implemented.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s)
     config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
-    # A tied head needs no matrix of its own, but some files carry it all the same.
+    # A tied head needs no matrix, but some files have one.
     return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
 
 
 def parts(p: Parameters, i: int, eps: float) -> dict[str, Any]:
-    """Return the norms and linear layers of layer i, by the fields of `Layer`, which have the names of tensors.
+    """Return the norms and linear layers of layer i as keyword arguments of `Layer`, whose fields have GGUF names.
 
-    What there is, the tensor table decides; a norm with a bias is a layer norm.
+    The tensor table decides which of them exist. A norm with a bias is a layer norm.
     """
     made: dict[str, Norm | Linear] = {}
     for part in (f.name for f in fields(Layer)):

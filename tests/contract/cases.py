@@ -65,7 +65,7 @@ def weight(be: Backend, values: np.ndarray, type_name: str = "F32", name: str = 
     return be.prepare(Weight.pack(name, values, BY_NAME[type_name]))
 
 
-def gain(be: Backend, rng: np.random.Generator, n: int) -> Any:
+def norm_weight(be: Backend, rng: np.random.Generator, n: int) -> Any:
     return weight(be, 1 + normal(rng, n, scale=0.2))
 
 
@@ -131,7 +131,9 @@ def mixed_formats(t: int) -> Run:
             else Linear("w", be.prepare(random_blocks(rng, "w", kind, n, 256, 1 / 16)))
             for kind, n in kinds.items()
         ]
-        return tuple(be.norm_project(be.array(normal(rng, t, 256)), RMSNorm("n", gain(be, rng, 256), 1e-6), parts))
+        return tuple(
+            be.norm_project(be.array(normal(rng, t, 256)), RMSNorm("n", norm_weight(be, rng, 256), 1e-6), parts)
+        )
 
     return run
 
@@ -144,7 +146,7 @@ def rms(shape: tuple[int, ...], scale: float = 1.0, eps: float = 1e-6) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x = be.array(normal(rng, shape[0], int(np.prod(shape[1:])), scale=scale))
         x = be.heads(x, shape[-1]) if len(shape) == 3 else x
-        return be.rms_norm(x, gain(be, rng, shape[-1]), eps)
+        return be.rms_norm(x, norm_weight(be, rng, shape[-1]), eps)
 
     return run
 
@@ -152,7 +154,7 @@ def rms(shape: tuple[int, ...], scale: float = 1.0, eps: float = 1e-6) -> Run:
 def layer_norm(shape: tuple[int, int], scale: float = 1.0, shift: float = 0.0) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x = be.array(normal(rng, *shape, scale=scale) + np.float32(shift))
-        return be.layer_norm(x, gain(be, rng, shape[1]), weight(be, normal(rng, shape[1])), 1e-5)
+        return be.layer_norm(x, norm_weight(be, rng, shape[1]), weight(be, normal(rng, shape[1])), 1e-5)
 
     return run
 
@@ -255,8 +257,8 @@ def kv_nbytes(be: Backend, rng: np.random.Generator) -> Any:
 
 def norm_of(be: Backend, rng: np.random.Generator, n: int, kind: str) -> Norm:
     if kind == "rms":
-        return RMSNorm("n", gain(be, rng, n), 1e-6)
-    return LayerNorm("n", gain(be, rng, n), weight(be, normal(rng, n)), 1e-5)
+        return RMSNorm("n", norm_weight(be, rng, n), 1e-6)
+    return LayerNorm("n", norm_weight(be, rng, n), weight(be, normal(rng, n)), 1e-5)
 
 
 def norm(kind: str) -> Run:
@@ -285,7 +287,7 @@ def norm_project_layer(t: int) -> Run:
 def norm_project(t: int, rows: tuple[int, ...], type_name: str = "F32") -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         parts = [linear(be, rng, n, 64, type_name) for n in rows]
-        return tuple(be.norm_project(be.array(normal(rng, t, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6), parts))
+        return tuple(be.norm_project(be.array(normal(rng, t, 64)), RMSNorm("n", norm_weight(be, rng, 64), 1e-6), parts))
 
     return run
 
@@ -293,7 +295,11 @@ def norm_project(t: int, rows: tuple[int, ...], type_name: str = "F32") -> Run:
 def head_norm_rope(positions: Sequence[int], *, normed: bool) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         q, k, v = (be.array(normal(rng, len(positions), n)) for n in (64, 32, 32))
-        norms = (RMSNorm("q", gain(be, rng, 16), 1e-6), RMSNorm("k", gain(be, rng, 16), 1e-6)) if normed else None
+        norms = (
+            (RMSNorm("q", norm_weight(be, rng, 16), 1e-6), RMSNorm("k", norm_weight(be, rng, 16), 1e-6))
+            if normed
+            else None
+        )
         return be.head_norm_rope(q, k, v, 16, norms, Rope.plain(16, 1e4), positions)
 
     return run
@@ -318,7 +324,7 @@ def project_norm_add(t: int, type_name: str = "F32", *, kind: str = "rms") -> Ru
 
 def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool = False) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        x, n = be.array(normal(rng, t, 64)), RMSNorm("n", gain(be, rng, 64), 1e-6)
+        x, n = be.array(normal(rng, t, 64)), RMSNorm("n", norm_weight(be, rng, 64), 1e-6)
         up = linear(be, rng, 48, 64, "F32" if mixed else type_name)
         return be.norm_gate_up(x, n, linear(be, rng, 48, 64, type_name), up, activation)  # type: ignore[arg-type]
 

@@ -27,13 +27,13 @@ def test_linear():
 
 @pytest.mark.parametrize("shape", [(4, 12), (3, 2, 12)])
 def test_rms_norm(shape: tuple[int, ...]):
-    x, gain = normal(*shape), normal(12)
-    agree(be.rms_norm(x.tolist(), gain.tolist(), 1e-3), formulas.rms_norm(x, gain, 1e-3))
+    x, weight = normal(*shape), normal(12)
+    agree(be.rms_norm(x.tolist(), weight.tolist(), 1e-3), formulas.rms_norm(x, weight, 1e-3))
 
 
 def test_layer_norm():
-    x, gain, bias = normal(4, 12), normal(12), normal(13)[:12]
-    agree(be.layer_norm(x.tolist(), gain.tolist(), bias.tolist(), 1e-3), formulas.layer_norm(x, gain, bias, 1e-3))
+    x, weight, bias = normal(4, 12), normal(12), normal(13)[:12]
+    agree(be.layer_norm(x.tolist(), weight.tolist(), bias.tolist(), 1e-3), formulas.layer_norm(x, weight, bias, 1e-3))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 5000])

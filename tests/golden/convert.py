@@ -1,7 +1,7 @@
 """A folder of safetensors as a GGUF file, as llama.cpp's converter would write it.
 
 Written with the gguf package and from llama.cpp's conventions alone: Conv1D turned round but q, k, v left together,
-1 added to Gemma's gains, the rows of Llama's q and k dealt out. It shares no line with mlx_engine.
+1 added to Gemma's norm weights, the rows of Llama's q and k dealt out. It shares no line with mlx_engine.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def everything_in_float64() -> Iterator[None]:
 
 
 def build(v: Variant) -> Qwen3ForCausalLM:
-    """The model with weights that make every part matter: sharp attention, gains away from 1, a small embedding."""
+    """A model whose weights make every part matter: sharp attention, norm weights away from 1, a small embedding."""
     config = Qwen3Config(
         hidden_size=v.hidden,
         intermediate_size=v.ffn,
@@ -106,7 +106,7 @@ def build(v: Variant) -> Qwen3ForCausalLM:
     random = np.random.default_rng(v.seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            # Head norms: scores that spread over several units. Other norms: each gain its own.
+            # Head norms: scores that spread over several units. Other norms: each weight its own.
             low, high = (1.0, 2.5) if "q_norm" in name or "k_norm" in name else (0.5, 2.0)
             values = random.uniform(low, high, parameter.shape)
         else:

@@ -204,7 +204,7 @@ MUTANTS = [
         '"token_embd"',
     ),
     Mutant(
-        "gains without their 1",
+        "norm weights without their 1",
         "mlx_engine/models/gemma3.py",
         "",
         'Row("model.layers.*.input_layernorm.weight", "D", plus=1.0)',

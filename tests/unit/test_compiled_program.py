@@ -175,7 +175,7 @@ def scaled(model: Any) -> None:
 
 
 def renormed(model: Any) -> None:
-    norm = replace(model.layers[0].attn_norm, gain=3 * model.layers[0].attn_norm.gain)
+    norm = replace(model.layers[0].attn_norm, weight=3 * model.layers[0].attn_norm.weight)
     model.layers = [replace(model.layers[0], attn_norm=norm), *model.layers[1:]]
 
 
@@ -183,7 +183,7 @@ def test_what_the_kernels_lack_is_run_operation_by_operation():
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
     last = model.layers[-1]
     bias = replace(last.ffn_up, bias=np.zeros(model.config.intermediate_size, np.float32))
-    wide = replace(last.ffn_norm, gain=np.ones(layout.SCRATCH_BYTES, np.float32))
+    wide = replace(last.ffn_norm, weight=np.ones(layout.SCRATCH_BYTES, np.float32))
     for change in ({"ffn_up": bias}, {"ffn_norm": wide}):
         other = copy.copy(model)
         other.layers = [*model.layers[:-1], replace(last, **change)]
@@ -213,7 +213,7 @@ def test_keys_and_values_of_another_model_are_refused():
     more, narrower = replace(layer, n_kv_heads=layer.n_kv_heads + 1), replace(layer, head_dim=layer.head_dim // 2)
     for wrong in ([layer], [more, *others], [*others, narrower], [layer, layer, *others]):
         kv = KVPool(model.backend, wrong, 8).sequence()
-        with pytest.raises(ValueError, match=r"expected keys and values of \(heads, width\) .* by layer, found"):
+        with pytest.raises(ValueError, match=r"expected KV stores of \(KV heads, head dim\) .* by layer, found"):
             forward(model, New(IDS[:3], kv))
         assert (kv.length, kv.pending) == (0, 0)
 

@@ -58,7 +58,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def exact(
-    x: np.ndarray, gain: np.ndarray | None, layers: Sequence[Layer], residual: np.ndarray | None = None
+    x: np.ndarray, weight: np.ndarray | None, layers: Sequence[Layer], residual: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The result in float64, and how far from it float32 may be.
 
@@ -66,9 +66,9 @@ def exact(
     """
     wide = x.astype(np.float64)
     matrices, biases = [layer.matrix for layer in layers], [layer.bias for layer in layers]
-    want = linear_numpy.project(wide, gain, EPS, matrices, biases, residual, None)
+    want = linear_numpy.project(wide, weight, EPS, matrices, biases, residual, None)
     size = linear_numpy.project(
-        np.abs(wide), None if gain is None else np.abs(gain), EPS, [np.abs(m) for m in matrices],
+        np.abs(wide), None if weight is None else np.abs(weight), EPS, [np.abs(m) for m in matrices],
         [b if b is None else np.abs(b) for b in biases], None if residual is None else np.abs(residual), None,
     )  # fmt: skip
     return want, (2 * x.shape[1] + 8) * U * size
@@ -139,11 +139,11 @@ def test_several_matrices_of_one_normed_input(
     fitting = ["F32", "Q8_0", "Q4_0", "Q4_1", *(["Q4_K", "Q6_K"] if k % 256 == 0 else [])]
     kinds = [data.draw(st.sampled_from(["F32"] if kind == "F32" else fitting)) for _ in n]
     layers = [Layer(rng, kinds[i], n[i], k, bias=data.draw(st.booleans())) for i in range(3)]
-    x, gain = normal(rng, t, k), normal(rng, k)
-    want, bound = exact(x, gain, layers)
-    found = BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear for layer in layers])
+    x, weight = normal(rng, t, k), normal(rng, k)
+    want, bound = exact(x, weight, layers)
+    found = BE.norm_project(x, RMSNorm("n", weight, EPS), [layer.linear for layer in layers])
     for part, layer in zip(found, layers, strict=True):
-        np.testing.assert_array_equal(part, BE.norm_project(x, RMSNorm("n", gain, EPS), [layer.linear])[0])
+        np.testing.assert_array_equal(part, BE.norm_project(x, RMSNorm("n", weight, EPS), [layer.linear])[0])
     assert [part.shape for part in found] == [(t, rows) for rows in n]
     assert (np.abs(np.concatenate(found, axis=1) - want) <= bound).all()
 
@@ -156,8 +156,8 @@ def test_several_matrices_of_one_normed_input(
 def test_gates(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: str, scale: float):
     rng = np.random.default_rng(seed)
     gate, up = (Layer(rng, kind_k[0], n, kind_k[1]) for _ in range(2))
-    x, gain = normal(rng, t, kind_k[1]), normal(rng, kind_k[1]) * np.float32(scale)
-    check_gated(x, gain, gate, up, activation)
+    x, weight = normal(rng, t, kind_k[1]), normal(rng, kind_k[1]) * np.float32(scale)
+    check_gated(x, weight, gate, up, activation)
 
 
 @pytest.mark.parametrize("t", [1, 2, SMALL_BATCH + 1])
@@ -184,21 +184,21 @@ def test_rows_that_cannot_be_dealt_to_four_stretches_alike(kind: str, n: int):
 def test_nothing_is_written_behind_the_last_row(n: int, t: int):
     rng = np.random.default_rng(n)
     layer, x, y = Layer(rng, "Q8_0", n, 64), normal(rng, t, 64), np.full(t * n + 300, np.nan, dtype=np.float32)
-    block, room = BE._block((layer.linear,)), BE.room_for(t * 64)
-    BE.run_entry(BE.library.project, block.address, t, address(x), 0, room, address(y))
+    block, scratch = BE._block((layer.linear,)), BE.scratch_address(t * 64)
+    BE.run_entry(BE.library.project, block.address, t, address(x), 0, scratch, address(y))
     np.testing.assert_array_equal(y[: t * n].reshape(t, n), BE.linear(x, layer.linear))
     assert np.isnan(y[t * n :]).all()
 
 
-def check_gated(x: np.ndarray, gain: np.ndarray, gate: Layer, up: Layer, activation: str) -> None:
+def check_gated(x: np.ndarray, weight: np.ndarray, gate: Layer, up: Layer, activation: str) -> None:
     twin = getattr(activations_numpy, activation)
-    want = linear_numpy.project(x.astype(np.float64), gain, EPS, [gate.matrix, up.matrix], [None] * 2, None, twin)
-    (gates, off_gates), (ups, off_ups) = exact(x, gain, [gate]), exact(x, gain, [up])
+    want = linear_numpy.project(x.astype(np.float64), weight, EPS, [gate.matrix, up.matrix], [None] * 2, None, twin)
+    (gates, off_gates), (ups, off_ups) = exact(x, weight, [gate]), exact(x, weight, [up])
     # Neither activation is steeper than 1.13; what it makes of its own roundings is bounded as in test_cpu_norms.
     argument = np.abs(gates) if activation == "silu" else 1.6 * np.abs(gates) * (1 + 0.044715 * gates**2)
     own = (8 + 8 * argument) * U * np.abs(want) + 2.0**-121 * (1 + np.abs(ups))
     bound = 1.2 * off_gates * (np.abs(ups) + off_ups) + np.abs(twin(gates)) * off_ups + own
-    found = BE.norm_gate_up(x, RMSNorm("n", gain, EPS), gate.linear, up.linear, activation)
+    found = BE.norm_gate_up(x, RMSNorm("n", weight, EPS), gate.linear, up.linear, activation)
     assert found.shape == want.shape
     assert (np.abs(found - want) <= bound).all()
 
@@ -209,13 +209,13 @@ def check_gated(x: np.ndarray, gain: np.ndarray, gate: Layer, up: Layer, activat
 )
 def test_activations_without_a_gate(seed: int, t: int, n: int, kind_k: tuple[str, int], activation: str, bias: bool):
     rng = np.random.default_rng(seed)
-    up, x, gain = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, kind_k[1])
+    up, x, weight = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, kind_k[1])
     twin = getattr(activations_numpy, activation)
-    products, off = exact(x, gain, [up])
-    want = linear_numpy.project(x.astype(np.float64), gain, EPS, [up.matrix], [up.bias], None, twin)
+    products, off = exact(x, weight, [up])
+    want = linear_numpy.project(x.astype(np.float64), weight, EPS, [up.matrix], [up.bias], None, twin)
     argument = np.abs(products) if activation == "silu" else 1.6 * np.abs(products) * (1 + 0.044715 * products**2)
     bound = 1.2 * off + (8 + 8 * argument) * U * np.abs(want) + 2.0**-121
-    found = BE.norm_up(x, RMSNorm("n", gain, EPS), up.linear, activation)
+    found = BE.norm_up(x, RMSNorm("n", weight, EPS), up.linear, activation)
     assert found.shape == want.shape
     assert (np.abs(found - want) <= bound).all()
 
@@ -225,9 +225,9 @@ def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
     out, n = np.empty(x.size), x.shape[1]
     for t in range(len(x)):
         if isinstance(norm, LayerNorm):
-            norms_numpy.layer_norm(x.reshape(-1), t * n, n, norm.gain, norm.bias, norm.eps, out, t * n)
+            norms_numpy.layer_norm(x.reshape(-1), t * n, n, norm.weight, norm.bias, norm.eps, out, t * n)
         else:
-            norms_numpy.rms_norm(x.reshape(-1), t * n, n, norm.gain, norm.eps, out, t * n)
+            norms_numpy.rms_norm(x.reshape(-1), t * n, n, norm.weight, norm.eps, out, t * n)
     return out.reshape(x.shape)
 
 
@@ -260,10 +260,10 @@ def test_norms_before_and_behind(
 @pytest.mark.parametrize("t", [1, 3, SMALL_BATCH + 1, 40])
 def test_the_head_is_a_norm_and_a_product_and_a_row_has_the_bits_that_it_has_alone(kind: str, t: int):
     rng = np.random.default_rng(t)
-    head, x, gain = Layer(rng, kind, 201, 96), normal(rng, t, 96), normal(rng, 96)
-    want, bound = exact(x, gain, [head])
-    found = BE.norm_head(x, RMSNorm("n", gain, EPS), head.linear)
-    last = BE.norm_head(x[-1:], RMSNorm("n", gain, EPS), head.linear)
+    head, x, weight = Layer(rng, kind, 201, 96), normal(rng, t, 96), normal(rng, 96)
+    want, bound = exact(x, weight, [head])
+    found = BE.norm_head(x, RMSNorm("n", weight, EPS), head.linear)
+    last = BE.norm_head(x[-1:], RMSNorm("n", weight, EPS), head.linear)
     assert (np.abs(found - want) <= bound).all()
     np.testing.assert_array_equal(last, found[-1:])
 

@@ -232,11 +232,11 @@ def test_a_profiled_twin_counts_the_same_operations(engine):
 def test_what_has_no_kernel_is_composed(be):
     """Biases, other norms and a single matrix among float ones; each still uses the kernels that it can."""
     rng = np.random.default_rng(3)
-    gain = be.array(np.ones(64))
+    weight = be.array(np.ones(64))
     quantized = Linear("w", be.prepare(q8_0(32, 64)))
     biased = Linear("w", quantized.weight, be.array(rng.standard_normal(32)))
     plain = Linear("w", be.array(rng.standard_normal((32, 64))))
-    x, norm = be.array(rng.standard_normal((1, 64))), RMSNorm("n", gain, 1e-6)
+    x, norm = be.array(rng.standard_normal((1, 64))), RMSNorm("n", weight, 1e-6)
     with be.session():
         for linears, expected in (
             ((quantized,), {"norm_project": 1}),

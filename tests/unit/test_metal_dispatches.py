@@ -75,7 +75,7 @@ def graph(engine: mlx_engine.Engine, depth: int) -> list[dict[str, Any]]:
     try:
         with (
             mock.patch.object(mx.fast, "scaled_dot_product_attention", attention),
-            mock.patch.object(mx.fast, "rms_norm", lambda x, gain, eps: single_node("rms_norm", x, gain)),
+            mock.patch.object(mx.fast, "rms_norm", lambda x, weight, eps: single_node("rms_norm", x, weight)),
         ):
             mx.export_function(nodes.append, step, mx.array(3, dtype=mx.uint32), *stores.layers)
     finally:

@@ -94,10 +94,10 @@ class Blocks:
         return self.be.linear(x[:, :20], self.narrow)
 
     def run_rms_norm(self, x: mx.array) -> mx.array:
-        return self.be.rms_norm(x, self.norm.gain, 1e-6)
+        return self.be.rms_norm(x, self.norm.weight, 1e-6)
 
     def run_layer_norm(self, x: mx.array) -> mx.array:
-        return self.be.layer_norm(x, self.norm.gain, self.norm.gain, 1e-6)
+        return self.be.layer_norm(x, self.norm.weight, self.norm.weight, 1e-6)
 
     def run_silu(self, x: mx.array) -> mx.array:
         return self.be.silu(x)
