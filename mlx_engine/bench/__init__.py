@@ -1,1 +1,1 @@
-"""Measuring: cells of a benchmark, what machine they ran on, and tables of the results."""
+"""Benchmarks: tests of prefill and decode, the machine's limits, tables, plots and the bottleneck report."""

@@ -1,8 +1,9 @@
-"""A cell of a benchmark: one test on one engine, repeated. Prefill and decode are never mixed.
+"""A cell of a benchmark: one test on one engine, repeated. Prefill and decode are measured separately.
 
-The tests are those of llama.cpp's llama-bench: `pp512` reads 512 tokens; `tg64` writes 64, each a pass of its own,
-after `@ d4096` tokens of context; `pp512+tg64` does both. Tokens are random, end tokens are ignored, tokenisation is
-left out, and so is a first run. Without a cache every pass runs the whole sequence, context included.
+The tests are those of llama.cpp's llama-bench: `pp512` is the prefill of 512 tokens; `tg64` the decode of 64 tokens,
+one forward pass each; `@ d4096` means at depth 4,096 (tokens already in the context); `pp512+tg64` is both. Tokens are
+random and end tokens are ignored. Tokenisation and a warm-up run are not timed. Without a KV cache, every pass runs the
+whole sequence, context included.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
 from mlx_engine.errors import require
 
-# Tokens of the passes that tell how long a longer prompt would take: the second is tried where it fits.
+# Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
 PROBES = (4, 64)
 
 
 @dataclass(frozen=True)
 class Test:
-    """What is run: read `n_prompt` tokens, then write `n_gen`, behind `depth` tokens that are not timed."""
+    """A test: prefill `n_prompt` tokens, then decode `n_gen`, at depth `depth`. Computing the context is not timed."""
 
     n_prompt: int = 0
     n_gen: int = 0
@@ -39,19 +40,19 @@ class Test:
 
     @property
     def name(self) -> str:
-        """llama-bench's name for it."""
+        """The test's name in llama-bench."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The test as a row has it."""
+        """The test as fields of a row."""
         return {"test": self.name, "n_prompt": self.n_prompt, "n_gen": self.n_gen, "n_depth": self.depth}
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that the test's time is divided by."""
+        """The number of tokens for the rate in tokens per second."""
         return self.n_prompt + self.n_gen
 
 
@@ -61,8 +62,8 @@ class Result:
 
     Attributes:
         seconds: the time of the test, one per repetition.
-        passes: seconds of each pass that wrote a token, one list per repetition.
-        estimated: why the samples are no measurement of the whole test, or None if they are one.
+        passes: seconds of each decode pass, one list per repetition.
+        estimated: how the samples were extrapolated, or None if the whole test was measured.
     """
 
     test: Test
@@ -76,7 +77,7 @@ class Result:
         return [self.test.n_tokens / seconds for seconds in self.seconds]
 
     def summary(self) -> dict[str, Any]:
-        """Mean, standard deviation (n - 1) and median of the rates, and all samples."""
+        """Return mean, standard deviation (n - 1) and median of the rates, and all samples."""
         rates = self.rates
         return {
             **self.test.numbers,
@@ -102,15 +103,15 @@ def measure(
     progress: Callable[[int, int], None] | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Run a test `repetitions` times after a run that is not counted.
+    """Run a test `repetitions` times, after a warm-up run.
 
-    With a `budget` in seconds for the whole cell there are fewer repetitions if need be, and the first run counts if
-    it is the only one. A test that does not fit even once is run in part, and the rest extrapolated: the result says
-    from what. Without `overlap` a lazy backend begins no pass before the one before it has ended. `between` is called
-    before every run and after the last, for what has to be measured at the same time.
+    A `budget` in seconds for the whole cell reduces the repetitions; if only the warm-up run fits, it counts. If the
+    test does not fit even once, a part is run and the rest extrapolated; `Result.estimated` says from what. Without
+    `overlap`, a lazy backend starts a pass only after the previous one has ended. `between` is called before every run
+    and after the last one, to measure the machine's limits at the same time.
 
     Raises:
-        OptionError: there is nothing to measure, or it does not fit the model's context.
+        OptionError: the test is empty, or does not fit the model's context.
     """
     require(repetitions >= 1, option="repetitions", expected="a whole number >= 1", found=repetitions)
     require(budget is None or budget >= 0, option="budget", expected="a number of seconds >= 0", found=budget)
@@ -146,18 +147,18 @@ def measure(
 
 
 def check(test: Test, engine: Engine) -> None:
-    """Refuse a test that cannot be run.
+    """Check that a test can be run.
 
     Raises:
-        OptionError: it is empty, or does not fit the model's context.
+        OptionError: the test is empty, or does not fit the model's context.
     """
-    require(test.n_tokens > 0, option="test", expected="tokens to read or to write", found="none")
+    require(test.n_tokens > 0, option="test", expected="prompt tokens or tokens to generate", found="none")
     length, context = test.depth + test.n_tokens, engine.config.context_length
     require(length <= context, option=test.name, expected=f"at most {context:,} tokens, the context", found=length)
 
 
 def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]:
-    """A prompt shorter than `ids`, and its seconds per token; the second time that it is read, if there is one."""
+    """Time a prompt shorter than `ids`. Return its length and seconds per token, of its second run if there is time."""
     probed, per_token = 0, 0.0
     with engine.backend.session():
         for n in PROBES:
@@ -173,7 +174,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
 def _estimate(
     engine: Engine, test: Test, first: list[int], per_token: float, *, kv: bool, overlap: bool, deadline: float
 ) -> Result:
-    """Reading would take longer than there is time; writing is tried behind a single token."""
+    """Estimate a test whose prefill exceeds the budget; decode is tried after a single token."""
     result = Result(test, [per_token * test.n_prompt], [])
     if test.n_gen:
         part = _run(engine, Test(n_gen=test.n_gen), first, kv=kv, overlap=overlap, deadline=deadline)
@@ -182,11 +183,11 @@ def _estimate(
 
 
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
-    """One repetition."""
+    """Run the test once."""
     model, be = engine.model, engine.backend
     pick, metrics = Sampler(be, Sampling(), ()), Metrics()
     held = model.new_kv(test.depth + test.n_tokens)
-    n_read = 1 if test.n_prompt else 0  # passes that read the prompt
+    n_read = 1 if test.n_prompt else 0  # number of prefill passes
     with be.session():
         if kv and test.depth:
             be.wait(prefill(model, ids[: test.depth], held))

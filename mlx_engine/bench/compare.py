@@ -1,7 +1,7 @@
-"""Two files of measurements as before and after: per component old, new and the factor between them.
+"""Compare two files of measurements: old and new time of each component, and the speedup factor.
 
-Everything is a time here, so a factor above 1 is faster. Where the samples of both overlap, the table says so: such a
-factor may be chance.
+All values are times, so a factor above 1 means faster. If the samples of both overlap, the table marks the factor: the
+difference may be noise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]
 
 KEY = ("model_name", "backend", "jit", "overlap", "kv", "quant", "test")
-# What rows mean that were written before these were told.
+# Defaults for rows that were written before these fields existed.
 DEFAULT = {"jit": True, "overlap": True}
-# What a row must have to be compared, and of which type.
+# The fields that a row must have, and their types.
 NEEDED = {
     "model_name": str,
     "backend": str,
@@ -35,16 +35,16 @@ NEEDED = {
     "n_gen": int,
 }
 HEAD = ("component", "old ms", "new ms", "factor", "note")
-# A single sample that is worse by less says nothing.
+# A slowdown below this factor is noise if there is only one sample.
 NOISE = 1.05
 
 
 def read(path: Path) -> dict[Key, Row]:
-    """The rows of a file that `bench` wrote, JSON or JSON lines: the last of each cell, if it has a rate.
+    """Read the rows of a JSON or JSON lines file of `bench`: the last row of each cell that has a rate.
 
     Raises:
-        SourceError: it cannot be read.
-        FormatError: it holds something else.
+        SourceError: the file cannot be read.
+        FormatError: the file is not a result of `bench`.
     """
     try:
         raw = path.read_bytes()
@@ -70,14 +70,14 @@ def _parsed(raw: bytes, path: Path) -> list[Any]:
         except json.JSONDecodeError:
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise _error(path, f"no JSON: {error}") from error
+        raise _error(path, f"invalid JSON: {error}") from error
     if not isinstance(rows, list):
         raise _error(path, type(rows).__name__)
     return rows
 
 
 def _wrong(row: Any) -> str | None:
-    """What is wrong with a row, or None."""
+    """Return a description of the first invalid field of a row, or None."""
     if not isinstance(row, dict):
         return type(row).__name__
     for name, kind in NEEDED.items():
@@ -94,10 +94,10 @@ def _error(path: Path, found: str) -> FormatError:
 
 
 def page(old: Path, new: Path) -> str:
-    """Before and after, as Markdown.
+    """Return the comparison of two files as Markdown.
 
     Raises:
-        SourceError, FormatError: one of the files cannot be read, or holds something else.
+        SourceError, FormatError: a file cannot be read, or is not a result of `bench`.
     """
     before, after = read(old), read(new)
     both = [key for key in before if key in after]
@@ -112,7 +112,7 @@ def page(old: Path, new: Path) -> str:
 
 
 def _sources(old: Path, new: Path, before: dict[Key, Row], after: dict[Key, Row]) -> str:
-    """Both files' origins, and what else changed between them."""
+    """Return the origins of both files, and the settings that changed between them."""
     first, last = next(iter(before.values())), next(iter(after.values()))
     lines = [f"- {name}: {path}, {_origin(row)}" for name, path, row in (("old", old, first), ("new", new, last))]
     for name in ("machine", "versions", "model_sha256", "threads"):
@@ -145,7 +145,7 @@ def _name(key: Key) -> str:
 
 
 def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
-    """The timing of one backend with one kind of weights, then each test taken apart."""
+    """Yield the times of one backend with one type of weights, then the profile of each test."""
     lines = [_whole(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
     lines += [_timing(old, new) for old, new in pairs]
     yield f"## {_name(group)}"
@@ -154,18 +154,18 @@ def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
         ours, theirs = old.get("components"), new.get("components")
         if isinstance(ours, dict) and isinstance(theirs, dict):
             phase = "prefill" if new["n_prompt"] else "decode"
-            yield f"### {phase}, {new['test']}: one pass taken apart"
+            yield f"### {phase}, {new['test']}: one pass, profiled"
             yield from _components(ours, theirs)
 
 
 def _whole(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
-    """What happens once, before anything is measured."""
+    """Compare loading and warm-up, which happen once before the measurements."""
     ours, theirs = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
     return _line(name.replace("_", "-"), ours, theirs) if ours and theirs else None
 
 
 def _timing(old: Row, new: Row) -> list[str]:
-    """Milliseconds of a whole prompt, or per token that is written."""
+    """Compare milliseconds per prompt, or per generated token."""
     n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
     title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
     times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
@@ -184,7 +184,7 @@ def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: 
 
 
 def _components(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
-    """Parts of the model, then operations, those that cost most now first; and which of them made the difference."""
+    """Compare parts of the model, then operations, by time now; name the component with the largest change."""
     before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
     for title in ("parts", "ops"):
         ours, theirs = _named(old.get(title)), _named(new.get(title))
@@ -194,17 +194,17 @@ def _components(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
     if saved and before is not None and after is not None:
         most = max(saved, key=lambda name: abs(saved[name]))
         change = f"{_ms(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
-        yield f"A pass of {_ms(before)} ms became one of {_ms(after)} ms; {most} changed most, it takes {change}."
+        yield f"A pass of {_ms(before)} ms became one of {_ms(after)} ms; {most} changed most: {change}."
 
 
 def _named(found: Any) -> dict[str, float | None]:
-    """Milliseconds by name, of parts or of operations."""
+    """Return milliseconds by name, of parts or of operations."""
     items = found.items() if isinstance(found, dict) else ()
     return {str(name): _as_is(of.get("ms") if isinstance(of, dict) else of) for name, of in items}
 
 
 def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """The line with the share that its component has now."""
+    """Insert the component's current share of the whole into a line."""
     ms = new.get(line[0])
     return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
 

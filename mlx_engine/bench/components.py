@@ -1,4 +1,4 @@
-"""Where the time of a pass goes, by operation and by part of the model: on a twin of the backend, never in a cell."""
+"""Profile one forward pass by operation and by part of the model. Runs on a copy of the backend, outside the cells."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine
 from mlx_engine.observe.profiler import Profiler
 
-# Of so many passes the one of median length is kept.
+# The number of passes to profile; the one of median duration is kept.
 PASSES = 5
 
 
 def affordable(result: Result, seconds: float) -> int:
-    """How many passes of a measured test take at most so many seconds, `PASSES` at most; 0 if not even one."""
+    """Return how many passes of a measured test fit into `seconds`, at most `PASSES`."""
     times = [s for passes in result.passes for s in passes] if result.test.n_gen else result.seconds
     if not times or (result.estimated and not result.test.n_gen):
         return 0
@@ -28,10 +28,10 @@ def affordable(result: Result, seconds: float) -> int:
 
 
 def components(engine: Engine, test: Test, n_passes: int, *, seed: int = 0) -> dict[str, Any] | None:
-    """One pass of `test` with a cache, taken apart: its reading, or if it only writes the writing of one token.
+    """Profile one pass of `test` with a cache: its prefill, or one decode step if it has no prompt.
 
-    Milliseconds per operation with its calls, operations and bytes, and per part of the model. None for a test that
-    does both, and for no passes.
+    Return milliseconds, calls, floating-point operations and bytes per operation, and milliseconds per part of the
+    model. Return None for a test of prefill and decode, or for 0 passes.
     """
     if n_passes < 1 or (test.n_prompt and test.n_gen):
         return None
@@ -57,6 +57,6 @@ def _pass(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
         name: {"calls": op.calls, "ms": op.seconds * 1e3, "flops": op.flops, "nbytes": op.nbytes}
         for name, op in sorted(profiler.ops.items(), key=lambda item: -item[1].seconds)
     }
-    # A backend may compute the last norm and the head in one, so they are one part here.
+    # A backend may fuse the last norm with the output head, so they are one part here.
     parts = {"embedding": taken["embedding"], "layers": taken["layers"], "head": taken["norm"] + taken["projection"]}
     return {"ms": sum(op["ms"] for op in ops.values()), "ops": ops, "parts": parts}

@@ -1,6 +1,6 @@
-"""How often one decode step asks the GPU for something: our kernels as the launch door counts them, MLX's by a table.
+"""Count the GPU dispatches of one decode step: this project's kernels at launch, MLX's operations from a table.
 
-On a small model a dispatch that waits for the one before costs more than the bytes that it reads.
+On a small model, the latency of a dispatch that depends on the previous one exceeds the time to read its bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from mlx_engine.cache import New, begin
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.engine import Engine, load
 
-# From so many keys on, attention is split in two on large GPUs; on others from more.
+# From this number of keys on, MLX splits attention into two dispatches on large GPUs; later on other GPUs.
 TWO_PASSES = 1024
-# Heads that MLX has a kernel for, for a single query. For others it scales, multiplies, takes softmax and multiplies.
+# Head sizes of MLX's attention kernel for a single query. Other sizes: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
 
 
 @dataclass(frozen=True)
 class Dispatches:
-    """Of one step that writes one token.
+    """The dispatches of one decode step.
 
     Attributes:
-        layer: of each layer, by kernel or operation.
-        around: before the first and after the last.
+        layer: dispatches of each layer, by kernel or operation.
+        around: dispatches before the first and after the last layer.
     """
 
     layer: dict[str, int]
@@ -62,26 +62,26 @@ def _rms_norm(backend: Any, x: Any, weight: Any, eps: float) -> int:
 
 
 def _launches(backend: Any, kernel: str) -> bool:
-    """Whether the backend has this kernel, whose launches are counted at their door."""
+    """Return whether the backend has this kernel; its launches are counted when they happen."""
     kernels = getattr(backend, "kernels", None)
     return kernels is not None and kernel not in kernels.refused
 
 
 def _product(backend: Any, weight: Any) -> int:
-    """A split matrix is the launch door's business, unless its kernel was refused: then scales and biases are made."""
+    """Count a matrix product that MLX computes. Without our kernel, scales and biases are computed first."""
     if not isinstance(weight, SplitMatrix):
         return 0 if _launches(backend, "dense") and weight.shape[1] >= NARROWEST else 1
     return 3 if "matvec" in weight.kernels.refused else 0
 
 
 def _embed(backend: Any, table: Any, ids: Any) -> int:
-    """A row of floats, or of codes, scales and biases, which are then expanded."""
+    """Count the gather of a float row, or of quants, scales and biases and their dequantisation."""
     if isinstance(table, SplitMatrix):
         return 5 if "embed_rows" in table.kernels.refused else 0
     return 4 if isinstance(table, AffineMatrix) else 1
 
 
-# What an operation of `MlxBackend` costs for one token. Views cost nothing: `heads`, `merge`, `take`.
+# Dispatches of each `MlxBackend` operation for one token. Views have none: `heads`, `merge`, `take`.
 STOCK: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "linear": _linear,
@@ -94,17 +94,17 @@ STOCK: dict[str, Callable[..., int]] = {
     "add": lambda *_: 1,
     "multiply": lambda *_: 1,
     "argmax": lambda *_: 1,
-    # Nobody else holds the store: it is written in place.
+    # The store has no other reference, so MLX writes it in place.
     "kv_write": lambda backend, store, slots, k, v: 1 if joined(k, v) is not None else 2,
 }
 AROUND = ("embed", "norm_head", "argmax")
 
 
 def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
-    """What a token costs behind `depth` others.
+    """Count the dispatches of one token at depth `depth`.
 
     Raises:
-        TypeError: the engine's backend is none of MLX's.
+        TypeError: the engine's backend does not run on MLX.
     """
     if not isinstance(engine.backend, MlxBackend):
         raise TypeError(f"dispatches: expected a backend on MLX, found {engine.backend.name}")
@@ -118,7 +118,7 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
             kv.begin(depth)
             kv.commit(depth)
         batch = begin([New([0], kv)])
-        model.backend.argmax(model.forward(batch))  # where kernels are tried, if they have not been
+        model.backend.argmax(model.forward(batch))  # the first pass compiles and checks the kernels
         layers.clear()
         around.clear()
         with counted() as launches:
@@ -130,10 +130,10 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
 
 
 def decode_cost(model: str, backend: str) -> dict[str, Any]:
-    """What one token of a model costs on a backend on MLX: dispatches and bytes, under names that JSON keeps.
+    """Return the dispatches and bytes of one token of a model on an MLX backend, as JSON fields.
 
     Raises:
-        EngineError: the model or the backend cannot be had.
+        EngineError: the model cannot be loaded, or the backend is unavailable.
     """
     engine = load(model, backend)
     needed = sizes(open_checkpoint(engine.path), lambda type_: bytes_per_weight(engine.backend, type_))
@@ -152,7 +152,7 @@ def decode_cost(model: str, backend: str) -> dict[str, Any]:
 
 
 def _counting(backend: MlxBackend, stock: Counter[str], around: Counter[str]) -> MlxBackend:
-    """A twin of `backend` that writes down what its operations cost; `around` has what the layers have not."""
+    """Return a copy of `backend` that counts the dispatches of its operations, those outside of layers in `around`."""
     twin = copy.copy(backend)
     kind = type(backend)
     methods = {name: _costing(name, getattr(kind, name), cost, stock) for name, cost in STOCK.items()}

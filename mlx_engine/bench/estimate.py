@@ -1,20 +1,20 @@
-"""How long the passes that did not fit their budget would have taken."""
+"""Estimate the duration of passes that did not fit the budget."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-# With fewer passes than this nothing is known but what a token of the sequence takes.
+# With fewer passes than this, time is taken to be proportional to the number of tokens.
 ENOUGH = 8
 
 
 def rest(passes: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """Seconds of the passes that are missing, given those that were made and the lengths of all.
+    """Estimate the seconds of the missing passes from the measured ones and the lengths of all.
 
-    With a cache every pass has length 1, and passes are alike. Without one a pass has a part that every length takes,
-    which is reading the weights, and one for each token: a line through the later half of what was measured, for
-    the first few lengths go other ways. Of a handful of passes, the time is taken to be proportional to the length.
+    With a KV cache every pass has length 1 and takes the same time. Without one, time is a constant (reading the
+    weights) plus a part proportional to the length: a line is fitted to the later half of the passes, since short
+    lengths use other kernels. With only a few passes, time is taken to be proportional to the length.
     """
     n = len(passes)
     missing = lengths[n:]

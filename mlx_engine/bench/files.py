@@ -1,4 +1,4 @@
-"""The folder that a benchmark's results are written to."""
+"""Write the results of a benchmark to a folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mlx_engine.errors import SourceError
 
 
 def write(path: Path, text: str) -> None:
-    """A file of a folder that is there.
+    """Write a text file to an existing folder.
 
     Raises:
-        SourceError: it cannot be written.
+        SourceError: the file cannot be written.
     """
     try:
         path.write_text(text, encoding="utf-8")
@@ -25,16 +25,16 @@ def write(path: Path, text: str) -> None:
 
 
 def default_folder(model: str) -> Path:
-    """`bench-results/MODEL-TIME`, of characters that every system takes."""
+    """Return `bench-results/MODEL-TIME`, in characters valid on every system."""
     name = re.sub(r"[^\w.-]+", "-", Path(model).stem if Path(model).exists() else model).strip("-.")
     return Path("bench-results") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def make_folder(path: Path) -> None:
-    """Before anything is measured for nothing.
+    """Create the folder. Called before measuring, so that a wrong path does not waste a run.
 
     Raises:
-        SourceError: it cannot be made.
+        SourceError: the folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -43,10 +43,10 @@ def make_folder(path: Path) -> None:
 
 
 def save(folder: Path, stem: str, found: Sequence[dict[str, Any]], page: str) -> None:
-    """Every sample as JSON, and the page beside it.
+    """Write all samples as JSON, and the page as Markdown.
 
     Raises:
-        SourceError: they cannot be written.
+        SourceError: a file cannot be written.
     """
     write(folder / f"{stem}.json", as_json(found) + "\n")
     write(folder / f"{stem}.md", page)

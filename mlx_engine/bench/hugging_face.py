@@ -1,4 +1,4 @@
-"""A Qwen3 GGUF file under the names that transformers and mlx-lm know: its settings, and its weights one by one."""
+"""Open a Qwen3 GGUF file with the setting and tensor names of transformers and mlx-lm."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mlx_engine.quant.weight import Weight
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`settings` as in config.json; `weights` can be gone through once."""
+    """`settings` as in config.json; `weights` is an iterator of (name, weight)."""
 
     settings: dict[str, Any]
     weights: Iterator[tuple[str, Weight]]
 
 
 def open_qwen3(path: Path) -> Checkpoint:
-    """Read the header; weights follow as they are asked for."""
+    """Read the header; weights are read lazily."""
     checkpoint = open_checkpoint(path)
     plan = qwen3.plan(checkpoint)
     cfg: qwen3.Config = plan.config

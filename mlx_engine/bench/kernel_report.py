@@ -1,7 +1,7 @@
-"""What the GPU kernels reach on this machine, and a model with them: a table, and one file to send to others.
+"""Benchmark the GPU kernels, and a model that uses them: a table, and a report file to share.
 
-No Mac takes part in the development of this project. What only a Mac can tell comes from people who run
-`kernels bench --report` and send what it writes.
+This project is developed without a Mac. Measurements on Apple GPUs come from users who run `kernels bench --report` and
+send the file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 SCHEMA = 1
 
-# Sizes that say which matrices a model has.
+# The sizes that determine a model's matrices.
 SIZES = ("hidden_size", "intermediate_size", "n_heads", "n_kv_heads", "head_dim", "vocab_size")
-# What a model is timed on: a prompt, and a text.
+# The tests of a model: prefill and decode.
 TESTS = (Test(n_prompt=512), Test(n_gen=64))
 REPETITIONS = 5
-# What is timed beside the kernels: MLX alone, and our kernels by the executor that ran them.
+# The backends to time: MLX alone, and this project's kernels, by executor.
 BACKENDS = {"metal": ("mlx", "metal"), "cuda": ("mlx", "cuda"), "emulator": ("mlx", "metal")}
 
 
@@ -53,7 +53,7 @@ def measure(
     found: Row = {
         "schema": SCHEMA,
         **origin(),
-        "model": model if model.startswith(PREFIX) else Path(model).name,  # a path may tell who sends it
+        "model": model if model.startswith(PREFIX) else Path(model).name,  # a path may contain the user's name
         "executor": executor,
         "chip": chips.chip(),
         "nominal_gbs": chips.nominal_gbs(),
@@ -68,7 +68,7 @@ def measure(
 
 
 def model_sizes(model: str) -> dict[str, int]:
-    """Those of `SIZES`; of a shape without writing its file."""
+    """Return the values of `SIZES`; for a shape, without writing its file."""
     shape = SHAPES.get(model.removeprefix(PREFIX)) if model.startswith(PREFIX) else None
     if shape is None:
         checkpoint = open_checkpoint(resolve(model))
@@ -82,24 +82,24 @@ def add_models(
     *,
     budget: float | None = None,
 ) -> None:
-    """Tokens per second of the model on MLX's own operations, with our kernels, and in mlx-lm."""
+    """Add the model's tokens per second with MLX's operations, with this project's kernels, and in mlx-lm."""
     names = BACKENDS[found["executor"]]
     found["tokens"] = list(rows(model, names, TESTS, repetitions=REPETITIONS, budget=budget))
     found["mlx_lm"] = mlx_lm_peer.rates(resolve(model), TESTS, repetitions=REPETITIONS)
 
 
 def default_file() -> Path:
-    """`kernels-CHIP.md` in the current folder."""
+    """Return `kernels-CHIP.md` in the current folder."""
     from kernels.lab import chips
 
     return Path("kernels-" + re.sub(r"[^a-z0-9]+", "-", chips.chip().lower()).strip("-") + ".md")
 
 
 def check_file(path: Path) -> None:
-    """Before anything is measured for nothing.
+    """Check that the file can be written. Called before measuring, so that a wrong path does not waste a run.
 
     Raises:
-        SourceError: it cannot be written.
+        SourceError: the file cannot be written.
     """
     try:
         with path.open("a", encoding="utf-8"):
@@ -109,17 +109,17 @@ def check_file(path: Path) -> None:
 
 
 def write_report(path: Path, found: Row) -> None:
-    """JSON alone where the name says so; else a page for people, with the JSON at its end.
+    """Write the report: JSON if the suffix is .json, else a Markdown page with the JSON at its end.
 
     Raises:
-        SourceError: it cannot be written.
+        SourceError: the file cannot be written.
     """
     every = json.dumps(found, indent=1)
     write(path, every + "\n" if path.suffix == ".json" else f"{page(found)}\n```json\n{every}\n```\n")
 
 
 def page(found: Row) -> str:
-    """The whole report for people."""
+    """Return the report as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     parts = ["# Kernels on " + found["chip"], "", f"{system(found)}; {versions}; {found['time']}", "", summary(found)]
     if "tokens" in found:
@@ -129,17 +129,17 @@ def page(found: Row) -> str:
 
 
 def system(found: Row) -> str:
-    """Operating system and processor."""
+    """Return operating system and processor."""
     machine = found["machine"]
     return ", ".join(str(machine[name]) for name in ("system", "processor") if machine.get(name))
 
 
 def summary(found: Row) -> str:
-    """The ladder as a table: rates on a GPU, counts in the emulator."""
+    """Return the ladder as a table: bandwidth on a GPU, operation counts in the emulator."""
     table = _counts(found["ladder"]) if found["executor"] == "emulator" else _rates(found)
     if found["executor"] == "emulator":
-        return table + "\n\nCounted in the emulator: nothing here says how fast a GPU is."
-    paper = "" if found["nominal_gbs"] is None else f"; {found['nominal_gbs']:g} GB/s on paper"
+        return table + "\n\nCounted in the emulator: these are not GPU timings."
+    paper = "" if found["nominal_gbs"] is None else f"; {found['nominal_gbs']:g} GB/s nominal"
     return (
         f"{table}\n\nA plain read reaches {found['read_gbs']:.1f} GB/s here{paper}. Weights are cold in every launch."
     )
@@ -166,7 +166,7 @@ def _names(row: Row) -> list[str]:
 
 
 def mlx_lm_line(peer: Row) -> str:
-    """mlx-lm's rates, or why there are none."""
+    """Return mlx-lm's rates, or the reason why it did not run."""
     if peer.get("unavailable"):
         return f"mlx-lm: {peer['unavailable']}"
     rates = ", ".join(f"{name} {rate:.1f} t/s" for name, rate in peer["rates"].items())

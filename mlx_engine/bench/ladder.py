@@ -1,4 +1,4 @@
-"""The ladder: its rungs, slowest first, and which of them moved a rate by how much. Pure arithmetic on rows."""
+"""The ladder: its rungs, slowest first, and the speedup of each. Pure arithmetic on rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to compute a model; each differs from the one before by one idea."""
+    """A backend with its settings; each rung adds one optimisation to the previous one."""
 
     title: str
     backend: str
@@ -30,13 +30,13 @@ RUNGS = (
     Rung("metal", "metal"),
     Rung("cuda", "cuda"),
 )
-# Behind the title of the best rung when it is measured without a cache, which is no rung of its own.
+# Suffix for the best rung measured without a cache, which is not a rung of its own.
 NO_CACHE = ", no cache"
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one change did to the rate of one test."""
+    """The speedup of one test by one change."""
 
     test: str
     old: str
@@ -47,20 +47,20 @@ class Step:
 
     @property
     def text(self) -> str:
-        """`simd, compiled -> parallel (Q8_0) x1.90`, with ~ where a rate was estimated."""
+        """The text `simd, compiled -> parallel (Q8_0) x1.90`, with ~ if a rate was estimated."""
         weights = f" ({self.weights})" if self.weights else ""
         return f"{self.old} -> {self.new}{weights} {'~' if self.estimated else ''}x{figure(self.factor)}"
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
-    """Those that have a rate."""
+    """Return the rows whose throughput was measured."""
     return [row for row in rows if not row["unavailable"]]
 
 
 def steps(rows: Sequence[Row], test: str) -> list[Step]:
-    """Every change that was measured with this test: from rung to rung for each kind of weights, then of the weights.
+    """Return the speedups of a test: from rung to rung for each type of weights, then from F32 to quantised weights.
 
-    A rung that expands all weights to F32 stands for every kind of weights.
+    A rung that dequantises all weights to F32 counts for every type of weights.
     """
     cells: dict[str, dict[str, Row]] = {}
     for row in measured(rows):
@@ -89,7 +89,7 @@ def _step(test: str, old: str, new: str, weights: str | None, before: Row, after
 
 
 def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The names of the prefill tests and of the decode tests, shortest first, that the rungs have in common."""
+    """Return the prefill and decode tests that the rungs have in common, shortest first."""
     of_rungs = [row for row in rows if not row["n_depth"] and row["rung"] in {rung.title for rung in RUNGS}]
     by_prompt = {row["test"]: row["n_prompt"] for row in of_rungs if row["n_prompt"] and not row["n_gen"]}
     counts = {row["test"]: len({r["rung"] for r in of_rungs if r["test"] == row["test"]}) for row in of_rungs}
@@ -99,7 +99,7 @@ def tests(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 
 
 def figure(value: float) -> str:
-    """Three digits that mean something."""
+    """Format a number with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -1,4 +1,4 @@
-"""Lists of numbers as they are written behind `-p`, `-n`, `-d` and `-pg`, and the tests that they make."""
+"""Parse the number lists of `-p`, `-n`, `-d` and `-pg`, and combine them into tests."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from mlx_engine.errors import OptionError, require
 def tests_of(
     n_prompt: list[str] | None, n_gen: list[str] | None, both: list[str] | None, depth: list[str] | None
 ) -> list[Test]:
-    """Every combination, as llama-bench makes them: prompts, then generations, then both, each at every depth.
+    """Return all tests, as llama-bench combines them: prefill, then decode, then both, each at every depth.
 
     Raises:
-        OptionError: a list cannot be understood, or there is nothing to measure.
+        OptionError: a list cannot be parsed, or there is no test.
     """
     prompts, gens = numbers("-p", n_prompt, [512]), numbers("-n", n_gen, [64])
     if both and not (n_prompt or n_gen):
         prompts, gens = [], []
     pairs = [(p, 0) for p in prompts if p] + [(0, g) for g in gens if g] + [pair(text) for text in both or []]
     tests = [Test(p, g, d) for d, (p, g) in itertools.product(numbers("-d", depth, [0]), pairs)]
-    require(len(tests) > 0, option="-p, -n, -pg", expected="something to measure", found="nothing")
+    require(len(tests) > 0, option="-p, -n, -pg", expected="at least one test", found="none")
     return tests
 
 
 def numbers(option: str, texts: list[str] | None, default: list[int]) -> list[int]:
-    """`512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, any of them several times."""
+    """Parse `512`, `128,512`, `128-512`, `128-512+128` or `128-512*2`, or several of them."""
     return [n for text in texts for part in text.split(",") for n in span(option, part)] if texts else default
 
 
 def span(option: str, text: str) -> list[int]:
-    """A number, or a range with a step that is added or multiplied."""
+    """Parse a number, or a range with a step that is added (+) or multiplied (*)."""
     found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", text.strip())
     if found is None:
         raise OptionError(option=option, expected="numbers as 512, 128,512, 128-512+128 or 128-512*2", found=text)
     first, last, step, by = int(found[1]), int(found[2] or found[1]), found[3] or "+", int(found[4] or 1)
     leads_on = by >= 1 and (step == "+" or (by >= 2 and first >= 1))
-    require(leads_on and first <= last, option=option, expected="a range that leads upwards", found=text)
+    require(leads_on and first <= last, option=option, expected="an ascending range", found=text)
     n_most = 1000
     require(step == "*" or (last - first) // by < n_most, option=option, expected=f"at most {n_most} tests", found=text)
     out = []
@@ -52,5 +52,5 @@ def pair(text: str) -> tuple[int, int]:
     """`512,64`."""
     found = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text.strip())
     if found is None or not (int(found[1]) and int(found[2])):
-        raise OptionError(option="-pg", expected="tokens to read and to write, as 512,64", found=text)
+        raise OptionError(option="-pg", expected="prompt tokens and tokens to generate, as 512,64", found=text)
     return int(found[1]), int(found[2])

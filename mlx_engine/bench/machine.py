@@ -1,4 +1,4 @@
-"""What a measurement belongs to: machine, versions, commit, and the model's own bytes."""
+"""Describe the origin of a measurement: machine, versions, commit and model digest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
 
 
 def machine() -> dict[str, object]:
-    """The machine, as far as it tells: processor, cores that this process may use, memory, caches, system."""
+    """Describe the machine: processor, cores available to this process, memory, caches, system."""
     return {
         "processor": processor(),
         "cores": usable_cores(),
@@ -28,7 +28,7 @@ def machine() -> dict[str, object]:
 
 
 def processor() -> str:
-    """The processor's name, and its widest vector instructions where they are known."""
+    """Return the processor's name, with its widest vector instructions if known."""
     name, flags = platform.processor(), ""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -42,7 +42,7 @@ def processor() -> str:
 
 
 def memory_bytes() -> int | None:
-    """The machine's memory, or None where it cannot be asked."""
+    """Return the size of the memory in bytes, or None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -50,7 +50,7 @@ def memory_bytes() -> int | None:
 
 
 def cache_bytes() -> int | None:
-    """The largest of the processor's caches, or None where it cannot be asked."""
+    """Return the size of the largest processor cache in bytes, or None if unknown."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     files = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     found = [re.fullmatch(r"(\d+)([KMG]?)", file.read_text().strip()) for file in files]
@@ -63,7 +63,7 @@ def cache_bytes() -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter."""
+    """Return the versions of Python and of the packages that affect speed."""
     found = {"mlx-engine": mlx_engine.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from, with "+" behind it if files have changed since."""
+    """Return the commit of the checkout that this package runs from, followed by "+" if files have changed."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -84,7 +84,7 @@ def commit() -> str | None:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a model file, or of all safetensors files of a folder, in the order of their names."""
+    """Return the SHA-256 of a model file, or of all safetensors files of a folder in the order of their names."""
     total = hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         with file.open("rb") as stream:

@@ -1,7 +1,7 @@
-"""mlx-lm beside us, where it is installed: the same file, its own model, its own loop.
+"""Benchmark mlx-lm, if it is installed, on the same file with its own model and decode loop.
 
-mlx-lm reads no GGUF. Its 8-bit matrices are made of the file's codes without rounding, see kernels/metal/layout.py;
-everything else is float16, in which it computes.
+mlx-lm cannot read GGUF. Its 8-bit matrices are repacked from the file's quants without rounding, see
+kernels/metal/layout.py; all other tensors are float16, in which mlx-lm computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def rates(path: Path, tests: Sequence[Test], *, repetitions: int) -> Row:
-    """Tokens per second of each test, the median; or why there are none."""
+    """Return the median tokens per second of each test, or the reason why there are none."""
     try:
         version = metadata.version("mlx-lm")
     except metadata.PackageNotFoundError:
@@ -30,10 +30,10 @@ def rates(path: Path, tests: Sequence[Test], *, repetitions: int) -> Row:
     try:
         model = _model(path)
         found = {test.name: statistics.median(_samples(model, test, repetitions)) for test in tests}
-    except Exception as error:  # another project's code, in a version that we may not know
-        # An ImportError names files of whoever runs this, and a report is sent to others.
+    except Exception as error:  # third-party code, of any version
+        # An ImportError contains the user's file paths, and a report is shared with others.
         told = f": {error}" if type(error) is ValueError else ""
-        return {"unavailable": f"version {version} does not take this model: {type(error).__name__}{told}"}
+        return {"unavailable": f"version {version} does not support this model: {type(error).__name__}{told}"}
     return {"version": version, "weights": "8 bit, groups of 32, float16", "rates": found}
 
 
@@ -44,7 +44,7 @@ def _model(path: Path) -> Any:
 
     opened = open_qwen3(path)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(opened.settings))
-    # Lazy: the random weights that are quantised here are replaced before anybody looks at them.
+    # MLX is lazy: the random weights quantised here are replaced before they are computed.
     quantize(model, group_size=32, bits=8)
     model.load_weights([part for name, weight in opened.weights for part in _arrays(name, weight)])
     mx.eval(model.parameters())
@@ -52,7 +52,7 @@ def _model(path: Path) -> Any:
 
 
 def _arrays(name: str, weight: Weight) -> Iterator[tuple[str, Any]]:
-    """What mlx-lm wants for a tensor."""
+    """Yield mlx-lm's arrays for a tensor."""
     import mlx.core as mx
 
     from kernels.metal.layout import split_q8_0
@@ -68,7 +68,7 @@ def _arrays(name: str, weight: Weight) -> Iterator[tuple[str, Any]]:
 
 
 def _samples(model: Any, test: Test, repetitions: int) -> list[float]:
-    """Tokens per second, once per repetition, after a run that is not counted."""
+    """Return tokens per second of each repetition, after a warm-up run."""
     import mlx.core as mx
     from mlx_lm.generate import generate_step
 
@@ -77,7 +77,7 @@ def _samples(model: Any, test: Test, repetitions: int) -> list[float]:
         prompt = mx.array([i % 100 for i in range(test.depth + max(test.n_prompt, 1))])
         times = [time.perf_counter()]
         times += [time.perf_counter() for _ in generate_step(prompt, model, max_tokens=max(test.n_gen, 0) + 1)]
-        # The first token ends the reading of the prompt; each of the others is a pass.
+        # The first token ends prefill; each of the others is a decode step.
         seconds = (times[1] - times[0] if test.n_prompt else 0) + (times[-1] - times[1])
         found.append(test.n_tokens / seconds)
     return found[1:]

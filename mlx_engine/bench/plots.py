@@ -1,4 +1,4 @@
-"""The pictures of a sweep: passes with a cache and without, the ladder, a roofline. Nothing else imports matplotlib."""
+"""Plots of a sweep: passes with and without a cache, the ladder, a roofline. Only this module imports matplotlib."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Not pyplot: a figure on its own knows no window, and is drawn straight into a file.
+# Not pyplot: a plain Figure needs no window system and is saved directly to a file.
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogFormatter, StrMethodFormatter
@@ -18,13 +18,13 @@ from mlx_engine.bench.tables import printable
 
 Row = dict[str, Any]
 
-# Colours that are told apart by those who see fewer of them.
+# A palette for colour-blind readers.
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#332288", "#bb5500", "#44aa99", "#999933")
 GRAY = "#777777"
 
 
 def write(rows: Sequence[Row], folder: Path) -> list[str]:
-    """Draw what the rows have; the names of the files, all PNG."""
+    """Draw all plots that the rows have data for. Return the names of the PNG files."""
     drawn: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
         "passes.png": passes,
         "ladder.png": ladder,
@@ -50,7 +50,7 @@ def _figure(rows: Sequence[Row], title: str, width: float, height: float) -> Fig
 
 
 def passes(rows: Sequence[Row]) -> Figure | None:
-    """The duration of every pass that wrote a token, a panel for each rung that did so in both ways."""
+    """Plot the duration of every decode pass, a panel for each rung measured with and without a cache."""
     pairs = _pairs([row for row in measured(rows) if row["passes_s"] and row["n_gen"] > 1 and not row["n_prompt"]])
     if not pairs:
         return None
@@ -66,14 +66,14 @@ def passes(rows: Sequence[Row]) -> Figure | None:
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows of one test and one rung, with a cache and without, slowest rung first."""
+    """Return pairs of rows (with a cache, without) of one test and rung, slowest rung first."""
     without = {(row["rung"].removesuffix(NO_CACHE), row["weights"], row["test"]): row for row in rows if not row["kv"]}
     keys = {(row["rung"], row["weights"], row["test"]): row for row in rows if row["kv"]}
     return [(row, without[key]) for key, row in keys.items() if key in without]
 
 
 def _line(axes: Any, row: Row, color: str, name: str) -> None:
-    """The median over the repetitions, and where a budget ended the passes, how the estimate goes on."""
+    """Plot the median over repetitions, continued by the estimate if a budget ended the passes."""
     n = min(len(run) for run in row["passes_s"])
     ms = [statistics.median(run[i] for run in row["passes_s"]) * 1e3 for i in range(n)]
     axes.plot(range(1, n + 1), ms, color=color, linewidth=1.2, label=name)
@@ -86,11 +86,11 @@ def _line(axes: Any, row: Row, color: str, name: str) -> None:
 
 
 def ladder(rows: Sequence[Row]) -> Figure | None:
-    """Tokens per second of every rung, the longest prompt and decode apart."""
+    """Plot tokens per second of every rung, one panel for the longest prompt and one for decode."""
     prompts, gens = tests(rows)
     chosen = [("prefill", prompts[-1])] if prompts else []
     chosen += [("decode", gens[0])] if gens else []
-    # In the order of the ladder; what was not measured has no weights.
+    # In the order of the ladder; rungs that were not measured have no weights.
     lines = [key for key in dict.fromkeys((row["rung"], row["weights"]) for row in rows) if _has(rows, key, chosen)]
     if not chosen or not any(weights for _, weights in lines):
         return None
@@ -100,7 +100,7 @@ def ladder(rows: Sequence[Row]) -> Figure | None:
         rates = [row["median_ts"] for row in cells.values()] or [1.0]
         left = min(rates) / 2
         axes.set(title=f"{phase}, {test}", xlabel="tokens per second (log scale)", xscale="log")
-        # On a log scale, room for the figures behind the bars.
+        # Room for the numbers after the bars, on a log scale.
         axes.set_xlim(left, max(rates) * (max(rates) / left) ** 0.25)
         _plain_numbers(axes.xaxis)
         _bars(axes, lines, cells, left)
@@ -127,7 +127,7 @@ def _bars(axes: Any, lines: Sequence[tuple[str, str]], cells: dict[tuple[str, st
 
 
 def _plain_numbers(axis: Any) -> None:
-    """400 instead of a power of ten; between the powers only where there are few of them."""
+    """Label ticks with plain numbers (400); label minor ticks only if there are few powers of ten."""
     axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
@@ -137,7 +137,7 @@ def _color(weights: str) -> str:
 
 
 def _keys(rows: Sequence[Row]) -> list[Patch]:
-    """What the bars' colours mean."""
+    """Return the legend of the bar colours."""
     keys = [Patch(color=_color(kind), label=kind) for kind in sorted({row["weights"] for row in rows})]
     if any(row["estimated"] for row in rows):
         keys.append(Patch(facecolor="white", edgecolor=GRAY, hatch="///", label="estimated"))
@@ -145,7 +145,7 @@ def _keys(rows: Sequence[Row]) -> list[Patch]:
 
 
 def roofline(rows: Sequence[Row]) -> Figure | None:
-    """Operations per second over operations per byte, below what the machine reached at the same time."""
+    """Plot operations per second over operations per byte, with the machine limits measured at the same time."""
     cells = [
         row for row in measured(rows) if row.get("read_gbs") is not None and not (row["n_prompt"] and row["n_gen"])
     ]

@@ -1,4 +1,4 @@
-"""What a sweep says: a table of the ladder, the reasons for what is missing, and which rung moved what."""
+"""The report of a sweep: a table of the ladder, notes on missing rungs, and the speedup of each rung."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mlx_engine.bench.tables import aligned, printable
 
 Row = dict[str, Any]
 
-# Passes whose medians tell whether a pass takes longer the longer the text is, counted from 1.
+# Passes (counted from 1) whose medians are compared, to show how a pass slows down with the length of the text.
 EARLY, LATE = (8, 23), (241, 256)
 
 
 def text(rows: Sequence[Row]) -> str:
-    """All of it, as Markdown that is also readable in a terminal."""
+    """Return the report as Markdown that is also readable in a terminal."""
     prompts, gens = tests(rows)
     moved = [moves("prefill", prompts[-1], rows)] if prompts else []
     moved += [moves("decode", gens[0], rows)] if gens else []
@@ -24,7 +24,7 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
-    """What each change did to prefill or decode, and which did most."""
+    """Return the speedups of prefill or decode, the largest one first."""
     found = steps(rows, test)
     if not found:
         return None
@@ -34,7 +34,7 @@ def moves(phase: str, test: str, rows: Sequence[Row]) -> str | None:
 
 
 def ladder(rows: Sequence[Row]) -> str:
-    """One line per rung and kind of weights; bytes and GB/s are of decode, GFLOP/s of the longest prompt."""
+    """Return a table with a line per rung and type of weights. Bytes and GB/s are of decode, GFLOP/s of prefill."""
     prompts, gens = tests(rows)
     head = ["rung", "weights", "threads", *prompts, *gens, "MB/token", "GB/s", "of read", "GFLOP/s", "of peak"]
     lines = [head]
@@ -69,7 +69,7 @@ def _share(row: Row | None, name: str) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What the table cannot say in a cell."""
+    """Return the notes below the table."""
     found = ["Rates are tokens per second, medians; ~ marks what was estimated because it did not fit its budget."]
     reasons = {row["rung"]: row["unavailable"] for row in rows if row["unavailable"]}
     found += [f"{rung}: not measured, {reason}." for rung, reason in reasons.items()]
@@ -82,12 +82,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
         found.append(f"Expanded to F32 on load, {stored} weights are measured once by {' and by '.join(names)}.")
     found += [line for line in (in_cache(done), machine_limits(done)) if line]
     if any(row["watched"] for row in done):
-        found.append("Every operation was timed by the log while this was measured; the rates are lower for it.")
+        found.append("MLX_ENGINE_LOG was set, so every operation was timed: rates are lower than without it.")
     return found
 
 
 def in_cache(rows: Sequence[Row]) -> str | None:
-    """That the weights fit into the processor's cache, where they do: their rates are no rates of memory then."""
+    """Return a note if the weights fit into the processor's cache: GB/s is then not memory bandwidth."""
     kinds: dict[str, float] = {}
     for row in rows:
         kinds[row["weights"]] = min(row["weight_bytes"], kinds.get(row["weights"], row["weight_bytes"]))
@@ -102,15 +102,15 @@ def in_cache(rows: Sequence[Row]) -> str | None:
 
 
 def machine_limits(rows: Sequence[Row]) -> str | None:
-    """The medians of what the machine reached beside the measurements."""
+    """Return the medians of the machine limits measured between the runs."""
     limited = [row for row in rows if row.get("read_gbs") is not None]
     by_threads = {t: [r for r in limited if (r["threads"] or 1) == t] for t in {r["threads"] or 1 for r in limited}}
-    told = [
+    limits = [
         f"{_median(group, 'read_gbs'):.1f} GB/s and {_median(group, 'peak_gflops'):.0f} GFLOP/s on {threads} "
         f"thread{'s' if threads > 1 else ''}"
         for threads, group in sorted(by_threads.items())
     ]
-    return f"Between the runs the machine itself reached {', '.join(told)}." if told else None
+    return f"Between the runs the machine itself reached {', '.join(limits)}." if limits else None
 
 
 def _median(rows: Sequence[Row], name: str) -> float:
@@ -118,21 +118,21 @@ def _median(rows: Sequence[Row], name: str) -> float:
 
 
 def passes(rows: Sequence[Row]) -> str | None:
-    """Late passes over early ones, with a cache and without, of the rung that wrote a long text."""
+    """Return late over early passes of the long decode test, with and without a cache."""
     lines = []
     for row in measured(rows):
         if row["n_gen"] < LATE[1] or row["n_prompt"]:
             continue
         growth = growth_of(row)
         cache = "with a cache" if row["kv"] else "without one"
-        told = row["estimated"] and f"not known, {row['estimated']}" if growth is None else f"x{figure(growth)}"
-        lines.append(f"- {row['rung'].removesuffix(NO_CACHE)}, {row['weights']}, {cache}: {told}")
+        text = row["estimated"] and f"not known, {row['estimated']}" if growth is None else f"x{figure(growth)}"
+        lines.append(f"- {row['rung'].removesuffix(NO_CACHE)}, {row['weights']}, {cache}: {text}")
     early, late = ("{} to {}".format(*span) for span in (EARLY, LATE))
     return f"Median of passes {late} over that of passes {early}:\n\n" + "\n".join(lines) if lines else None
 
 
 def growth_of(row: Row) -> float | None:
-    """Late passes over early ones; None where there are not enough of them."""
+    """Return the ratio of late to early passes, or None if there are too few."""
     whole = [run for run in row.get("passes_s", ()) if len(run) >= LATE[1]]
     if not whole:
         return None
@@ -141,7 +141,7 @@ def growth_of(row: Row) -> float | None:
 
 
 def page(rows: Sequence[Row], plots: Sequence[str]) -> str:
-    """The folder's page: what was measured where, the same text, and the plots."""
+    """Return the page of the output folder: model, machine, the report and the plots."""
     row = rows[0]
     machine, versions = row["machine"], ", ".join(f"{name} {version}" for name, version in row["versions"].items())
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""

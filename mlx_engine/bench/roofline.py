@@ -1,7 +1,7 @@
-"""What the machine itself reaches, measured between the runs of a cell: its rate moves by half within minutes.
+"""Measure the machine's limits between the runs of a cell, because they change by half within minutes.
 
-The reading is over the bytes that the model multiplies with, on as many threads as the backend has; the arithmetic
-stays in registers. See `kernels/cpu/roofline.py`.
+Memory bandwidth is measured by reading the model's matrices on as many threads as the backend has; peak arithmetic with
+operands in registers. See `kernels/cpu/roofline.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
 
-# A sample takes at least so long, so that starting threads is no part of it.
+# Minimum seconds of a sample, so that the start of threads does not matter.
 SECONDS = 0.01
-# Together smaller than this, arrays are laid side by side: a call for each would take as long as reading it.
+# Arrays with fewer bytes than this in all are concatenated: a call per array would take as long as reading it.
 SMALL = 64 << 20
 
 
 def kernels(*, jit: bool) -> ModuleType:
-    """The compiled kernels, or their NumPy twins where there are none or nobody wants them."""
+    """Return the compiled kernels, or their NumPy versions without `jit` or a compiler."""
     if jit:
         try:
             from kernels.cpu import library, roofline
@@ -44,7 +44,7 @@ def kernels(*, jit: bool) -> ModuleType:
 
 
 class Limits:
-    """Samples of the read rate and of the peak, to be taken between measurements."""
+    """Sampler of memory bandwidth and peak arithmetic, called between measurements."""
 
     def __init__(self, arrays: Sequence[np.ndarray], threads: int, *, jit: bool = True) -> None:
         self.threads, self.kernels = threads, kernels(jit=jit)
@@ -55,23 +55,23 @@ class Limits:
         self.read: list[float] = []
         self.in_order: list[float] = []
         self.peak: list[float] = []
-        # The first calls compile, start the threads, and bring the file's pages in.
+        # Warm up: compile, start the threads, and load the file's pages into memory.
         self._reading(1), self._computing(1)
         self._repeats, self._rounds = enough(self._reading), enough(self._computing)
 
     def sample(self) -> None:
-        """One of the read rate and one of the peak."""
+        """Take one sample of memory bandwidth and one of peak arithmetic."""
         self.read.append(self._nbytes * self._repeats / self._reading(self._repeats))
         flops = self.kernels.flops(self._rounds) * self.threads
         self.peak.append(flops / self._computing(self._rounds))
 
     def sample_in_order(self) -> None:
-        """One of the rate at which the same bytes are read one after the other."""
+        """Take one sample of the bandwidth of reading the same bytes sequentially."""
         seconds = self._reading(self._repeats, self.kernels.read_in_order)
         self.in_order.append(self._nbytes * self._repeats / seconds)
 
     def take(self) -> dict[str, float]:
-        """The medians since the last call, as a row has them: billions of bytes and of operations per second."""
+        """Return the medians since the last call as fields of a row, in GB/s and GFLOP/s."""
         found = {"read_gbs": statistics.median(self.read) / 1e9, "peak_gflops": statistics.median(self.peak) / 1e9}
         self.read, self.peak = [], []
         return found
@@ -104,7 +104,7 @@ class Limits:
 
 
 def enough(timed: Callable[[int], float]) -> int:
-    """How many repetitions take at least `SECONDS`."""
+    """Return how many repetitions take at least `SECONDS`."""
     n = 1
     while timed(n) < SECONDS:
         n *= 2
@@ -112,7 +112,7 @@ def enough(timed: Callable[[int], float]) -> int:
 
 
 def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
-    """The memory that a pass multiplies with, each array once; the file's own bytes where NumPy cannot see it."""
+    """Return the matrices that a pass reads, each once; the file's bytes if NumPy cannot view the backend's arrays."""
     found: dict[int, np.ndarray] = {}
     for value in vars(engine.model).values():
         for linear in linears(value):
@@ -124,7 +124,7 @@ def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
 
 
 def linears(value: Any) -> list[Linear]:
-    """Every linear layer in a model's attribute: layers are dataclasses, and stand in lists."""
+    """Return all linear layers in a model's attribute, which may be a dataclass or a list."""
     if isinstance(value, Linear):
         return [value]
     if isinstance(value, list | tuple):
@@ -135,15 +135,15 @@ def linears(value: Any) -> list[Linear]:
 
 
 def in_words(array: np.ndarray) -> np.ndarray:
-    """The memory of an array as int64s, without the odd bytes at its ends."""
+    """View the memory of an array as int64, without unaligned bytes at its ends."""
     raw = array.reshape(-1).view(np.uint8)
     first = min(-raw.ctypes.data % 8, raw.size)
     words = raw[first : first + (raw.size - first) // 8 * 8].view(np.int64)
-    # One type for all, or the kernel would be compiled again for those that can be written.
+    # All read-only: the kernel would be compiled a second time for writable arrays.
     words.flags.writeable = False
     return words
 
 
 def side_by_side(words: list[np.ndarray]) -> list[np.ndarray]:
-    """As they are, or copied into one if they are small: then they lie in the processor's cache either way."""
+    """Return the arrays, concatenated into one copy if they are small: they fit into the cache in both cases."""
     return [in_words(np.concatenate(words))] if sum(w.nbytes for w in words) < SMALL else words

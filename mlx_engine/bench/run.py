@@ -1,4 +1,4 @@
-"""All cells of one benchmark: every backend with every test, and what the rows say besides the samples."""
+"""Run all cells of a benchmark: every backend with every test. A row has the samples and their origin."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from mlx_engine.quant.types import F32, GGMLType
 
 Row = dict[str, Any]
 SCHEMA = 1
-# Of a cell that has no budget, its components may take so many seconds.
+# Seconds for the profile of a cell without a budget.
 COMPONENT_SECONDS = 2.0
-# Backends that take no notice of --threads.
+# Backends that ignore --threads.
 ONE_THREAD = ("scalar", "simd")
 
 
@@ -43,12 +43,12 @@ def rows(
     overlap: bool = True,
     apart: bool = False,
 ) -> Iterator[Row]:
-    """One row per backend, cache and test, as they are measured. A backend is never replaced by another.
+    """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `apart` a row also has the components of one pass.
+    With `apart` a row also has the profile of one pass.
 
     Raises:
-        BackendUnavailableError: no backend has one of these names.
+        BackendUnavailableError: a name is not the name of a backend.
         OptionError: a test does not fit the model's context.
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
@@ -58,7 +58,7 @@ def rows(
     common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
     how: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
     for name in backends:
-        bench: Bench | None = None  # the one before is let go of first
+        bench: Bench | None = None  # frees the previous engine before the next one is loaded
         if reasons[name] is None:
             engine = load(path, name, threads=threads, jit=jit, **quant.options())
             bench = Bench(engine, checkpoint, quant=quant, jit=jit)
@@ -76,20 +76,20 @@ def rows(
 
 
 class Bench:
-    """An engine that is measured, and the machine beside it."""
+    """An engine to measure, and the sampler of the machine's limits."""
 
     def __init__(self, engine: Engine, checkpoint: Checkpoint, *, quant: Conversion, jit: bool) -> None:
         self.engine, self.checkpoint, self.quant = engine, checkpoint, quant
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant)
         self.threads = threads_of(engine.backend)
-        # Another device's limits are not those of the processor.
+        # Limits are measured on the processor, so they do not apply to other devices.
         on_cpu = engine.backend.device == "cpu"
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(
         self, test: Test, *, kv: bool, repetitions: int, budget: float | None, apart: bool, overlap: bool = True
     ) -> Row:
-        """Measure a test; what a row says of it, its backend, and how near it came to the machine's limits."""
+        """Measure a test and return its row: samples, backend, and shares of the machine's limits."""
         between = self.limits.sample if self.limits is not None else lambda: None
         how: dict[str, Any] = {"kv": kv, "overlap": overlap, "repetitions": repetitions, "budget": budget}
         result = measure(self.engine, test, **how, between=between)
@@ -100,7 +100,7 @@ class Bench:
         return row
 
     def about(self) -> Row:
-        """What the rows of all cells have in common."""
+        """Return the fields that the rows of all cells share."""
         return {
             "backend": self.engine.backend.name,
             "device": self.engine.backend.device,
@@ -127,19 +127,19 @@ class Bench:
         return {**row, **limits, **shares}
 
     def close(self) -> None:
-        """End the threads that measured the machine."""
+        """End the threads of the sampler."""
         if self.limits is not None:
             self.limits.close()
 
 
 def threads_of(backend: Backend) -> int | None:
-    """Threads that it was told to compute with; None for a backend that has no such setting."""
+    """Return the number of threads of a backend, or None if it has no such setting."""
     threads = None if backend.name in ONE_THREAD else getattr(backend, "threads", None)
     return threads if isinstance(threads, int) else None
 
 
 def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GGMLType:
-    """The type that most of the weights are multiplied in: the one they were loaded in, or F32 if that is expanded."""
+    """Return the type of most weights on the backend: the loaded type, or F32 if the backend dequantises it."""
     weights = [checkpoint.weight(name) for name, shape in checkpoint.shapes.items() if len(shape) == 2]
     largest = max(weights, key=lambda weight: weight.nbytes)
     loaded, _ = quant.type_of("", largest.shape, largest.type)
@@ -148,7 +148,7 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
 
 
 def origin() -> Row:
-    """When, where and with what."""
+    """Return time, machine, versions and commit."""
     return {
         "schema": SCHEMA,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -159,7 +159,7 @@ def origin() -> Row:
 
 
 def describe(checkpoint: Checkpoint) -> Row:
-    """The model's name, bytes and parameters."""
+    """Return the model's name, bytes and parameters."""
     weights = [checkpoint.weight(name) for name in checkpoint.shapes]
     return {
         "model_name": str(checkpoint.metadata.get("general.name") or checkpoint.architecture),

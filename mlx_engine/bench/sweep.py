@@ -1,7 +1,7 @@
-"""The sweep: every rung of the ladder with float32 and with the stored weights, over prompts of several lengths.
+"""The sweep: every rung of the ladder with float32 and with the stored weights, for several prompt lengths.
 
-A rung that this machine lacks, or that would not get through a token within a cell's budget, is listed with the
-reason. At the end the best rung writes a longer text with a cache and without, so that every pass can be shown.
+A rung that is unavailable on this machine, or that would exceed the budget with one token, is listed with the reason.
+Finally the best rung decodes a longer text with and without a cache, to show the duration of every pass.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from mlx_engine.models.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
-# Seconds per cell: the built-in model is through all its rungs in two to three minutes.
+# Seconds per cell: all rungs of the built-in model then take two to three minutes.
 BUDGET = 10.0
-# Passes with a cache and without, to be shown one by one.
+# Number of passes of the long decode test, with and without a cache.
 PASSES = 256
-# Lengths of prompts where the context has room for them, and where it is short.
+# Prompt lengths for a long context, and for a short one.
 PROMPTS, SHORT_PROMPTS = (128, 512), (16, 64, 256)
-# Share of the machine's memory that a rung's weights may take.
+# The largest share of the machine's memory for a rung's weights.
 MEMORY = 0.5
 
 Announce = Callable[[int, int, str], None]
@@ -45,7 +45,7 @@ Announce = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is swept over. `prompts` of None takes lengths that suit the model."""
+    """The settings of a sweep. If `prompts` is None, the prompt lengths suit the model's context."""
 
     prompts: Sequence[int] | None = None
     n_gen: int = 64
@@ -57,10 +57,10 @@ class Plan:
     passes: int = PASSES
 
     def rungs(self) -> list[Rung]:
-        """Those asked for.
+        """Return the rungs of the chosen backends.
 
         Raises:
-            BackendUnavailableError: no backend has one of these names.
+            BackendUnavailableError: a name is not the name of a backend.
         """
         for name in self.backends or ():
             if all(rung.backend != name for rung in RUNGS):
@@ -68,17 +68,17 @@ class Plan:
         return [rung for rung in RUNGS if self.backends is None or rung.backend in self.backends]
 
     def tests(self, context: int) -> list[Test]:
-        """The cells of a rung.
+        """Return the tests of a rung.
 
         Raises:
-            OptionError: there are none, or one does not fit the context.
+            OptionError: there is no test, or one does not fit the context.
         """
         given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
         fitting = [n for n in given if n <= context]
         lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
         n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
         tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
-        require(len(tests) > 0, option="-p, -n", expected="something to measure", found="nothing")
+        require(len(tests) > 0, option="-p, -n", expected="at least one test", found="none")
         for test in tests:
             fits = test.n_tokens <= context
             require(fits, option=test.name, expected=f"at most {context:,} tokens, the context", found=test.n_tokens)
@@ -86,10 +86,10 @@ class Plan:
 
 
 def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:
-    """Rows as they are measured; `announce` is called before each with (rungs done, rungs, what comes next).
+    """Yield rows as they are measured; `announce` is called before each with (rungs done, total, title).
 
     Raises:
-        BackendUnavailableError: no backend has one of the names asked for.
+        BackendUnavailableError: a name is not the name of a backend.
         OptionError: a test does not fit the model's context.
     """
     rungs = plan.rungs()
@@ -104,7 +104,7 @@ def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title
 
 
 class Climb:
-    """A sweep under way. One engine is alive at a time, for as long as the rungs can share it."""
+    """The state of a sweep. It holds one engine at a time, shared by consecutive rungs where possible."""
 
     def __init__(self, path: Path, checkpoint: Checkpoint, plan: Plan, announce: Announce, total: int) -> None:
         self.path, self.checkpoint, self.plan, self.total = path, checkpoint, plan, total
@@ -116,7 +116,7 @@ class Climb:
         self._key: tuple[str, bool, str] | None = None
 
     def rung(self, rung: Rung, done: int) -> Iterator[Row]:
-        """All cells of a rung."""
+        """Measure all cells of a rung."""
         for quant, reason in self._attempts(rung):
             for test in self.tests:
                 if reason is None:
@@ -126,7 +126,7 @@ class Climb:
                     yield {**self._told(rung, quant), **asked}
 
     def passes(self, found: Sequence[Row], done: int) -> Iterator[Row]:
-        """The rung on this processor that decodes fastest, pass by pass, with a cache and without."""
+        """Run the long decode test with and without a cache, on the fastest rung that runs on the processor."""
         cells = [row for row in measured(found) if row["n_gen"] and row["kv"] and row["device"] == "cpu"]
         if not cells or self.n_passes < 1:
             return
@@ -140,9 +140,9 @@ class Climb:
             yield self._cell(rung, tried[best["quant"]], test, done)
 
     def _attempts(self, rung: Rung) -> list[tuple[Conversion, str | None]]:
-        """How the weights are to be loaded, each with the reason why it is not tried.
+        """Return the conversions of weights to measure, each with the reason to skip it or None.
 
-        Once where the rung expands them to float32 anyway, else in both ways.
+        One conversion if the rung dequantises all weights to float32, else two.
         """
         reason = unavailable(rung.backend)
         if reason is not None:
@@ -154,7 +154,7 @@ class Climb:
         return [(quant, self._too_much(backend, quant)) for quant in quants]
 
     def _too_much(self, backend: Backend, quant: Conversion) -> str | None:
-        """Why a rung is not tried although it is there: its weights do not fit, or a token takes too long."""
+        """Return the reason to skip an available rung: its weights do not fit, or a token takes too long."""
         of = sizes(self.checkpoint, lambda type_: bytes_per_weight(backend, type_), quant)
         memory = machine.memory_bytes()
         if memory is not None and of.nbytes > MEMORY * memory:
@@ -179,14 +179,14 @@ class Climb:
         if self._bench is None or self._key != key:
             if self._bench is not None:
                 self._bench.close()
-            self._bench = None  # its weights are let go of before the next ones come
+            self._bench = None  # frees its weights before the next ones are loaded
             engine = load(self.path, rung.backend, threads=self.plan.threads, jit=rung.jit, **quant.options())
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench
 
 
 def seconds_per_weight(backend: Backend) -> float:
-    """How long a backend takes for a weight, seen on a small matrix: right within a factor of a few."""
+    """Estimate a backend's seconds per weight from a small matrix: within a small factor of the real time."""
     shape = (32, 512)
     zeros = np.zeros(shape, dtype=np.float32)
     linear: Any = Linear("small", backend.prepare(Weight.pack("small", zeros, F32)))

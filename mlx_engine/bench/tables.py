@@ -1,4 +1,4 @@
-"""Results as llama-bench prints them: a Markdown table for people, CSV, JSON and JSON lines for programs."""
+"""Format results as llama-bench does: a Markdown table, CSV, JSON or JSON lines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 Row = dict[str, Any]
 
-# Columns that are left out where all rows agree and the value is the default.
+# Columns that are left out if all rows have the default value.
 OPTIONAL = {"kv": "on", "quant": "keep", "threads": "-", "jit": "on", "overlap": "on"}
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """One row per cell; `t/s` is mean ± standard deviation, `~` marks what was estimated, a reason what cannot run."""
+    """Return a table with a row per cell: mean ± standard deviation, `~` for an estimate, or why it did not run."""
     cells = [_cells(row) for row in rows]
     shown = [name for name in cells[0] if any(c[name] != OPTIONAL.get(name) for c in cells)]
     return aligned([shown, *([c[name] for name in shown] for c in cells)])
 
 
 def aligned(table: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its head first, that is a table in a terminal too."""
+    """Format rows, the head first, as an aligned Markdown table that is readable in a terminal."""
     widths = [max(2, *(len(line[i]) for line in table)) for i in range(len(table[0]))]
     lines = ["| " + " | ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) + " |" for line in table]
     lines.insert(1, "| " + " | ".join("-" * (w - 1) + ":" for w in widths) + " |")
@@ -30,7 +30,7 @@ def aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def printable(text: str) -> str:
-    """A name that comes out of a file, fit for a cell of a table."""
+    """Escape a name from a file for a table cell."""
     return "".join(c if c.isprintable() and c != "|" else "?" for c in text)
 
 
@@ -59,7 +59,7 @@ def _rate(row: Row) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per cell; samples are left to JSON."""
+    """Return CSV with a line per cell, without samples."""
     flat = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for row in flat for key in row)), lineterminator="\n")
@@ -69,12 +69,12 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """A list of objects, with every sample."""
+    """Return a JSON list of objects, with all samples."""
     return json.dumps(list(rows), indent=1)
 
 
 def as_jsonl(rows: Sequence[Row]) -> str:
-    """An object per line, with every sample."""
+    """Return a JSON object per line, with all samples."""
     return "\n".join(json.dumps(row) for row in rows)
 
 

@@ -1,8 +1,8 @@
-"""What a test needs at least: bytes that have to come from memory, and arithmetic. Nothing is measured here.
+"""The minimum work of a test: bytes read from memory, and arithmetic. Computed from sizes, not measured.
 
-Every pass reads each matrix once, whatever number of tokens it has; looking up an embedding reads a row and counts for
-nothing. A table that is also the head counts once, as the head, which only the last token of a pass is multiplied with,
-as what lies behind the keys and values of the last layer.
+Every pass reads each matrix once, for any number of tokens. Embedding lookups are neglected. A tied embedding table
+counts once, as the output head. The head, and the last layer after its keys and values, are computed for the last token
+of a pass only.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from mlx_engine.models.parameters import check
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
-# Tables of which a token takes its row; whatever else has two axes is multiplied with.
+# Tables with a row per token id or position; every other tensor of two axes is a matrix of a product.
 LOOKED_UP = ("token_embd.weight", "position_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# What every token of the last layer is multiplied with.
+# Matrices of the last layer that are multiplied with every token.
 BEFORE_ATTENTION = ("attn_q", "attn_k", "attn_v")
-# Caches on the CPU hold float32.
+# The KV cache is float32 on the CPU.
 CACHE_ITEM_BYTES = 4
-# A Python float is an object of 24 bytes, and its place in a list takes 8 more.
+# A Python float takes 24 bytes, and its reference in a list 8.
 PYTHON_FLOAT_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a pass multiplies with.
+    """Sizes of the weights and caches that a pass reads.
 
     Attributes:
         layers: weights of the layers' matrices.
         head: weights of the head.
         nbytes: bytes of both, as the backend holds them.
         cached: bytes of keys and values per token, over all layers.
-        scored: multiplications of attention per query and visible token, over all layers.
-        local: the share of layers whose tokens see the last `window` tokens alone.
-        behind: weights of the last layer that only the last token of a pass is multiplied with.
-        scored_last: what the last layer has of `scored`: its only query is the last token's.
-        head_nbytes: what the head has of `nbytes`.
+        scored: multiplications of attention per query and visible token, summed over all layers.
+        local: the share of layers with a sliding window of `window` tokens.
+        behind: weights of the last layer that are multiplied with the last token of a pass only.
+        scored_last: the last layer's part of `scored`; it has only the last token's query.
+        head_nbytes: the head's part of `nbytes`.
     """
 
     layers: int
@@ -66,17 +66,17 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Work:
-    """Of a whole test, its timed passes together."""
+    """The work of all timed passes of a test."""
 
     flops: float
     nbytes: float
 
 
 def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED) -> Sizes:
-    """The sizes of a checkpoint's model, for a backend that holds a weight of a type in `held(type)` bytes.
+    """Return the sizes of a checkpoint's model on a backend with `held(type)` bytes per weight of a type.
 
     Raises:
-        ModelError: no model can be built of it.
+        ModelError: no model can be built from the checkpoint.
     """
     plan = model_file(checkpoint).plan(checkpoint)
     tensors = check(checkpoint, plan)
@@ -107,7 +107,7 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
 
 
 def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
-    """Bytes that a backend keeps of a matrix of this type, seen on a small one that it prepares."""
+    """Return a backend's bytes per weight for this type, determined with a small matrix."""
     shape = (32, type_.block_size)
     data = np.zeros(type_.bytes_for(math.prod(shape)), dtype=np.uint8)
     prepared = backend.prepare(Weight("small", shape, type_, data))
@@ -117,26 +117,26 @@ def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
 
 
 def work(of: Sizes, test: Test, *, kv: bool) -> Work:
-    """What the timed passes of a test need, with a cache or without."""
+    """Return the work of the timed passes of a test."""
     flops = nbytes = 0.0
     for n, before, wanted in passes(test, kv=kv):
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
         scored = (of.scored - of.scored_last) * _mean(of, everything, latest)
         scored += wanted * of.scored_last * _mean(of, before + n, min(of.window, before + n))
         flops += 2.0 * (of.layers * n - of.behind * (n - wanted) + wanted * of.head + scored)
-        # What any of the new tokens sees has to be read.
+        # Keys and values visible to any of the new tokens are read.
         nbytes += of.nbytes if wanted else of.nbytes - of.head_nbytes
         nbytes += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
     return Work(flops, nbytes)
 
 
 def _mean(of: Sizes, everywhere: int, nearby: int) -> float:
-    """A layer's number on average, where local ones have one and the others another."""
+    """Return the average over layers: `nearby` for sliding-window layers, `everywhere` for the others."""
     return (1 - of.local) * everywhere + of.local * nearby
 
 
 def passes(test: Test, *, kv: bool) -> Iterator[tuple[int, int, int]]:
-    """(Tokens, tokens in the cache before them, of how many logits are wanted) of every pass that a test times."""
+    """Yield (new tokens, cached tokens, rows of logits) of every timed pass of a test."""
     before = test.depth + test.n_prompt
     if not kv:
         yield from [(before, 0, 1)] if test.n_prompt else []

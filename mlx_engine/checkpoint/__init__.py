@@ -1,4 +1,4 @@
-"""Bytes on disk: files of metadata and tensors, opened without reading what is not asked for."""
+"""Read and write model files: GGUF, safetensors and Hugging Face folders. Files are memory-mapped."""
 
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf

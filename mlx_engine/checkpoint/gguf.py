@@ -1,16 +1,15 @@
-"""GGUF: one file with metadata, then tensors. It is mapped, not read: opening costs the header alone.
+"""Read GGUF files. A file is memory-mapped: opening it parses the header and reads no tensor data.
 
 Layout: magic, version, counts; the metadata as typed key-value pairs; one record per tensor (name,
 dimensions, type, offset); padding to `general.alignment`; the tensors, each padded likewise. Versions 2 and
 3, little-endian.
 
-Where the format's description leaves room, llama.cpp decides, because its files are the ones there are: the
-alignment is a uint32 and a power of two (32 unless given); tensors follow one another without gaps, in the
-order of their records, and the padding after the last is part of the file; names are shorter than 64 bytes;
-a dimension may be 0. Arrays of arrays are read, although llama.cpp does not, since the description has
-them.
+Where the specification is ambiguous, this reader follows llama.cpp, because most GGUF files are written for it:
+the alignment is a uint32 and a power of two (default 32); tensors are stored without gaps, in the order of their
+records, and the padding after the last tensor is part of the file; tensor names are shorter than 64 bytes; a
+dimension may be 0. Unlike llama.cpp, this reader accepts arrays of arrays, which the specification allows.
 
-Not guarded against: a file that another process shortens while it is mapped.
+If another process truncates a mapped file, access to the lost part ends this process (SIGBUS).
 
 Source: `gguf_init_from_reader`,
 https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
@@ -50,17 +49,17 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
-# The shortest key-value pair: a length, one byte of key, a type, one byte of value. The shortest record of
-# a tensor: a length, no name, no dimensions, a type, an offset.
+# Smallest key-value pair: key length (8), one byte of key, value type (4), one byte of value. Smallest tensor
+# record: name length (8), no name, number of dimensions (4), no dimensions, type (4), offset (8).
 _MIN_PAIR_BYTES, _MIN_RECORD_BYTES = 14, 24
 _MAX_MLX_DIM = (1 << 31) - 1
 
 
 class GGUFFile:
-    """An open GGUF file: its metadata and what its tensors are. Made by `open_gguf`.
+    """An open GGUF file: metadata, and name, shape and type of every tensor. Create it with `open_gguf`.
 
-    `kinds` has the type that each value of `metadata` is stored as, with which `write_gguf` writes it back
-    unchanged. `data_offset` is the byte at which tensor data begins.
+    `kinds` maps each metadata key to its stored type, so that `write_gguf` can write the value back unchanged.
+    `data_offset` is the byte at which tensor data begins.
     """
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
@@ -85,20 +84,20 @@ class GGUFFile:
             raise cursor.error(
                 field,
                 at=at,
-                expected="a key of its own for every value",
-                found="a second value for it" if key else "an empty key",
+                expected="a unique, non-empty key",
+                found="a second value for this key" if key else "an empty key",
                 hint="the file is damaged, or made by a faulty converter; download or convert it again",
             )
-        cursor.spend(512, field)  # two dicts grow by an entry
+        cursor.spend(512, field)  # each of two dicts gets a new entry
         self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
         self.metadata[key] = read_value(cursor, kind, field)
 
     def typed_metadata(self) -> dict[str, Value]:
-        """The metadata with the types it is stored as: what `write_gguf` takes to write the same bytes."""
+        """Return the metadata with its stored types; `write_gguf` writes it back byte for byte."""
         return {key: Value(self.kinds[key], value) for key, value in self.metadata.items()}
 
     def weight(self, name: str) -> Weight:
-        """The tensor as it is stored, readable type or not: a view into the file, nothing copied.
+        """Return a tensor in its stored type, as a view of the mapped file. The type need not be readable.
 
         Raises:
             FormatError: the file has no tensor of this name.
@@ -111,10 +110,10 @@ class GGUFFile:
         return Weight(info.name, info.shape, info.type, data)
 
     def load_tensor(self, name: str) -> mx.array:
-        """The tensor's values as float32, converted from how they are stored.
+        """Return a tensor dequantised to float32.
 
         Raises:
-            FormatError: the file has no tensor of this name, or a dimension exceeds what MLX can count.
+            FormatError: the file has no tensor of this name, or a dimension is too large for MLX.
             UnsupportedTypeError: the tensor's type is known but cannot be read.
             SourceError: the file was closed.
         """
@@ -122,11 +121,11 @@ class GGUFFile:
         if any(dim > _MAX_MLX_DIM for dim in weight.shape):
             raise FormatError(
                 where=f"{self.path}: tensor {shown(name)}",
-                expected=f"dimensions of at most {_MAX_MLX_DIM:,}, as MLX has",
+                expected=f"dimensions of at most {_MAX_MLX_DIM:,}, the limit of MLX",
                 found=f"shape {weight.shape}",
                 hint="the file is damaged; download or convert it again",
             )
-        import mlx.core as mx  # opening and listing files must not wait for MLX to load
+        import mlx.core as mx  # imported here, so that opening and listing files does not load MLX
 
         return mx.array(weight.dequantize())
 
@@ -144,7 +143,7 @@ class GGUFFile:
         )
 
     def close(self) -> None:
-        """Let go of the file. Weights handed out stay valid: the mapping ends with the last of them."""
+        """Close the file. Weights already returned stay valid: the mapping lives as long as a view of it."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
@@ -161,15 +160,15 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a GGUF file and read its header; no tensor is touched.
+    """Map a GGUF file and parse its header; no tensor data is read.
 
     Raises:
         SourceError: there is no such file, or it cannot be opened.
-        FormatError: the file is not sound GGUF; the message says where, what was expected and what was found.
+        FormatError: the file is not valid GGUF; the message says where, what was expected and what was found.
     """
     file = Path(path)
     try:
-        if not file.is_file():  # also a device or a pipe, which would wait for a writer
+        if not file.is_file():  # opening a pipe would block until it has a writer
             what = "is a folder" if file.is_dir() else "there is no such file"
             raise SourceError(f"{file}: expected a GGUF file, but {what}; check the path")
         with file.open("rb") as stream:
@@ -184,11 +183,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     except SourceError:
         raise
     except OSError as error:
-        raise SourceError(f"{file}: cannot be opened ({error.strerror}); check its permissions") from error
+        raise SourceError(f"{file}: cannot be opened ({error.strerror}); check the permissions of the file") from error
     except ValueError as error:
         if isinstance(error, FormatError):
             raise
-        raise SourceError(f"{shown(str(file))}: not a path ({error}); check it") from error
+        raise SourceError(f"{shown(str(file))}: not a valid path ({error}); check the path") from error
     try:
         return GGUFFile(file, mapped)
     except BaseException:
@@ -208,11 +207,11 @@ def _read_version(cursor: Cursor) -> int:
     if version in VERSIONS:
         return version
     if version & 0xFFFF == 0 and version:
-        found, hint = f"{version:#010x}, as a big-endian file has", "get the little-endian file of this model"
+        found, hint = f"{version:#010x}, a big-endian version number", "get the little-endian file of this model"
     elif version < min(VERSIONS):
         found, hint = str(version), "convert the model again; no current program writes this version"
     else:
-        found, hint = str(version), "the file is damaged, or newer than this reader"
+        found, hint = str(version), "the file is damaged, or its version is newer than this reader supports"
     raise cursor.error("version", at=len(MAGIC), expected="2 or 3", found=found, hint=hint)
 
 

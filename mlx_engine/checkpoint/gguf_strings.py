@@ -1,4 +1,4 @@
-"""Strings one after the other, as GGUF stores them: a length in 8 bytes, then as many bytes of text."""
+"""Decode consecutive GGUF strings: an 8-byte length, then the bytes of the text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _U64 = struct.Struct("<Q")
 
 
 def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
-    """Up to `n` strings from the start of `piece`, and their bytes; None where this quick way does not apply.
+    """Decode up to `n` strings from the start of `piece`; return them and the bytes read, or None if not applicable.
 
-    A vocabulary has hundreds of thousands of strings, so no Python may run for each. A length below 256 is
-    a byte and seven zeros, which short texts do not contain: wherever 8 bytes make such a number, a string
-    should begin. That each then ends where the next begins proves that they do. With the lengths zeroed,
-    one `split` makes the strings.
+    A vocabulary has hundreds of thousands of strings, so a Python loop over them is too slow. A length below 256
+    is stored as one byte and seven zeros, a sequence that short texts do not contain, so every such sequence is
+    taken for the start of a string. The guess is verified: each string must end where the next one starts. With
+    the length bytes zeroed, one `split` returns all strings.
     """
     if len(piece) < 8:
         return None
@@ -31,13 +31,13 @@ def short_strings(piece: bytes, n: int) -> tuple[list[str], int] | None:
     n_bytes = int(ends[-1])
     flat = np.frombuffer(piece, np.uint8, n_bytes).copy()
     flat[starts] = 0
-    if np.count_nonzero(flat) != n_bytes - 8 * starts.size:  # a zero within a text would be split at
+    if np.count_nonzero(flat) != n_bytes - 8 * starts.size:  # `split` would cut a text at a zero byte of its own
         return None
     return flat.tobytes().decode("utf-8", "surrogateescape").split("\0" * 8)[1:], n_bytes
 
 
 def any_strings(piece: bytes, n: int) -> tuple[list[str], int]:
-    """Up to `n` strings from the start of `piece`, and their bytes; none if the first is not whole."""
+    """Decode up to `n` strings one by one; return them and the bytes read, no strings if the first is incomplete."""
     out: list[str] = []
     at, last = 0, len(piece) - 8
     for _ in range(n):

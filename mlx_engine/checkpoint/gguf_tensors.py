@@ -1,4 +1,4 @@
-"""The records that a GGUF file keeps of its tensors: name, shape, type, and where the bytes lie."""
+"""Parse a GGUF file's tensor records: name, shape, type and data offset."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from mlx_engine.checkpoint.gguf_values import Cursor, shown
 from mlx_engine.quant.types import BY_ID, GGMLType
 
-MAX_NAME_BYTES = 63  # GGML_MAX_NAME, with the byte that ends it
+MAX_NAME_BYTES = 63  # GGML_MAX_NAME is 64, including the terminating zero byte
 MAX_DIMS = 4  # GGML_MAX_DIMS
-# ggml counts elements in 63 bits. Sizes in bytes of the values as float64 must fit them too, for NumPy's
-# sake.
+# ggml counts elements in a signed 64-bit integer. The limit is eight times smaller, because NumPy's size in bytes
+# of the values as float64 must fit into 63 bits too.
 MAX_ELEMENTS = 1 << 60
 
 _DAMAGED = "the file is damaged, or made by a faulty converter; download or convert it again"
-_RECORD_BYTES = 640  # a TensorInfo with its name, shape and numbers, and its entry in the dict: rounded up
+_RECORD_BYTES = 640  # a TensorInfo with its name and shape, and its dict entry: an upper bound
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What the file says of one tensor.
+    """A tensor's record.
 
     `shape` is row-major, the reverse of the order in the file; `offset` counts from the start of the file.
     """
@@ -33,7 +33,7 @@ class TensorInfo:
 
 
 def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[int, dict[str, TensorInfo]]:
-    """The byte at which the data begins, and the tensors by name, all of which lie within the file.
+    """Return the byte at which tensor data begins, and the tensors by name. All tensors lie within the file.
 
     Raises:
         FormatError: a record is damaged, tensors leave gaps or overlap, or the file ends before their data
@@ -62,7 +62,7 @@ def read_tensor_infos(cursor: Cursor, n_tensors: int, alignment: int) -> tuple[i
 
 
 def padded(n_bytes: int, alignment: int) -> int:
-    """`n_bytes` rounded up to a multiple of `alignment`."""
+    """Round `n_bytes` up to a multiple of `alignment`."""
     return -(-n_bytes // alignment) * alignment
 
 
@@ -76,7 +76,7 @@ def _read_record(cursor: Cursor, index: int, known: dict[str, TensorInfo], *, ex
     name = cursor.string(f"name of tensor {index}", max_bytes=MAX_NAME_BYTES)
     field = f"tensor {shown(name)}"
     if name in known:
-        raise cursor.error(field, at=at, expected="a name of its own", found="a second one of it", hint=_DAMAGED)
+        raise cursor.error(field, at=at, expected="a unique name", found="a second tensor of this name", hint=_DAMAGED)
     shape = _read_shape(cursor, field)
     type_ = _read_type(cursor, field, shape)
     at = cursor.at
@@ -95,7 +95,7 @@ def _read_shape(cursor: Cursor, field: str) -> tuple[int, ...]:
         raise cursor.error(what, at=at, expected=f"at most {MAX_DIMS}", found=f"{n_dims:,}", hint=_DAMAGED)
     at = cursor.at
     dims = [cursor.u64(f"{field}, dimension {i},") for i in range(n_dims)]
-    # Zeros are left out: an empty tensor is allowed, but not one whose other dimensions overflow.
+    # Zero dimensions are left out of the product: an empty tensor is allowed, unless its other dimensions overflow.
     if math.prod(max(dim, 1) for dim in dims) >= MAX_ELEMENTS:
         expected = f"fewer than 2**{MAX_ELEMENTS.bit_length() - 1} elements"
         raise cursor.error(f"{field}, dimensions,", at=at, expected=expected, found=f"{dims}", hint=_DAMAGED)
@@ -107,8 +107,8 @@ def _read_type(cursor: Cursor, field: str, shape: tuple[int, ...]) -> GGMLType:
     number = cursor.u32(f"{field}, type,")
     type_ = BY_ID.get(number)
     if type_ is None:
-        hint = "the file is damaged, or uses a format that is newer than this reader or no longer exists"
-        raise cursor.error(f"{field}, type,", at=at, expected="the number of a type", found=f"{number:,}", hint=hint)
+        hint = "the file is damaged, or the type is newer than this reader, or ggml has removed it"
+        raise cursor.error(f"{field}, type,", at=at, expected="a ggml type number", found=f"{number:,}", hint=hint)
     row = shape[-1] if shape else 1
     if row % type_.block_size:
         expected = f"rows of whole {type_.name} blocks, {type_.block_size} weights each"

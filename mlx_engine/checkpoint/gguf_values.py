@@ -1,14 +1,14 @@
-"""The pieces of a GGUF header: numbers, strings and typed values. Every length is doubted.
+"""Parse the values of a GGUF header: numbers, strings and typed metadata. Every length is checked.
 
-A value is read into what Python has for it: numbers to int and float, booleans to bool, strings to str,
-arrays of numbers to read-only NumPy arrays, arrays of strings to lists, arrays of arrays to tuples. A string
-that is not UTF-8 is kept by `surrogateescape` (llama.cpp takes any bytes, and its test files contain such), so
-that it can be written back unchanged; where it is longer than any token could be, it is refused.
+Values become Python types: numbers int and float, booleans bool, strings str, arrays of numbers read-only NumPy
+arrays, arrays of strings lists, arrays of arrays tuples. A string that is not UTF-8 is decoded with
+`surrogateescape`, so that it can be written back unchanged: llama.cpp accepts any bytes, and its test files
+contain such strings. Longer than any token could be, such a string raises an error.
 
-Whatever the file says, it costs at most `8 * its size + 1 MB` of memory: what is made is counted.
+A damaged or malicious header takes at most `8 * file size + 1 MB` of memory: allocations are counted.
 
-Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; what is refused
-follows `gguf_init_from_reader` of llama.cpp,
+Source: the layout is that of https://github.com/ggml-org/ggml/blob/d99724f2/docs/gguf.md; the checks follow
+`gguf_init_from_reader` of llama.cpp,
 https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
 """
 
@@ -27,7 +27,7 @@ from mlx_engine.errors import FormatError
 
 
 class ValueType(IntEnum):
-    """The types of metadata values, with the numbers they have in a file."""
+    """The types of metadata values, by their number in the file."""
 
     UINT8 = 0
     INT8 = 1
@@ -46,13 +46,13 @@ class ValueType(IntEnum):
 
 @dataclass(frozen=True)
 class Value:
-    """A metadata value with the type it is to be stored as, where that is not what the writer would choose."""
+    """A metadata value with an explicit stored type, for values whose default type is not the wanted one."""
 
     kind: ValueType
     value: object
 
 
-# How `struct` spells each number; NumPy's letters differ (its "l" has 8 bytes on Linux and 4 on Windows).
+# The `struct` code of each number type. NumPy's codes differ (its "l" has 8 bytes on Linux and 4 on Windows).
 CODES = {
     ValueType.UINT8: "<B",
     ValueType.INT8: "<b",
@@ -69,25 +69,25 @@ CODES = {
 DTYPES: dict[ValueType, np.dtype[Any]] = {kind: np.dtype(code) for kind, code in CODES.items()}
 
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's own limit
-MAX_DEPTH = 8  # arrays in arrays; no known file nests at all, and llama.cpp refuses those that do
+MAX_DEPTH = 8  # nested arrays; no known file has any, and llama.cpp rejects them
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _SCALARS = {kind: struct.Struct(code) for kind, code in CODES.items()}
 
-# Strings are decoded out of pieces of the file of this size, copied one at a time.
+# Strings are decoded in pieces of this many bytes, so that only one piece is copied at a time.
 _PIECE = 1 << 15
-_OBJECT_BYTES = 256  # an array and its header, or an entry of a dict in its emptiest state: rounded up
-_SPARE_BYTES = 1 << 18  # of the megabyte; the rest is for what is not counted
+_OBJECT_BYTES = 256  # an array with its header, or an entry of the least filled dict: an upper bound
+_SPARE_BYTES = 1 << 18  # the counted part of the megabyte; the rest covers uncounted allocations
 
 
 def shown(text: object) -> str:
-    """`text` for an error message: quoted, escaped, and not longer than a line."""
+    """Format `text` for an error message: quoted, escaped, and shortened to one line."""
     quoted = repr(text)
     return quoted if len(quoted) <= 80 else f"{quoted[:60]}... ({len(quoted):,} characters)"
 
 
 class Cursor:
-    """A position in a mapped file. Reads are checked against the bytes left, and name their field."""
+    """A read position in a mapped file. Reads are bounds-checked; errors name the field that was read."""
 
     def __init__(self, buffer: mmap.mmap, path: str) -> None:
         self.buffer, self.path = buffer, path
@@ -95,12 +95,12 @@ class Cursor:
         self._allowance = 8 * self.size + _SPARE_BYTES
 
     def error(self, field: str, *, expected: str, found: str, hint: str, at: int | None = None) -> FormatError:
-        """The error to raise for a field that starts at byte `at`, by default the present position."""
+        """Return the error to raise for the field at byte `at` (default: the current position)."""
         where = f"{self.path}: {field} at byte {self.at if at is None else at:,}"
         return FormatError(where=where, expected=expected, found=found, hint=hint)
 
     def need(self, n_bytes: int, field: str) -> None:
-        """Refuse a field that is longer than what is left of the file."""
+        """Raise FormatError if fewer than `n_bytes` are left in the file."""
         if n_bytes > self.size - self.at:
             raise self.error(
                 field,
@@ -110,32 +110,32 @@ class Cursor:
             )
 
     def spend(self, n_bytes: int, field: str) -> None:
-        """Count memory about to be kept; refuse a header that would take many times its file."""
+        """Count `n_bytes` about to be allocated; raise FormatError if the header would take too much memory."""
         self._allowance -= n_bytes
         if self._allowance < 0:
             raise self.error(
                 field,
-                expected="a header that takes at most eight times the file's size in memory",
+                expected="a header that needs at most eight times the file's size in memory",
                 found=f"more than that for a file of {self.size:,} bytes",
                 hint="no converter writes such a file; it is damaged, or made to exhaust memory",
             )
 
     def u32(self, field: str) -> int:
-        """An unsigned 32-bit number."""
+        """Read an unsigned 32-bit integer."""
         self.need(4, field)
         (value,) = _U32.unpack_from(self.buffer, self.at)
         self.at += 4
         return int(value)
 
     def u64(self, field: str) -> int:
-        """An unsigned 64-bit number."""
+        """Read an unsigned 64-bit integer."""
         self.need(8, field)
         (value,) = _U64.unpack_from(self.buffer, self.at)
         self.at += 8
         return int(value)
 
     def count(self, field: str, *, bytes_each: int) -> int:
-        """A number of things of at least `bytes_each` bytes, all of which must still fit the file."""
+        """Read a count of items of at least `bytes_each` bytes each; raise FormatError if they exceed the file."""
         at = self.at
         n = self.u64(field)
         if n * bytes_each > self.size - self.at:
@@ -149,14 +149,14 @@ class Cursor:
         return n
 
     def string(self, field: str, *, max_bytes: int | None = None) -> str:
-        """A string: its length in 8 bytes, then its bytes, which should be UTF-8."""
+        """Read a string: an 8-byte length, then bytes that should be UTF-8."""
         at = self.at
         length = self.count(field, bytes_each=1)
         if max_bytes is not None and length > max_bytes:
             hint = "the file is damaged, or made by a faulty converter; download or convert it again"
             raise self.error(field, at=at, expected=f"at most {max_bytes:,} bytes", found=f"{length:,}", hint=hint)
-        # The longest text with one wide character takes four bytes for each of its own, and half as much on
-        # the way.
+        # In a Python str with one wide character every character takes four bytes; decoding takes half as much
+        # again.
         self.spend(4 * length + _OBJECT_BYTES, field)
         errors = "surrogateescape" if length <= _PIECE else "strict"
         try:
@@ -165,23 +165,23 @@ class Cursor:
             raise self.error(
                 field,
                 expected="text in UTF-8",
-                found=f"{length:,} bytes that are not, from the {error.start:,}th on",
+                found=f"{length:,} bytes that are not UTF-8 from byte {error.start:,} on",
                 hint="the file is damaged; download or convert it again",
             ) from None
         self.at += length
         return text
 
     def strings(self, n: int, field: str) -> list[str]:
-        """`n` strings one after the other, decoded a piece of the file at a time."""
+        """Read `n` consecutive strings, decoding a piece of the file at a time."""
         out: list[str] = []
         while len(out) < n:
-            # 64 bytes for each string to come, so that many short arrays do not copy a whole piece each
+            # 64 bytes per remaining string, so that short arrays do not copy a whole piece each
             piece = self.buffer[self.at : self.at + min(_PIECE, 64 * (n - len(out)))]
             texts, n_bytes = short_strings(piece, n - len(out)) or any_strings(piece, n - len(out))
-            if not texts:  # the next string exceeds a whole piece, or the file
+            if not texts:  # the next string is longer than a piece, or than the file
                 texts, n_bytes = [self.string(f"{field}[{len(out)}]")], 0
-            # From 5 bytes a string on, no text takes more than 8 times its bytes and length; below, it is
-            # counted.
+            # A string of 5 bytes or more takes at most 8 times its bytes and length in memory. Shorter strings may
+            # take more and are counted.
             enough = n_bytes >= (8 + 5) * len(texts)
             self.spend(8 * n_bytes if enough else sum(map(str.__sizeof__, texts)) + 9 * len(texts), field)
             self.at += n_bytes
@@ -190,18 +190,18 @@ class Cursor:
 
 
 def read_value_type(cursor: Cursor, field: str) -> ValueType:
-    """The number of a value's type, which must be one of the thirteen."""
+    """Read a value type; raise FormatError for an unknown number."""
     at = cursor.at
     number = cursor.u32(field)
     try:
         return ValueType(number)
     except ValueError:
-        hint = "the file is damaged, or of a newer format than this reader knows"
+        hint = "the file is damaged, or its format is newer than this reader supports"
         raise cursor.error(field, at=at, expected="a value type from 0 to 12", found=str(number), hint=hint) from None
 
 
 def read_value(cursor: Cursor, kind: ValueType, field: str, depth: int = 0) -> object:
-    """One value of the given type; `depth` counts the arrays around it."""
+    """Read a value of the given type; `depth` is the number of enclosing arrays."""
     if kind == ValueType.ARRAY:
         return _read_array(cursor, field, depth + 1)
     if kind == ValueType.STRING:
@@ -216,7 +216,7 @@ def read_value(cursor: Cursor, kind: ValueType, field: str, depth: int = 0) -> o
 def _read_array(cursor: Cursor, field: str, depth: int) -> object:
     if depth > MAX_DEPTH:
         hint = "no converter writes such a file; it is damaged"
-        raise cursor.error(field, expected=f"at most {MAX_DEPTH} arrays in one another", found="more", hint=hint)
+        raise cursor.error(field, expected=f"at most {MAX_DEPTH} nested arrays", found="more", hint=hint)
     kind = read_value_type(cursor, f"{field}, element type,")
     length = f"{field}, length,"
     if kind == ValueType.STRING:

@@ -1,10 +1,10 @@
-"""Write a GGUF file: whatever the reader reads, so that reading and writing again gives the same bytes.
+"""Write GGUF files. A file that was read can be written back byte for byte.
 
-The types of metadata values come from the values: bool and str speak for themselves; an int is a UINT32 if
-it can be, else an INT32, an INT64 or a UINT64; a float is a FLOAT32; NumPy numbers and arrays have the type
-of their dtype. Of a list, all elements have one type; an empty list is an array of strings, an empty tuple
-one of arrays, as the reader returns them. `Value` states another type; `GGUFFile.typed_metadata()` states
-all of them as the file had them.
+The stored type of a metadata value follows its Python type: bool is BOOL and str is STRING; an int is the first of
+UINT32, INT32, INT64 and UINT64 that holds it; a float is FLOAT32; NumPy numbers and arrays have the type of their
+dtype. All elements of a list have one type; an empty list is an array of strings and an empty tuple an array of
+arrays, as the reader returns them. `Value` sets another type; `GGUFFile.typed_metadata()` returns all values with
+the types that the file had.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from mlx_engine.errors import OptionError, SourceError
 from mlx_engine.quant.types import GGMLType
 
 _KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
-# An int without a stated type gets the first of these that holds it.
+# An int without an explicit type gets the first of these types that holds it.
 _INTEGERS = (ValueType.UINT32, ValueType.INT32, ValueType.INT64, ValueType.UINT64)
 
 
 class Tensor(Protocol):
-    """What can be written: a `Weight`, or what makes its bytes when they are asked for, which is once."""
+    """A tensor to write: a `Weight`, or an object that computes `data` on access. `data` is accessed once."""
 
     @property
     def name(self) -> str:
-        """Its name in the file."""
+        """The tensor's name in the file."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,7 +42,7 @@ class Tensor(Protocol):
 
     @property
     def type(self) -> GGMLType:
-        """How its values are stored."""
+        """The stored type."""
 
     @property
     def nbytes(self) -> int:
@@ -61,12 +61,12 @@ def write_gguf(
     version: int = 3,
     alignment: int | None = None,
 ) -> None:
-    """Write metadata and tensors, in their order; the file appears when it is complete, or not at all.
+    """Write metadata and tensors in the given order. The file appears only when it is complete.
 
-    `alignment` is stored as `general.alignment`; without either the tensors are aligned to 32 bytes.
+    `alignment` is stored as `general.alignment`; without both, tensors are aligned to 32 bytes.
 
     Raises:
-        OptionError: a key, a value, a name or a shape that the format cannot hold.
+        OptionError: GGUF cannot store a key, value, name or shape.
         SourceError: the file cannot be written.
     """
     if version not in VERSIONS:
@@ -84,7 +84,7 @@ def write_gguf(
     try:
         try:
             with draft.open("wb") as stream:
-                _write_padded(stream, header, step if weights else 1)  # without data there is no need to pad
+                _write_padded(stream, header, step if weights else 1)  # a file without tensor data is not padded
                 for weight in weights:
                     _write_padded(stream, weight.data.data, step)
             draft.replace(target)
@@ -114,7 +114,7 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
     for weight in weights:
         option = f"tensor {shown(weight.name)}"
         if weight.name in seen:
-            raise OptionError(option=option, expected="a name of its own", found="another tensor of this name")
+            raise OptionError(option=option, expected="a unique name", found="a second tensor of this name")
         seen.add(weight.name)
         if len(weight.shape) > MAX_DIMS:
             raise OptionError(option=option, expected=f"at most {MAX_DIMS} dimensions", found=weight.shape)
@@ -128,13 +128,13 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
 def _pair(key: str, value: object) -> bytes:
     option = f"metadata {shown(key)}"
     if not key:
-        raise OptionError(option=option, expected="a key", found="an empty one")
+        raise OptionError(option=option, expected="a non-empty key", found="an empty key")
     kind, inner = (value.kind, value.value) if isinstance(value, Value) else (_kind(value, option), value)
     return _string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + _encode(kind, inner, option, 0)
 
 
 def _kind(value: object, option: str) -> ValueType:
-    """The type that a value without a stated one is stored as."""
+    """Return the stored type of a value without an explicit type."""
     if isinstance(value, str):
         return ValueType.STRING
     if isinstance(value, np.generic) and value.dtype in _KIND_OF:
@@ -147,7 +147,7 @@ def _kind(value: object, option: str) -> ValueType:
 
 
 def _common_kind(values: Sequence[object], option: str) -> ValueType:
-    """The type that holds every number of a sequence."""
+    """Return the first type that holds every number of a sequence."""
     if all(isinstance(value, bool) for value in values):
         return ValueType.BOOL
     integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
@@ -174,7 +174,7 @@ def _encode(kind: ValueType, value: object, option: str, depth: int) -> bytes:
 
 def _encode_array(value: object, option: str, depth: int) -> bytes:
     if depth > MAX_DEPTH:
-        raise OptionError(option=option, expected=f"at most {MAX_DEPTH} arrays in one another", found="more")
+        raise OptionError(option=option, expected=f"at most {MAX_DEPTH} nested arrays", found="more")
     if isinstance(value, np.ndarray):
         kind = _KIND_OF.get(value.dtype)
         if kind is None or value.ndim != 1:
@@ -190,7 +190,7 @@ def _encode_array(value: object, option: str, depth: int) -> bytes:
     else:
         kind = _common_kind(value, option)
     items = (_encode(kind, item, f"{option}[{i}]", depth) for i, item in enumerate(value))
-    # The items of an array of arrays bring their own types; _encode puts no type before any value.
+    # Inner arrays begin with their own element type; `_encode` writes no type before a value.
     return struct.pack("<IQ", kind, len(value)) + b"".join(items)
 
 
@@ -200,7 +200,7 @@ def _string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise OptionError(option=option, expected="text that UTF-8 can hold", found=shown(text)) from None
+        raise OptionError(option=option, expected="text that UTF-8 can encode", found=shown(text)) from None
     if len(data) > max_bytes:
         raise OptionError(option=option, expected=f"at most {max_bytes:,} bytes", found=f"{len(data):,}")
     return struct.pack("<Q", len(data)) + data

@@ -1,4 +1,4 @@
-"""Models by hub id, through huggingface_hub: its cache, token and progress bars, as its users know them."""
+"""Download models by hub id with huggingface_hub: its cache, its access token and its progress bars are used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 
 from mlx_engine.errors import SourceError
 
-# Seconds for the first question to the hub. Its own downloads retry for half a minute before they give up, which is
-# too long to learn that there is no network.
+# Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they
+# fail, which is too long a wait when there is no network.
 TIMEOUT = 5.0
 
-# The hub answered, and said no. All are OSErrors, as are a full disk and, with its older versions, a missing network.
+# Errors with which the hub answered. All are OSErrors, as are a full disk and, in older versions, a missing network.
 REFUSALS = (HfHubHTTPError, EntryNotFoundError)
 
 FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -23,16 +23,16 @@ FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "toke
 
 
 def download(repo: str, file: str | None) -> Path:
-    """A GGUF file of `repo`, or its folder of safetensors, downloaded unless the hub's cache has it.
+    """Download a GGUF file of `repo`, or its safetensors folder, unless it is in the hub's cache. Return its path.
 
-    Without `file` a repository of GGUF files gives its only one, or its only Q8_0.
+    Without `file`, take the only GGUF file of the repository, or its only Q8_0 file.
 
     Raises:
-        SourceError: no network, no such repository or file, or no way to tell which file is meant.
+        SourceError: no network, no such repository or file, or several candidate files.
     """
     name = f"{repo}:{file}" if file else repo
     try:
-        # Asked even where the file is known: this fails at once without a network, and a download does not.
+        # Sent even if the file is given: without a network this request fails at once, a download only after retries.
         files = _remote_files(repo)
         return _fetch(repo, file or _choose(repo, files), offline=False)
     except HFValidationError as error:
@@ -52,10 +52,10 @@ def download(repo: str, file: str | None) -> Path:
 
 
 def is_cached(repo: str, file: str | None) -> bool:
-    """Whether `download` would find it here; nothing asks the network."""
+    """Return whether `download` would find the model in the cache. No network access."""
     try:
         return _cached(repo, file) is not None
-    except (HFValidationError, SourceError):  # no such name, or several files: `download` says so
+    except (HFValidationError, SourceError):  # an invalid name, or several files: `download` raises the error
         return False
 
 
@@ -67,14 +67,14 @@ def _remote_files(repo: str) -> list[str]:
 
 @contextmanager
 def _network() -> Iterator[None]:
-    """Every failure to connect is an OSError."""
+    """Raise every connection failure as OSError."""
     try:
         yield
     except (OSError, HFValidationError):
         raise
     except Exception as error:
-        # What is left are failures to connect, whose classes belong to an HTTP library that huggingface_hub has
-        # replaced more than once.
+        # All other exceptions are connection failures. Their classes belong to the HTTP library, which
+        # huggingface_hub has replaced more than once.
         raise ConnectionError(_first_line(error)) from error
 
 
@@ -97,7 +97,7 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
 
 
 def _choose(repo: str, files: Sequence[str]) -> str | None:
-    """The GGUF file to take, or None for the folder."""
+    """Return the GGUF file to download, or None for the safetensors folder."""
     ggufs = [name for name in files if name.lower().endswith(".gguf")]
     if not ggufs:
         if "config.json" in files:
@@ -105,7 +105,7 @@ def _choose(repo: str, files: Sequence[str]) -> str | None:
         raise SourceError(f"{repo}: expected GGUF files or a config.json with safetensors, found neither")
     likely = ggufs if len(ggufs) == 1 else [name for name in ggufs if "q8_0" in name.lower()]
     if len(likely) != 1:
-        raise SourceError(f"{repo}: expected to be told which file, as {repo}:FILE; found {', '.join(sorted(ggufs))}")
+        raise SourceError(f"{repo}: expected the name of a file, as {repo}:FILE; found {', '.join(sorted(ggufs))}")
     return likely[0]
 
 

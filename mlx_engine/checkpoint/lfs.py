@@ -1,4 +1,4 @@
-"""Git-LFS pointers: short text files that a clone has in place of its large files where Git LFS is not installed.
+"""Detect Git LFS pointers: short text files in place of large files, in a clone made without Git LFS.
 
 Source: https://github.com/git-lfs/git-lfs/blob/v3.5.1/docs/spec.md
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlx_engine.errors import FormatError
 
-# The specification's limit on a pointer; its first line is the version, and no model file begins like it.
+# The specification's size limit of a pointer. Its first line is a version line, which begins no model file.
 POINTER_BYTES = 1024
 _VERSION = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})\r?$", re.MULTILINE)
@@ -20,7 +20,7 @@ def refuse_pointer(path: Path, head: bytes, expected: str) -> None:
     """Raise an error that names the pointer if `head`, the first bytes of the file at `path`, is one.
 
     Raises:
-        FormatError: the file is a Git-LFS pointer; the message has the size of the file that it stands for.
+        FormatError: the file is a Git-LFS pointer; the message has the size of the real file.
     """
     if not head.startswith(_VERSION):
         return

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of themselves, whether or not a model can be built from them."""
+"""List a checkpoint's header, metadata and tensors, whether or not a model can be built from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlx_engine.quant.weight import Weight
 class TensorRow:
     """One tensor of a listing.
 
-    `type` is spelled as in the file; `nbytes` is None for a type of safetensors that cannot be read.
+    `type` is spelled as in the file; `nbytes` is None for a safetensors type that cannot be read.
     """
 
     name: str
@@ -30,13 +30,13 @@ class TensorRow:
 
     @property
     def n_elements(self) -> int:
-        """Values in all."""
+        """The number of values."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Total:
-    """What several tensors sum up to; `nbytes` is None where that of one is."""
+    """Totals of several tensors; `nbytes` is None if it is None for one of them."""
 
     n_tensors: int
     n_elements: int
@@ -50,9 +50,9 @@ class Listing:
     Attributes:
         path: the file or folder.
         format: "GGUF" or "safetensors".
-        header: numbers about the file itself; a GGUF file has version, alignment and data_offset too.
-        metadata: GGUF's, or config.json's, in the file's order.
-        kinds: the type of each value of a GGUF file's metadata, as GGUF calls it; empty for others.
+        header: numbers about the file; for GGUF also version, alignment and data_offset.
+        metadata: GGUF metadata or config.json, in the file's order.
+        kinds: the GGUF type of each metadata value; empty for other formats.
         tensors: in the file's order.
         weight: a tensor's stored bytes by name.
     """
@@ -66,10 +66,10 @@ class Listing:
     weight: Callable[[str], Weight]
 
     def value(self, key: str) -> object:
-        """One metadata value.
+        """Return a metadata value.
 
         Raises:
-            FormatError: there is no such key; it names those that are close.
+            FormatError: there is no such key; the message lists similar keys.
         """
         if key in self.metadata:
             return self.metadata[key]
@@ -83,7 +83,7 @@ class Listing:
         )
 
     def select(self, pattern: str | None) -> list[TensorRow]:
-        """The tensors whose name contains `pattern`, or matches it if it is a glob; all for None."""
+        """Return the tensors whose name contains `pattern`, or matches it if it is a glob; None selects all."""
         if pattern is None:
             return list(self.tensors)
         if any(sign in pattern for sign in "*?["):
@@ -91,7 +91,7 @@ class Listing:
         return [row for row in self.tensors if pattern in row.name]
 
     def totals(self) -> dict[str, Total]:
-        """What the tensors of each type sum up to, by type; then `all`, where there are several types."""
+        """Return totals by tensor type, and `all` if there are several types."""
         groups: dict[str, list[TensorRow]] = {}
         for row in self.tensors:
             groups.setdefault(row.type, []).append(row)
@@ -101,11 +101,11 @@ class Listing:
 
 
 def open_listing(path: Path) -> Listing:
-    """Read the headers of a checkpoint; no tensor is touched.
+    """Read the headers of a checkpoint; no tensor data is read.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
-        FormatError: what is there is not what its format promises.
+        FormatError: a file violates its format.
     """
     if path.is_dir():
         return _of_folder(path)

@@ -1,4 +1,4 @@
-"""One view of a model's files, whichever kind they are: settings, tensor shapes, weights by name."""
+"""Open a GGUF file or a Hugging Face folder as one type: settings, tensor shapes, weights by name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a model is built from.
+    """The contents of a checkpoint, from which a model is built.
 
     Attributes:
-        where: the file or folder, for messages.
-        naming: whose tensor names and settings it uses.
+        where: the file or folder, for error messages.
+        naming: the naming scheme of tensors and settings.
         architecture: GGUF's general.architecture, or config.json's model_type.
-        settings: GGUF metadata below the architecture's own prefix, without the prefix; or config.json.
-        metadata: GGUF metadata, whole; empty for a folder.
+        settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json.
+        metadata: all GGUF metadata; empty for a folder.
         shapes: every tensor's row-major shape.
-        weight: a tensor's stored bytes by name; nothing is read before its values are.
+        weight: return a stored tensor by name; its bytes are read from disk when first used.
     """
 
     where: str
@@ -43,18 +43,18 @@ class Checkpoint:
 
     @property
     def n_embeddings(self) -> int:
-        """Rows of GGUF's embedding table; where it is missing, those that the vocabulary calls for, or 1."""
+        """Rows of the GGUF embedding table; if it is missing, the size of the vocabulary, or 1."""
         tokens = self.metadata.get("tokenizer.ggml.tokens")
         n_tokens = len(tokens) if isinstance(tokens, list) else 0
         return (self.shapes.get("token_embd.weight") or (max(n_tokens, 1),))[0]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A GGUF file, or a Hugging Face folder with config.json and safetensors.
+    """Open a GGUF file, or a Hugging Face folder with config.json and safetensors.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
-        FormatError: what is there is not a checkpoint.
+        FormatError: the file or folder is not a valid checkpoint.
     """
     return _from_folder(path) if path.is_dir() else _from_gguf(open_gguf(path))
 
@@ -93,7 +93,7 @@ def _from_folder(folder: Path) -> Checkpoint:
                 raise FormatError(
                     where=f"{shard.path}: tensor {name!r}",
                     expected="each tensor in one file only",
-                    found=f"it also stands in {files[name].path.name}",
+                    found=f"it is also in {files[name].path.name}",
                     hint="download the folder again",
                 )
             files[name] = shard
@@ -109,16 +109,16 @@ def _from_folder(folder: Path) -> Checkpoint:
 
 
 def shards(folder: Path) -> list[SafetensorsFile]:
-    """The safetensors files of a folder: those that its index names, or the only one.
+    """Open the safetensors files of a folder: the files in its index, or the only one.
 
     Raises:
-        SourceError: one is missing.
+        SourceError: a file is missing.
         FormatError: the index or a file is damaged.
     """
     if not (folder / INDEX).exists():
         return [open_safetensors(folder / "model.safetensors")]
     weight_map = read_json(folder / INDEX).get("weight_map")
-    # A file name is data from outside: it must not lead out of the folder.
+    # A file name in the index is untrusted: it must not lead out of the folder.
     if not isinstance(weight_map, dict) or not all(
         isinstance(name, str) and SHARD_NAME.fullmatch(name) for name in weight_map.values()
     ):
@@ -132,11 +132,11 @@ def shards(folder: Path) -> list[SafetensorsFile]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """A JSON file that holds an object.
+    """Read a JSON file that contains an object.
 
     Raises:
-        SourceError: it is not there, or cannot be read.
-        FormatError: it is a Git-LFS pointer, not JSON, or not an object.
+        SourceError: the file is missing, or cannot be read.
+        FormatError: the file is a Git-LFS pointer, not JSON, or not an object.
     """
     try:
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Safetensors files: an 8-byte length, a JSON table of tensors, their bytes. Memory-mapped; no length is trusted.
+"""Read safetensors files: an 8-byte header length, a JSON header, tensor data. Memory-mapped; lengths are checked.
 
 Source: github.com/huggingface/safetensors, "Format" in its README, release 0.5.
 """
@@ -18,14 +18,14 @@ from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 
-# The types that can be read, which GGUF spells the same way; others are listed, and refused when they are needed.
+# The readable types, spelled as in GGUF. Tensors of other types are listed; loading one raises an error.
 READABLE = ("F32", "F16", "BF16")
 DAMAGED = "the file is damaged or was cut short; download it again"
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A row of the table: type as the file spells it, row-major shape, bytes [start, stop) of the file."""
+    """A tensor in the header: type as spelled in the file, row-major shape, bytes [start, stop) of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -34,39 +34,39 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """An open file; `tensors` is its table by name."""
+    """An open safetensors file; `tensors` is its header, by tensor name."""
 
     def __init__(self, path: Path, data: mmap.mmap | bytes, tensors: dict[str, TensorEntry]) -> None:
         self.path, self.tensors, self._data = path, tensors, data
 
     def weight(self, name: str) -> Weight:
-        """A tensor's stored bytes, as a view of the mapped file.
+        """Return a stored tensor as a view of the mapped file.
 
         Raises:
-            UnsupportedTypeError: its type is none of F32, F16, BF16.
+            UnsupportedTypeError: the type is not F32, F16 or BF16.
         """
         entry = self.tensors[name]
         if entry.dtype not in READABLE:
             raise UnsupportedTypeError(
                 where=f"{self.path}: {name}",
-                expected=f"a type among {', '.join(READABLE)}",
+                expected=f"one of the types {', '.join(READABLE)}",
                 found=entry.dtype,
-                hint="convert the checkpoint to one of them",
+                hint="convert the checkpoint to one of these types",
             )
         raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
         return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=raw)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Map a file and read its table; no tensor is touched.
+    """Map a file and parse its header; no tensor data is read.
 
     Raises:
-        SourceError: it cannot be opened.
-        FormatError: it is not what the format promises; it says where, expected, found.
+        SourceError: the file cannot be opened.
+        FormatError: the file is not valid safetensors; the message says where, expected and found.
     """
     try:
         if not path.is_file():
-            raise SourceError(f"{path}: expected a safetensors file, found none; check the path")
+            raise SourceError(f"{path}: expected a safetensors file, found no file; check the path")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             # An empty file cannot be mapped.

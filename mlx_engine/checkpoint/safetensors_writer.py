@@ -1,4 +1,4 @@
-"""Write a safetensors file piece by piece: no more of it is in memory than one piece of one tensor."""
+"""Write safetensors files piece by piece: only one piece of one tensor is in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from mlx_engine.quant.types import GGMLType
 
-# The table is padded to so many bytes, so that what follows it is aligned.
+# The header is padded to a multiple of this, so that tensor data is aligned.
 _ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written: F32, F16 or BF16, of row-major shape."""
+    """A tensor to write: F32, F16 or BF16, with row-major shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,13 +32,13 @@ class Entry:
 
 
 def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDArray[np.uint8]]) -> None:
-    """Write the table of all entries, then their bytes: `pieces`, one after the other, are those of all tensors.
+    """Write the header, then tensor data: `pieces`, concatenated, are the bytes of all entries in their order.
 
     Raises:
-        ValueError: the pieces are more bytes than the entries call for, or fewer.
+        ValueError: the pieces have more or fewer bytes than the entries.
         OSError: the file cannot be written.
     """
-    # Without it transformers takes the file for another framework's.
+    # transformers rejects a file without this entry as one of another framework.
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for entry in entries:
@@ -50,4 +50,4 @@ def write_safetensors(path: Path, entries: Iterable[Entry], pieces: Iterable[NDA
         stream.write(len(text).to_bytes(8, "little") + text)
         written = sum(stream.write(piece.data) for piece in pieces)
     if written != end:
-        raise ValueError(f"{path}: the table calls for {end:,} bytes, the pieces had {written:,}")
+        raise ValueError(f"{path}: the header has {end:,} bytes of tensors, the pieces had {written:,}")

@@ -1,4 +1,4 @@
-"""GPT-2 and Gemma 3 as Hugging Face has them, with random weights: config.json, safetensors and a tokenizer.json."""
+"""Write GPT-2 and Gemma 3 folders with random weights: config.json, safetensors and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlx_engine.checkpoint.shape_vocabulary import tokenizer_json
 from mlx_engine.errors import SourceError
 from mlx_engine.quant.types import BF16, F32, GGMLType
 
-# Values that are drawn and written at a time.
+# Values drawn and written at a time.
 PIECE = 1 << 20
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -38,7 +38,7 @@ class Random:
 
 @dataclass(frozen=True)
 class GPT2Shape:
-    """Sizes of a GPT-2; its feed-forward layers are four times as wide as the model, its head is the embedding."""
+    """Sizes of a GPT-2. Its FFN size is four times the hidden size, and its output head is tied to the embedding."""
 
     n_layers: int
     hidden_size: int
@@ -48,7 +48,7 @@ class GPT2Shape:
     type: GGMLType = F32
 
     def config(self) -> dict[str, Any]:
-        """config.json, with the values of openai-community/gpt2 besides the sizes."""
+        """Return config.json: these sizes, and the other values of openai-community/gpt2."""
         return {
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
@@ -75,7 +75,7 @@ class GPT2Shape:
         }
 
     def tensors(self) -> Iterator[Random]:
-        """As GPT-2 is initialised: what adds to the residual is the smaller, the more layers there are."""
+        """Yield tensors with GPT-2's initialisation: residual projections are scaled down with the number of layers."""
         D = self.hidden_size
         residual = 0.02 / math.sqrt(2 * self.n_layers)
         yield Random("wte.weight", (self.vocab_size, D), 0.02)
@@ -95,7 +95,7 @@ def _layer_norm(name: str, width: int) -> tuple[Random, Random]:
 
 
 def _conv1d(name: str, n_in: int, n_out: int, std: float) -> tuple[Random, Random]:
-    """A linear layer as GPT-2 keeps it: inputs as rows."""
+    """Return a linear layer in GPT-2's layout (Conv1D): one row per input."""
     return Random(f"{name}.weight", (n_in, n_out), std), Random(f"{name}.bias", (n_out,), 0.02)
 
 
@@ -115,7 +115,7 @@ class Gemma3Shape:
     type: GGMLType = BF16
 
     def config(self) -> dict[str, Any]:
-        """config.json, with the values of google/gemma-3-1b-it besides the sizes."""
+        """Return config.json: these sizes, and the other values of google/gemma-3-1b-it."""
         return {
             "architectures": ["Gemma3ForCausalLM"],
             "attention_bias": False,
@@ -149,7 +149,7 @@ class Gemma3Shape:
         }
 
     def tensors(self) -> Iterator[Random]:
-        """Matrices as they are initialised; of the norm weights the file stores what they are above 1."""
+        """Yield random matrices and norm weights. Gemma stores a norm weight as its difference from 1."""
         D, F, E = self.hidden_size, self.intermediate_size, self.head_dim
         H, K = self.n_heads * E, self.n_kv_heads * E
         yield Random("model.embed_tokens.weight", (self.vocab_size, D), 0.02)
@@ -182,12 +182,12 @@ FolderShape: TypeAlias = GPT2Shape | Gemma3Shape
 
 
 def write_folder(folder: Path, shape: FolderShape, progress: Progress | None = None) -> None:
-    """Write a checkpoint of this shape; the folder appears when it is complete, or not at all.
+    """Write a checkpoint of this shape. The folder appears only when it is complete.
 
-    `progress` is called with (pieces written, pieces in all).
+    `progress` is called with (pieces written, total pieces).
 
     Raises:
-        SourceError: it cannot be written.
+        SourceError: the folder cannot be written.
     """
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
@@ -197,7 +197,7 @@ def write_folder(folder: Path, shape: FolderShape, progress: Progress | None = N
         (draft / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n")
         (draft / "tokenizer.json").write_text(json.dumps(tokenizer_json(shape.vocab_size)))
         write_safetensors(draft / "model.safetensors", entries, _pieces(tensors, shape.type, progress))
-        # Another process may have written the same meanwhile.
+        # Another process may have written the same folder in the meantime.
         if not folder.exists():
             draft.rename(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A made-up vocabulary of any size: byte-level BPE that reads and writes any text."""
+"""A made-up byte-level BPE vocabulary of any size, which can encode and decode any text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENDS = ["<|endoftext|>", "<|im_end|>"]
 
 
 def tokens_and_merges(size: int) -> tuple[list[str], list[str]]:
-    """`size` tokens, the 256 bytes, pairs and triples of them, and two ends; and the merges that make them."""
+    """Return `size` tokens (256 bytes, byte pairs and triples, two end tokens) and the merges that produce them."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
     pairs = (f"{a} {b}" for a, b in itertools.product(letters, letters))
@@ -21,7 +21,7 @@ def tokens_and_merges(size: int) -> tuple[list[str], list[str]]:
 
 
 def gguf_metadata(size: int) -> dict[str, object]:
-    """The vocabulary as GGUF has it."""
+    """Return the vocabulary as GGUF metadata."""
     tokens, merges = tokens_and_merges(size)
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -35,7 +35,7 @@ def gguf_metadata(size: int) -> dict[str, object]:
 
 
 def tokenizer_json(size: int) -> dict[str, Any]:
-    """The vocabulary as a tokenizer.json has it."""
+    """Return the vocabulary as the contents of a tokenizer.json."""
     tokens, merges = tokens_and_merges(size)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     ends = range(size - len(ENDS), size)

@@ -1,7 +1,7 @@
-"""Checkpoints of real shapes with random weights, to measure with where no download is possible: "shape:gpt2".
+"""Checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each is written once, to the user's cache folder: a Qwen3 as a GGUF file of Q8_0, others as the folders that Hugging
-Face has. The text that they write is noise; the time that it takes is not.
+Each is written once, to the user's cache folder: Qwen3 as a Q8_0 GGUF file, others as Hugging Face folders. Their
+generated text is noise; their timings are valid, because speed does not depend on the values.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ SHAPES: dict[str, Qwen3Shape | FolderShape] = {
 
 
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """The checkpoint of this shape, written now if it is not there yet.
+    """Return the path of the checkpoint of this shape; write it first if it does not exist.
 
-    `progress` is called with (pieces written, pieces in all) of a folder.
+    For a folder, `progress` is called with (pieces written, total pieces).
 
     Raises:
         SourceError: there is no such shape, or the cache folder cannot be written.
@@ -72,13 +72,13 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where files that can be made again are kept: XDG_CACHE_HOME, or ~/.cache."""
+    """Return the folder for files that can be regenerated: XDG_CACHE_HOME, or ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
     return Path(cache) / "mlx_engine"
 
 
 def write_shape(path: Path, name: str, shape: Qwen3Shape) -> None:
-    """Write the GGUF file of a shape: the matrices Q8_0, the norms F32, a made-up vocabulary of the real size."""
+    """Write the GGUF file of a shape: Q8_0 matrices, F32 norms, a made-up vocabulary of the real size."""
     metadata = {
         "general.architecture": "qwen3",
         "general.name": f"{name} shape, random weights",
@@ -99,7 +99,7 @@ def write_shape(path: Path, name: str, shape: Qwen3Shape) -> None:
 
 
 def weights(shape: Qwen3Shape) -> Iterator[Weight]:
-    """Random weights whose products neither grow nor vanish from layer to layer."""
+    """Yield random weights, scaled so that activations neither grow nor vanish from layer to layer."""
     rng = np.random.default_rng(0)
     D, F = shape.hidden_size, shape.intermediate_size
     H, K = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
@@ -126,10 +126,10 @@ def weights(shape: Qwen3Shape) -> Iterator[Weight]:
 
 
 def _matrix(rng: np.random.Generator, name: str, rows: int, columns: int, gain: float) -> Weight:
-    """Uniform codes: as many bytes and multiplications as any, and made at memory speed."""
+    """Return a matrix of uniform random quants, which are fast to draw and as fast to multiply as real weights."""
     packed = np.empty(rows * columns // 32, blocks.Q8_0)
     packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
-    # Uniform codes from -127 to 127 have a standard deviation of 73.6.
+    # Uniform quants from -127 to 127 have a standard deviation of 73.6.
     packed["d"] = gain * columns**-0.5 / 73.6
     return Weight(f"{name}.weight", (rows, columns), Q8_0, packed.view(np.uint8))
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: the built-in one, a path, a hub id, or a shape."""
+"""Resolve a model source to a path: the built-in model, a path, a hub id, or a shape."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ BUILTIN = ASSETS / "storyteller-q8_0.gguf"
 
 PREFIX = "shape:"
 
-# org/repo, optionally :file; the characters that hub names may have.
+# org/repo, optionally :file, in the characters that hub names may have.
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?")
 
 
 def resolve(source: str | Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The file or folder that `source` names: "builtin", "shape:NAME", a path, or "org/repo[:file]"; a Path is a path.
+    """Return the path of `source`: "builtin", "shape:NAME", "org/repo[:file]" or a path. A `Path` is always a path.
 
-    `progress` is called with (done, in all) while a shape is written for the first time.
+    `progress` is called with (done, total) while a shape is written for the first time.
 
     Raises:
-        SourceError: there is nothing of this name, or it cannot be downloaded.
+        SourceError: nothing of this name exists, or it cannot be downloaded.
     """
     if source == "builtin":
         return BUILTIN
@@ -41,7 +41,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     except (OSError, RuntimeError, ValueError) as error:
         raise SourceError(f"{str(source)[:80]!r}: expected a path or a hub id, found {error}") from error
     hub_id = None if isinstance(source, Path) else HUB_ID.fullmatch(source)
-    # "models/qwen3.gguf" has the form of a hub id, but whoever wrote it meant a file.
+    # "models/qwen3.gguf" has the form of a hub id, but means a file.
     if hub_id is None or (path.suffix in (".gguf", ".safetensors") and not hub_id["file"]) or path.parent.is_dir():
         raise SourceError(f"{source}: expected a file, a folder, 'builtin' or a hub id org/repo[:file], found nothing")
     from mlx_engine.checkpoint.hub import download

@@ -1,1 +1,1 @@
-"""Looking at a run: log events, and the profiler of single operations. Imports nothing of ours."""
+"""Log events and the profiler of operations. Imports no other part of this package."""

@@ -1,6 +1,6 @@
-"""Log events: a name and fields, one line each, through Python's own logging under the name "mlx_engine".
+"""Log events (a name and fields, one line each) with Python's logging, under the logger name "mlx_engine".
 
-Silent unless asked: by `MLX_ENGINE_LOG=info|debug|trace`, by `--log-level`, or by a program that configures logging.
+Logging is off by default. `MLX_ENGINE_LOG=info|debug|trace`, `--log-level` or a logging configuration turn it on.
 `info` is an event per token, `debug` one per forward pass, `trace` one per operation and a table at the end.
 """
 
@@ -27,17 +27,17 @@ def configure(level: str) -> None:
 
 
 def enabled(level: int) -> bool:
-    """Whether anybody wants events of this level. Ask before collecting what an event costs to know."""
+    """Return whether events of this level are logged. Check it before computing costly fields."""
     return LOGGER.isEnabledFor(level)
 
 
 def event(level: int, name: str, **fields: Any) -> None:
-    """One event. The fields are on the record as `fields`; text says them as `key=value`."""
+    """Log one event. The record has the attribute `fields`; its text has them as `key=value`."""
     LOGGER.log(level, "%s", name, extra={"fields": fields})
 
 
 class _Lines(logging.Handler):
-    """One line per event on whatever stderr is at that moment."""
+    """Write one line per event to the current `sys.stderr`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
@@ -46,7 +46,7 @@ class _Lines(logging.Handler):
 
 
 def shown(value: object) -> str:
-    """A field's value: short floats, quoted text, the rest as it is."""
+    """Format a field's value: floats with six digits, text quoted, other values with `str`."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return repr(value) if isinstance(value, str) and not value.isidentifier() else str(value)

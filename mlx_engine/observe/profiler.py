@@ -1,7 +1,7 @@
-"""Where the time of a run goes: spans of operations, summed per operation, per layer and per pass.
+"""Profiler: time spans of operations, summed per operation, per layer and per forward pass.
 
-Spans nest: a block that is composed of primitives has only what its primitives leave as its own time, and a fused
-block has all of it. So own times add up to the whole, whatever a backend fuses.
+Spans nest. The own time of a span excludes the spans inside it: a block composed of primitives has only the rest, a
+fused block has all of its time. Own times thus add up to the whole, whichever operations a backend fuses.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Where these begin, the layers have not begun yet or are over.
+# Operations before the first layer or after the last one.
 OUTSIDE = ("embed", "norm_head", "argmax", "sample")
 SAMPLING = ("argmax", "sample")
-# Outside of the layers these belong to the embedding: learned positions are added, and some models scale it.
+# Outside of layers these belong to the embedding: learned positions are added, and some models scale embeddings.
 EMBEDDING = ("embed", "add", "scale")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation needs: floating-point operations, and bytes read and written."""
+    """The cost of an operation: floating-point operations, and bytes read and written."""
 
     flops: float = 0.0
     nbytes: float = 0.0
@@ -30,7 +30,7 @@ class Cost:
         return Cost(self.flops + other.flops, self.nbytes + other.nbytes)
 
     def without(self, other: Cost) -> Cost:
-        """What is left of it when the other has been counted elsewhere."""
+        """Return this cost minus `other`, not below 0."""
         return Cost(max(0.0, self.flops - other.flops), max(0.0, self.nbytes - other.nbytes))
 
 
@@ -44,7 +44,7 @@ class Total:
     nbytes: float = 0.0
 
     def add(self, seconds: float, cost: Cost) -> None:
-        """One more call."""
+        """Add one call."""
         self.calls += 1
         self.seconds += seconds
         self.flops += cost.flops
@@ -56,11 +56,11 @@ class Span:
     """An operation that is running or has just ended.
 
     Attributes:
-        part: the parameter that it begins with, without its layer's number ("attn_norm"), or that of the one before.
+        part: the operation's first parameter without its layer number ("attn_norm"), or the previous operation's.
         phase: embedding, layers, norm, projection or sampling.
-        inner, own: seconds of the spans in it, and its own without them.
-        counted, cost: what the spans in it need, and what is left to it of what it needs.
-        role: what it is for, as a profile names it.
+        inner, own: seconds of the spans inside, and this span's seconds without them.
+        counted, cost: the cost of the spans inside, and this span's cost without them.
+        role: the operation's purpose, as named in a profile.
     """
 
     op: str
@@ -76,9 +76,9 @@ class Span:
 
 
 class Profiler:
-    """Collects spans. `ops` and `layers` have the sums of the whole run, `phases` those of the present pass.
+    """Collect spans. `ops` and `layers` have the sums of the whole run, `phases` the sums of the current pass.
 
-    With `keep` every span of the present pass is in `spans`.
+    With `keep`, `spans` has every span of the current pass.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keep: bool = False) -> None:
@@ -93,7 +93,7 @@ class Profiler:
 
     @contextmanager
     def span(self, op: str, layer: int | None = None, part: str = "") -> Iterator[Span]:
-        """Time one operation. Where it does not say its layer, it belongs to that of the one before."""
+        """Time one operation. If `layer` is None, it belongs to the layer of the previous operation."""
         if op in OUTSIDE:
             self._layer, self._part = None, ""
         elif layer is not None:
@@ -112,7 +112,7 @@ class Profiler:
             self.phases[span.phase] += span.own
 
     def record(self, span: Span, cost: Cost) -> None:
-        """Add an ended span to the sums. What spans in it have been counted with is not counted again."""
+        """Add an ended span to the sums. The cost of spans inside it is not counted twice."""
         span.cost = cost.without(span.counted)
         self.ops[span.op].add(span.own, span.cost)
         self.layers[span.layer].add(span.own, span.cost)
@@ -123,7 +123,7 @@ class Profiler:
 
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """Time that the watching itself takes: no open span has it as its own."""
+        """Exclude the time of this block, which is profiling overhead, from all open spans."""
         start = self._clock()
         try:
             yield
@@ -133,7 +133,7 @@ class Profiler:
 
     def _phase(self, span: Span) -> str:
         if any(outer.op == "norm_head" for outer in self._open) or span.op == "norm_head":
-            fused = span.op == "norm_head" and not span.counted.flops  # nearly all of it is the projection
+            fused = span.op == "norm_head" and not span.counted.flops  # nearly all of its time is the projection
             return "projection" if span.op == "linear" or fused else "norm"
         if span.op in SAMPLING:
             return "sampling"
@@ -141,20 +141,20 @@ class Profiler:
         return "embedding" if outside else "layers"
 
     def begin_pass(self) -> None:
-        """Forget what ran outside of all passes."""
+        """Begin a pass: discard spans from before it."""
         self.phases.clear()
         self.spans = []
         self._layer, self._part = None, ""
 
     def end_pass(self) -> dict[str, float]:
-        """The milliseconds of the pass that ends now: embedding, layers, norm, projection."""
+        """End a pass and return its milliseconds: embedding, layers, norm, projection."""
         names = ("embedding", "layers", "norm", "projection")
         taken = {name: self.phases.get(name, 0.0) * 1e3 for name in names}
         self.begin_pass()
         return taken
 
     def table(self) -> str:
-        """The sums as text: per operation, then per layer, the most expensive first."""
+        """Format the sums as two tables, per operation and per layer, most expensive first."""
         by_layer = {"outside" if key is None else f"layer {key}": total for key, total in self.layers.items()}
         return f"{_table('op', self.ops)}\n\n{_table('layer', by_layer)}"
 
@@ -173,5 +173,5 @@ def _table(title: str, totals: dict[str, Total]) -> str:
 
 
 def rate(amount: float, seconds: float) -> str:
-    """Billions per second, or a dash where there is nothing to divide."""
+    """Format billions per second; "-" if either value is 0."""
     return f"{amount / seconds / 1e9:.2f}" if amount and seconds > 0 else "-"

@@ -1,9 +1,8 @@
-"""The block formats of GGUF: what the bytes mean, one file per format, in NumPy.
+"""The block formats of GGUF in NumPy, one file per format.
 
-Each format is a pair of functions over whole blocks: `dequantize`, (n, block bytes) to (n, block size)
-float32, and for those that can be written `quantize`, the way back. Here they are looked up by type and
-applied piece by piece, so that the temporaries of a large tensor stay small. The values are those of the
-`gguf` package, bit for bit.
+A format has a function `dequantize`, (n, block bytes) uint8 to (n, block size) float32, and, if this project can write
+it, the inverse `quantize`. This module looks them up by type and applies them piece by piece, so that the temporaries
+of a large tensor stay small. The values are bit-identical to those of the `gguf` package.
 """
 
 from __future__ import annotations
@@ -45,28 +44,28 @@ _QUANTIZE: dict[str, Quantize] = {
     "Q8_0": q8_0.quantize,
 }
 
-# Weights at a time: the temporaries of one piece (a few bytes per weight) fit a core's second-level cache.
+# Weights per piece: the temporaries (a few bytes per weight) fit into a core's L2 cache.
 _PIECE = 1 << 16
 
 
 def readable_types() -> tuple[GGMLType, ...]:
-    """The types whose values can be read, in the order of their numbers."""
+    """Return the types that `dequantize` supports, by type number."""
     return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
 
 
 def writable_types() -> tuple[GGMLType, ...]:
-    """The types that floats can be packed into, in the order of their numbers."""
+    """Return the types that `quantize` supports, by type number."""
     return tuple(type_ for type_ in TYPES if type_.name in _QUANTIZE)
 
 
 def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequantize") -> NDArray[np.float32]:
-    """The weights that `raw` holds, as many as its blocks have, in one dimension.
+    """Return the weights stored in `raw` as a float32 vector.
 
-    `where` names the bytes in an error.
+    `where` names the bytes in error messages.
 
     Raises:
-        UnsupportedTypeError: the type is known but cannot be read.
-        ValueError: the bytes are not whole blocks.
+        UnsupportedTypeError: the type cannot be read.
+        ValueError: the number of bytes is not a multiple of the block size.
     """
     function = _reader(type_, where)
     blocks = _in_rows_of(type_.block_bytes, np.ascontiguousarray(raw, dtype=np.uint8))
@@ -78,11 +77,11 @@ def dequantize(raw: NDArray[np.uint8], type_: GGMLType, *, where: str = "dequant
 
 
 def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "quantize") -> NDArray[np.uint8]:
-    """The bytes of `values`, taken in row-major order; the rows of a matrix must be whole blocks long.
+    """Return the bytes of `values` stored as `type_`, in row-major order. Rows must be whole blocks long.
 
     Raises:
-        UnsupportedTypeError: nothing here writes this type.
-        ValueError: the values are not whole blocks.
+        UnsupportedTypeError: the type cannot be written.
+        ValueError: the number of values is not a multiple of the block size.
     """
     function = _writer(type_, where)
     blocks = _in_rows_of(type_.block_size, np.ascontiguousarray(values, dtype=np.float32))
@@ -96,10 +95,10 @@ def quantize(values: NDArray[np.floating], type_: GGMLType, *, where: str = "qua
 def requantize(
     raw: NDArray[np.uint8], from_: GGMLType, to: GGMLType, *, where: str = "requantize"
 ) -> NDArray[np.uint8]:
-    """The bytes as `to` of the weights that `raw` holds as `from_`; no more than a piece of them is ever floats.
+    """Convert the weights in `raw` from type `from_` to type `to`. Only one piece at a time is expanded to float32.
 
     Raises:
-        UnsupportedTypeError: one type cannot be read, or the other not be written.
+        UnsupportedTypeError: `from_` cannot be read, or `to` cannot be written.
         ValueError: the weights do not fill whole blocks.
     """
     read, write = _reader(from_, where), _writer(to, where)

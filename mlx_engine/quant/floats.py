@@ -1,7 +1,6 @@
-"""F32, F16 and BF16: one float per weight, nothing shared between weights.
+"""F32, F16 and BF16: unquantised formats, one float per weight.
 
-BF16 is the upper half of a float32. Reading any of them is exact; writing F16 and BF16 rounds to nearest
-even.
+BF16 is the upper half of a float32. Reading is exact; writing F16 and BF16 rounds to nearest even.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ class F32:
 
     @staticmethod
     def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The stored floats, (n, 4) bytes to (n, 1) values."""
+        """Read (n, 4) bytes as (n, 1) values."""
         return blocks.view("<f4")
 
     @staticmethod
     def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """The bytes of the floats, (n, 1) values to (n, 4) bytes."""
+        """Write (n, 1) values as (n, 4) bytes."""
         return values.view(np.uint8)
 
 
 class F16:
-    """IEEE half precision, little-endian; what exceeds 65,504 is written as infinity."""
+    """IEEE half precision, little-endian; larger magnitudes than 65,504 are written as infinity."""
 
     @staticmethod
     def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The stored halves as floats, (n, 2) bytes to (n, 1) values."""
-        with np.errstate(invalid="ignore"):  # widening a signalling NaN raises the flag; a NaN it stays
+        with np.errstate(invalid="ignore"):  # widening a signalling NaN sets the flag; the result is NaN
             return blocks.view("<f2").astype(np.float32)
 
     @staticmethod
     def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Round to halves, (n, 1) values to (n, 2) bytes."""
-        with np.errstate(over="ignore", invalid="ignore"):  # infinity is what the format has for large values
+        """Round (n, 1) values to half precision, (n, 2) bytes."""
+        with np.errstate(over="ignore", invalid="ignore"):  # values that are too large become infinity
             return values.astype("<f2").view(np.uint8)
 
 
@@ -52,13 +51,12 @@ class BF16:
     def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
         """Round to nearest even, (n, 1) values to (n, 2) bytes.
 
-        A NaN must not be rounded: carrying out of its mantissa would make an infinity. It is made quiet
-        instead.
+        A NaN is not rounded, since a carry out of its mantissa would turn it into infinity. It becomes a quiet NaN.
         """
         bits = values.view(np.uint32)
         is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
         quiet = (bits | np.uint32(0x00400000)) >> np.uint32(16)
-        # Below infinity (0xFF800000 with its sign) the sum stays within 32 bits; a NaN's may wrap, and is
-        # not used.
+        # For finite values and infinities (at most 0xFF800000) the sum fits into 32 bits. For a NaN it may wrap; that
+        # sum is not used.
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         return np.where(is_nan, quiet, rounded).astype("<u2").view(np.uint8)

@@ -1,8 +1,8 @@
-"""The 12 bytes in which Q4_K and Q5_K pack 8 scales and 8 minima of 6 bits each.
+"""Unpack the 12 bytes with 8 scales and 8 minima, 6 bits each, of a Q4_K or Q5_K block.
 
 With scales `A` to `H` and minima `a` to `h`, bytes 0 to 3 are `EEAAAAAA` to `HHDDDDDD`, bytes 4 to 7 are
-`eeaaaaaa` to `hhdddddd`, and bytes 8 to 11 are `eeeeEEEE` to `hhhhHHHH`, the highest bit first: the first
-four of each lie whole, the last four in two parts, their high two bits above the first four.
+`eeaaaaaa` to `hhdddddd`, and bytes 8 to 11 are `eeeeEEEE` to `hhhhHHHH`, the highest bit first. The first
+four scales and minima are stored whole; of the last four, the high two bits are stored above the first four.
 
 Source: `get_scale_min_k4`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(n, 12) bytes to (n, 8) scales and (n, 8) minima, from 0 to 63."""
+    """Unpack (n, 12) bytes into (n, 8) scales and (n, 8) minima, from 0 to 63."""
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = [first & np.uint8(0x3F), last & np.uint8(0x0F) | first >> np.uint8(6) << np.uint8(4)]
     minima = [second & np.uint8(0x3F), last >> np.uint8(4) | second >> np.uint8(6) << np.uint8(4)]

@@ -1,4 +1,4 @@
-"""Q4_0: 32 weights share one float16 scale; each is 4 bits, counted from -8. `weight = d * (q - 8)`.
+"""Q4_0: 32 weights share one float16 scale; each is 4 bits with an offset of 8. `weight = d * (q - 8)`.
 
 Byte `i` holds weight `i` in its low half and weight `i + 16` in its high half.
 
@@ -16,33 +16,33 @@ from mlx_engine.quant.packing import bit_fields, block_maximum, block_minimum, c
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """`d * (q - 8)`, (n, 18) bytes to (n, 32) weights."""
+    """Dequantise (n, 18) bytes to (n, 32) weights, `d * (q - 8)`."""
     block = blocks.view(layout.Q4_0)[:, 0]
-    codes = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.int8) - np.int8(8)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a code 0
-        return block["d"].astype(np.float32)[:, None] * codes.astype(np.float32)
+    quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.int8) - np.int8(8)
+    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
+        return block["d"].astype(np.float32)[:, None] * quants.astype(np.float32)
 
 
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """The weight of largest magnitude becomes code 0, that is -8; (n, 32) weights to (n, 18) bytes.
+    """Quantise (n, 32) weights to (n, 18) bytes: the weight of largest magnitude becomes quant 0, that is -8 * d.
 
-    So the scale has the opposite sign of that weight, and the other end of the range, 8, is cut to 7.
+    The scale therefore has the opposite sign of that weight, and values at the other end, 8 * d, are clipped to 7 * d.
     """
     blocks = np.empty(len(values), layout.Q4_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 8 * 65,504, and infinities
         scale = _extreme(values) / np.float32(-8)
         factor = inverse(scale)
-        codes = values * factor
-        codes += np.float32(8.5)
-        clear_unless_finite(codes, factor)
-        np.minimum(codes, np.float32(15), out=codes)
+        quants = values * factor
+        quants += np.float32(8.5)
+        clear_unless_finite(quants, factor)
+        np.minimum(quants, np.float32(15), out=quants)
         blocks["d"] = scale[:, 0]
-    blocks["qs"] = pack_halves(codes.astype(np.uint8))
+    blocks["qs"] = pack_halves(quants.astype(np.uint8))
     return blocks.view(np.uint8).reshape(len(values), -1)
 
 
 def _extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n, 1): of each block the value of largest magnitude, of equal ones the first."""
+    """Return (n, 1): the value of largest magnitude in each block, the first one of equal magnitudes."""
     high, low = block_maximum(values), block_minimum(values)
     extreme = np.where(high > -low, high, low)
     # Equal magnitudes, or NaN.

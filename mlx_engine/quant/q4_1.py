@@ -16,25 +16,25 @@ from mlx_engine.quant.packing import bit_fields, block_maximum, block_minimum, c
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """`d * q + m`, (n, 20) bytes to (n, 32) weights."""
+    """Dequantise (n, 20) bytes to (n, 32) weights, `d * q + m`."""
     block = blocks.view(layout.Q4_1)[:, 0]
-    codes = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.float32)
+    quants = bit_fields(block["qs"], 4).reshape(-1, 32).astype(np.float32)
     with np.errstate(invalid="ignore"):  # any bytes are weights: scale and minimum may be infinite or NaN
-        return block["d"].astype(np.float32)[:, None] * codes + block["m"].astype(np.float32)[:, None]
+        return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]
 
 
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Codes 0 to 15 from the smallest weight to the largest, (n, 32) weights to (n, 20) bytes."""
+    """Quantise (n, 32) weights to (n, 20) bytes: the smallest weight of a block becomes 0, the largest 15."""
     blocks = np.empty(len(values), layout.Q4_1)
     with np.errstate(over="ignore", invalid="ignore"):  # ranges above 15 * 65,504, and infinities
         low, high = block_minimum(values), block_maximum(values)
         scale = (high - low) / np.float32(15)
         factor = inverse(scale)
-        codes = values - low
-        codes *= factor
-        codes += np.float32(0.5)
-        clear_unless_finite(codes, factor)
-        np.minimum(codes, np.float32(15), out=codes)
+        quants = values - low
+        quants *= factor
+        quants += np.float32(0.5)
+        clear_unless_finite(quants, factor)
+        np.minimum(quants, np.float32(15), out=quants)
         blocks["d"], blocks["m"] = scale[:, 0], low[:, 0]
-    blocks["qs"] = pack_halves(codes.astype(np.uint8))
+    blocks["qs"] = pack_halves(quants.astype(np.uint8))
     return blocks.view(np.uint8).reshape(len(values), -1)

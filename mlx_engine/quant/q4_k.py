@@ -1,7 +1,7 @@
 """Q4_K: 256 weights in 8 groups of 32; a weight is 4 bits, a group has a 6-bit scale and a 6-bit minimum.
 
 `weight = (d * scale) * q - (dmin * minimum)`. Each 32 bytes of `qs` hold two groups, the first in the low
-halves.
+halves of the bytes.
 
 Source: `dequantize_row_q4_K`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -18,11 +18,11 @@ from mlx_engine.quant.packing import bit_fields
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(n, 144) bytes to (n, 256) weights."""
+    """Dequantise (n, 144) bytes to (n, 256) weights."""
     block = blocks.view(layout.Q4_K)[:, 0]
-    codes = bit_fields(block["qs"].reshape(-1, 4, 32), 4).reshape(-1, 8, 32).astype(np.float32)
+    quants = bit_fields(block["qs"].reshape(-1, 4, 32), 4).reshape(-1, 8, 32).astype(np.float32)
     scales, minima = scales_and_minima(block["scales"])
     with np.errstate(invalid="ignore"):  # any bytes are weights: d and dmin may be infinite or NaN
         scales *= block["d"].astype(np.float32)[:, None]
         minima *= block["dmin"].astype(np.float32)[:, None]
-        return (scales[..., None] * codes - minima[..., None]).reshape(-1, 256)
+        return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)

@@ -1,6 +1,6 @@
 """Q5_1: 32 weights share a float16 scale and a float16 minimum; each is 5 bits. `weight = d * q + m`.
 
-The low four bits lie as in Q4_0; bit `i` of the 32 bits `qh` is the fifth bit of weight `i`.
+The low four bits are stored as in Q4_0; bit `i` of the 32 bits `qh` is the fifth bit of weight `i`.
 
 Source: `dequantize_row_q5_1`,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/src/ggml-quants.c
@@ -16,9 +16,9 @@ from mlx_engine.quant.packing import bit_fields
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """`d * q + m`, (n, 24) bytes to (n, 32) weights."""
+    """Dequantise (n, 24) bytes to (n, 32) weights, `d * q + m`."""
     block = blocks.view(layout.Q5_1)[:, 0]
     fifth = np.unpackbits(block["qh"], axis=1, bitorder="little")
-    codes = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.float32)
+    quants = (bit_fields(block["qs"], 4).reshape(-1, 32) | fifth << np.uint8(4)).astype(np.float32)
     with np.errstate(invalid="ignore"):  # any bytes are weights: scale and minimum may be infinite or NaN
-        return block["d"].astype(np.float32)[:, None] * codes + block["m"].astype(np.float32)[:, None]
+        return block["d"].astype(np.float32)[:, None] * quants + block["m"].astype(np.float32)[:, None]

@@ -1,6 +1,6 @@
 """Q5_K: 256 weights in 8 groups of 32; a weight is 5 bits, a group has a 6-bit scale and a 6-bit minimum.
 
-`weight = (d * scale) * q - (dmin * minimum)`. The low four bits lie as in Q4_K; bit `g` of the 32 bytes
+`weight = (d * scale) * q - (dmin * minimum)`. The low four bits are stored as in Q4_K; bit `g` of the 32 bytes
 `qh` is the fifth bit of the weights of group `g`.
 
 Source: `dequantize_row_q5_K`,
@@ -18,12 +18,12 @@ from mlx_engine.quant.packing import bit_fields
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(n, 176) bytes to (n, 256) weights."""
+    """Dequantise (n, 176) bytes to (n, 256) weights."""
     block = blocks.view(layout.Q5_K)[:, 0]
     low = bit_fields(block["qs"].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
-    codes = (low | bit_fields(block["qh"], 1) << np.uint8(4)).astype(np.float32)
+    quants = (low | bit_fields(block["qh"], 1) << np.uint8(4)).astype(np.float32)
     scales, minima = scales_and_minima(block["scales"])
     with np.errstate(invalid="ignore"):  # any bytes are weights: d and dmin may be infinite or NaN
         scales *= block["d"].astype(np.float32)[:, None]
         minima *= block["dmin"].astype(np.float32)[:, None]
-        return (scales[..., None] * codes - minima[..., None]).reshape(-1, 256)
+        return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)

@@ -1,4 +1,4 @@
-"""Q6_K: 256 weights in 16 groups of 16; a weight has 6 bits, from -32 on, a group a signed 8-bit scale.
+"""Q6_K: 256 weights in 16 groups of 16; a weight has 6 bits with an offset of 32, a group a signed 8-bit scale.
 
 `weight = (d * scale) * (q - 32)`. For each half of the block, 64 bytes of `ql` hold the low four bits of
 128 weights (the first 64 in the low halves), and 32 bytes of `qh` their high two bits (the first 32
@@ -18,11 +18,11 @@ from mlx_engine.quant.packing import bit_fields
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(n, 210) bytes to (n, 256) weights."""
+    """Dequantise (n, 210) bytes to (n, 256) weights."""
     block = blocks.view(layout.Q6_K)[:, 0]
     low = bit_fields(block["ql"].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
     high = bit_fields(block["qh"].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
-    codes = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
+    quants = ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.float32)
     with np.errstate(invalid="ignore"):  # any bytes are weights: d may be infinite or NaN, and a scale 0
         scales = block["d"].astype(np.float32)[:, None] * block["scales"].astype(np.float32)
-        return (scales[..., None] * codes).reshape(-1, 256)
+        return (scales[..., None] * quants).reshape(-1, 256)

@@ -14,26 +14,26 @@ from mlx_engine.quant.packing import block_maximum, clear_unless_finite, inverse
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """`d * q`, (n, 34) bytes to (n, 32) weights."""
+    """Dequantise (n, 34) bytes to (n, 32) weights, `d * q`."""
     block = blocks.view(layout.Q8_0)[:, 0]
     weights: NDArray[np.float32] = block["qs"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a code 0
+    with np.errstate(invalid="ignore"):  # any bytes are weights: a scale may be infinite or NaN, and a quant 0
         weights *= block["d"].astype(np.float32)[:, None]
     return weights
 
 
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Codes -127 to 127 with the block's largest magnitude at an end, (n, 32) weights to (n, 34) bytes.
+    """Quantise (n, 32) weights to (n, 34) bytes: the largest magnitude of a block becomes 127 or -127.
 
-    Codes are rounded against the float32 scale; only then is the scale itself rounded to float16. Where that
-    scale overflows or is no number, the codes are 0.
+    Quants are computed with the float32 scale, which is then rounded to float16, as in ggml. If the scale overflows
+    or is NaN, the quants are 0.
     """
     blocks = np.empty(len(values), layout.Q8_0)
     with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 127 * 65,504, and infinities
         scale = block_maximum(np.abs(values)) / np.float32(127)
         factor = inverse(scale)
-        codes = round_half_away(values * factor)
-        clear_unless_finite(codes, factor)
+        quants = round_half_away(values * factor)
+        clear_unless_finite(quants, factor)
         blocks["d"] = scale[:, 0]
-    blocks["qs"] = codes.astype(np.int8)
+    blocks["qs"] = quants.astype(np.int8)
     return blocks.view(np.uint8).reshape(len(values), -1)

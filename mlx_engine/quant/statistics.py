@@ -1,4 +1,4 @@
-"""Statistics of a stored weight's values, computed a piece at a time: a large tensor is never converted whole."""
+"""Statistics of a stored weight's values. Only one piece at a time is dequantised."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from mlx_engine import quant
 from mlx_engine.quant.weight import Weight
 
-# Values converted at a time.
+# Values dequantised at a time.
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of `n` values; `std` is the population's, and values that are no finite numbers count like in NumPy.
+    """Statistics of `n` values. `std` is the population's; NaN and infinities propagate as in NumPy.
 
-    Of no values at all nothing is known: all is None but `n` and `n_not_finite`.
+    For no values, all statistics are None.
     """
 
     n: int
@@ -32,18 +32,18 @@ class Statistics:
 
 
 def statistics(weight: Weight) -> Statistics:
-    """Least, largest, mean and standard deviation of the values that the stored bytes stand for, in float64.
+    """Compute minimum, maximum, mean and standard deviation of the dequantised values in float64.
 
     Raises:
         UnsupportedTypeError: the type is known but cannot be read.
     """
     n = n_not_finite = 0
     low, high, mean, squares = math.inf, -math.inf, 0.0, 0.0
-    with np.errstate(invalid="ignore"):  # infinities may meet
+    with np.errstate(invalid="ignore"):  # inf - inf
         for values in _pieces(weight):
             n_not_finite += values.size - int(np.count_nonzero(np.isfinite(values)))
             low, high = float(np.minimum(low, values.min())), float(np.maximum(high, values.max()))
-            # Two sets' means and sums of squared deviations make those of their union.
+            # Merge means and sums of squared deviations of two sets (Chan's parallel algorithm).
             piece_mean, shift = float(values.mean()), float(values.mean()) - mean
             n += values.size
             mean += shift * values.size / n
@@ -54,7 +54,7 @@ def statistics(weight: Weight) -> Statistics:
 
 
 def first_values(weight: Weight, n: int) -> NDArray[np.float32]:
-    """The first `n` values in row-major order, or all if there are fewer; no other block is read.
+    """Return the first `n` values in row-major order, or all if there are fewer. Only their blocks are read.
 
     Raises:
         UnsupportedTypeError: the type is known but cannot be read.

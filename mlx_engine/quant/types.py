@@ -1,10 +1,10 @@
-"""Every tensor type that a GGUF file may name: its number, its name, and how many bytes its blocks take.
+"""All tensor types of GGUF: number, name, weights and bytes per block.
 
-A type in this table can be listed and skipped over; which of them can also be read is `readable_types()`.
+Tensors of every type in this table can be listed; `readable_types()` are the types that can also be dequantised.
 
-Source: `enum ggml_type` and the type traits of ggml, which is also what llama.cpp computes tensor sizes with,
+Source: `enum ggml_type` and the type traits of ggml, from which llama.cpp computes tensor sizes,
 https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/ggml/include/ggml.h
-(For Q8_1 the `gguf` Python package says 40 bytes; ggml's struct, two float16 and 32 codes, takes 36.)
+(For Q8_1 the `gguf` Python package says 40 bytes; ggml's struct, two float16 and 32 quants, takes 36.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GGMLType:
     block_bytes: int
 
     def bytes_for(self, n_elements: int) -> int:
-        """Bytes that `n_elements` weights take; a whole number of blocks.
+        """Return the bytes that `n_elements` weights take.
 
         Raises:
             ValueError: the weights do not fill whole blocks.
@@ -38,8 +38,7 @@ class GGMLType:
         return self.name
 
 
-# Missing numbers were formats that ggml has removed (4, 5, 31 to 33, 36 to 38); a file that has one is
-# refused.
+# The missing numbers (4, 5, 31 to 33, 36 to 38) were types that ggml has removed; a file with one raises FormatError.
 TYPES: tuple[GGMLType, ...] = tuple(
     GGMLType(*row)
     for row in (

@@ -1,4 +1,4 @@
-"""A stored weight: its name, shape and type, and a view of its bytes, converted only when asked for."""
+"""A stored weight: name, shape, type and a view of its bytes. Dequantised only on request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mlx_engine.quant.types import GGMLType
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A tensor as it is stored.
+    """A tensor in its stored type.
 
-    `shape` is row-major, as NumPy's: (outputs, inputs) for a linear layer. `data` is one dimension of
-    bytes, usually a read-only view into a mapped file.
+    `shape` is row-major, as in NumPy: (outputs, inputs) for a linear layer. `data` is a vector of bytes, usually a
+    read-only view of a mapped file.
 
     Raises:
-        ValueError: the bytes are not as many as shape and type call for.
+        ValueError: the number of bytes does not match shape and type.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Weight:
 
     @classmethod
     def pack(cls, name: str, values: ArrayLike, type_: GGMLType) -> Weight:
-        """Store floats as `type_`.
+        """Create a weight of type `type_` from floats.
 
         Raises:
-            UnsupportedTypeError: nothing here writes this type.
+            UnsupportedTypeError: the type cannot be written.
             ValueError: a row does not fill whole blocks.
         """
         floats = np.asarray(values, dtype=np.float32)
@@ -58,11 +58,11 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored."""
+        """The number of stored bytes."""
         return self.data.nbytes
 
     def dequantize(self) -> NDArray[np.float32]:
-        """All values, in `shape`.
+        """Return all values as float32, of shape `shape`.
 
         Raises:
             UnsupportedTypeError: the type is known but cannot be read.
@@ -70,10 +70,10 @@ class Weight:
         return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
 
     def as_type(self, type_: GGMLType) -> Weight:
-        """The same values stored as `type_`, converted a piece at a time; the weight itself if that is its type.
+        """Return the weight converted to `type_`, piece by piece; return `self` if it has that type.
 
         Raises:
-            UnsupportedTypeError: one type cannot be read, or the other not be written.
+            UnsupportedTypeError: the stored type cannot be read, or `type_` cannot be written.
             ValueError: a row does not fill whole blocks.
         """
         if type_ == self.type:
@@ -82,7 +82,7 @@ class Weight:
         return Weight(self.name, self.shape, type_, data)
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
-        """The rows `ids` of a matrix, (len(ids), shape[1]); no other row is read.
+        """Dequantise the rows `ids` of a matrix, (len(ids), shape[1]). No other row is read.
 
         Raises:
             UnsupportedTypeError: the type is known but cannot be read.
@@ -90,7 +90,7 @@ class Weight:
             IndexError: an id is negative or not below `shape[0]`.
         """
         if len(self.shape) != 2:
-            raise ValueError(f"{self.name}: rows are taken of a matrix, not of shape {self.shape}")
+            raise ValueError(f"{self.name}: rows() needs a matrix, found shape {self.shape}")
         index = np.asarray(ids, dtype=np.int64)
         if index.size and (index.min() < 0 or index.max() >= self.shape[0]):
             raise IndexError(

@@ -1,7 +1,7 @@
-"""Text to token ids and back, from a GGUF file's metadata or a `tokenizer.json`; streams whole characters.
+"""Tokenizers from GGUF metadata or a `tokenizer.json`: encode, decode, and streaming decode by whole characters.
 
-Conversations become ids through the model's own template (`chat`), which runs in a sandbox (`sandbox`). What is not
-here: training; vocabularies other than byte-level BPE and SPM.
+Chat messages are encoded with the model's chat template (`chat`), which runs in a sandbox (`sandbox`). Only byte-level
+BPE and SPM are implemented; there is no training.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_json", "load_tokeniz
 
 
 class HasMetadata(Protocol):
-    """An open GGUF file, as far as a tokenizer is concerned."""
+    """The part of an open GGUF file that a tokenizer needs."""
 
     @property
     def metadata(self) -> Mapping[str, object]:
-        """Key to value."""
+        """Metadata values by key."""
 
 
 def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
-    """The tokenizer in a GGUF file (open, or its path), a `tokenizer.json`, or a folder that has one.
+    """Load the tokenizer of a GGUF file (open, or its path), of a `tokenizer.json`, or of a folder with one.
 
     Raises:
         SourceError: there is no such file.
         FormatError: a GGUF file is damaged, or a file is a Git-LFS pointer.
-        TokenizerError: no tokenizer can be made of what is there.
+        TokenizerError: the file has no tokenizer, or an unsupported one.
     """
     if not isinstance(source, (str, os.PathLike)):
         return from_gguf(source.metadata, where=str(getattr(source, "path", "metadata")))

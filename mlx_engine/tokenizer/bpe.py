@@ -1,4 +1,4 @@
-"""Byte-level BPE: text is cut into words, a word into bytes, and bytes are merged in the order of a list."""
+"""Byte-level BPE: text is split into words, words into bytes, and bytes are merged by the ranks of a merge list."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _KEY = "tokenizer.ggml.merges"
 
 
 class Merges(Sequence[tuple[str, str]]):
-    """Pairs of neighbours from a GGUF file, the most urgent first; one that is listed twice counts where it first is.
+    """The merges of a GGUF file, by rank; of a merge that is listed twice, the first rank counts.
 
-    Each is `left right` there: tokens have no space, which byte-level BPE writes as `Ġ`. It is split when it is asked
-    for, since the library copies the pairs, and a list of them takes 25 MB more.
+    The file stores each merge as `left right`: tokens contain no space, which byte-level BPE writes as `Ġ`. Merges are
+    split on access: the library copies the pairs, and a list of split pairs would take 25 MB more.
 
     Raises:
-        TokenizerError: the file has no merges, or one is not two texts.
+        TokenizerError: the file has no merges, or an entry is not a pair.
     """
 
     def __init__(self, read: Metadata) -> None:
@@ -48,14 +48,14 @@ class Merges(Sequence[tuple[str, str]]):
         return map(tuple, map(str.split, self._listed, repeat(" ")))  # type: ignore[arg-type]
 
     def make(self, token: str) -> bool:
-        """Whether some pair becomes this token. Few are asked about, and their cuts are fewer than all pairs."""
+        """Return whether a merge produces this token. Trying all its splits is faster than searching all merges."""
         return any(f"{token[:i]} {token[i:]}" in self._known for i in range(1, len(token)))
 
     def check(self, ids: dict[str, int]) -> None:
-        """Say which pair makes no token: the library refuses such a pair as well, but does not tell where it stands.
+        """Check that every merge produces a token. The library checks this too, but does not report which merge fails.
 
         Raises:
-            TokenizerError: there is such a pair.
+            TokenizerError: a merge produces no token.
         """
         for index, merge in enumerate(self._read.strings(_KEY)):
             if merge.replace(" ", "") not in ids:
@@ -64,19 +64,20 @@ class Merges(Sequence[tuple[str, str]]):
 
 
 def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, split: Split) -> tokenizers.Tokenizer:
-    """A tokenizer that merges bytes into the tokens of `vocabulary`; special tokens are not yet told apart.
+    """Return a tokenizer that merges bytes into the tokens of `vocabulary`, without special tokens.
 
-    Unlike some models' own tokenizers it does not normalise: a GGUF file has no room to say so, and text comes back
-    from `decode` as it went into `encode`. No merge makes a control token, so that the plain text of one stays text.
+    Unlike some models' own tokenizers it does not normalise text: GGUF has no key for normalisation, and `decode` then
+    returns exactly the text given to `encode`. No merge produces a control token, so that its spelling in plain text
+    stays text.
 
     Raises:
-        TokenizerError: a merge is not two tokens that make a third.
+        TokenizerError: a merge does not join two tokens into a third.
     """
     kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
     unmade = {vocabulary.tokens[i] for i in kept}
     pairs: Sequence[tuple[str, str]] = merges
     if any(map(merges.make, unmade)):
-        merges.check(ids)  # the library does not see what is left out here
+        merges.check(ids)  # the library does not see the merges left out below
         pairs = [pair for pair in pairs if unmade.isdisjoint({*pair, "".join(pair)})]
     try:
         with refusals(vocabulary.where, f"expected {_KEY} to join tokens of the vocabulary, found others"):

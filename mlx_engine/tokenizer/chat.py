@@ -1,8 +1,8 @@
-"""A conversation to token ids, through the model's own template: whose markers are tokens, whoever else writes them.
+"""Encode a conversation with the model's chat template. Messages cannot forge control tokens.
 
-Nobody can forge a turn. A control token that the template writes becomes its one id; the same characters in a message
-are text. For messages that spell no control token the ids are those of the rendered text, whole, as transformers gives
-them: nothing is cut at the edge of a message.
+A control token (marker) that the template writes becomes its one id; the same characters in a message are encoded as
+plain text. If no message spells a control token, the ids are those of the whole rendered text, equal to transformers':
+the text is not split where messages begin and end.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from mlx_engine.tokenizer.tokenizer import Tokenizer
 Message = Mapping[str, str]
 """A role ("system", "user", "assistant") and its content."""
 
-# Stand-ins are first halves of surrogate pairs, which occur in no text that UTF-8 can write.
+# Stand-ins are high surrogates, which occur in no text that UTF-8 can encode.
 STAND_INS = range(0xD800, 0xDC00)
 HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a template may take.
+    """Resource limits of a template.
 
     Attributes:
-        seconds: of processor time; the clock on the wall allows it three times as many, and some to begin.
-        nbytes: of addresses, where the system can bound them (Linux).
-        characters: of what it writes from one conversation.
+        seconds: CPU time; the limit on wall time is three times this, plus time for the process to start.
+        nbytes: address space, on systems that can limit it (Linux).
+        characters: length of the rendered text of one conversation.
     """
 
     seconds: int = 5
@@ -46,31 +46,31 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-# What templates put into markers, whatever roles a conversation has.
+# Roles that templates write into markers, whatever roles a conversation has.
 ROLES = ("system", "user", "assistant", "tool")
 
-# For a process to begin, on a machine that is busy.
+# Seconds for a process to start on a busy machine.
 START_SECONDS = 10
 
-# The signals with which a system ends a process that has used up its time.
+# The signals that end a process which exceeds its CPU time.
 AT_THE_LIMIT = {getattr(signal, name, None) for name in ("SIGXCPU", "SIGKILL")}
 
 
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits = DEFAULT_LIMITS) -> list[int]:
-    """The ids of a conversation up to where the model's answer begins.
+    """Return the ids of a conversation, up to the beginning of the model's answer.
 
-    A BOS comes first where the file asks for one and the template has not written it. Roles are taken as they are: they
-    come from a program, contents from anybody.
+    A BOS is added if the file asks for one and the template has not written it. Roles are trusted, because a program
+    sets them; contents are not.
 
     Raises:
-        OptionError: these are no messages.
-        ChatTemplateError: there is no template, or it refuses the messages, fails or takes too much.
-        TokenizerError: the vocabulary cannot write the text.
+        OptionError: `messages` is not a list of messages.
+        ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
+        TokenizerError: the vocabulary cannot encode the text.
     """
     contents = _contents(messages)
     always = _always_found(tokenizer, {*ROLES, *(message["role"] for message in messages)} - {""})
     markers = {text: i for text, i in (tokenizer.special_tokens | always).items() if text}
-    # A marker is the template's if neither end of it came out of a message.
+    # The template wrote a marker if neither its first nor its last character came from a message.
     ends = sorted({end for text in markers for end in (text[0], text[-1])}.intersection("".join(contents)))
     fits = len(ends) <= len(STAND_INS)
     require(fits, option="messages", expected=f"at most {len(STAND_INS):,} ends of markers", found=len(ends))
@@ -84,13 +84,13 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
     find = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or "(?!)").finditer
     marked = set(markers.values())
     ids, written = tokenizer.encode(plain, special=True), [markers[match[0]] for match in find(guarded)]
-    # A template may read what it writes: one that cuts off thoughts finds none where their ends are hidden. Where a
-    # message spells a control token, too, it cannot be told who wrote those of the plain text.
+    # A template may search its messages: one that removes thoughts finds none when their markers are replaced by
+    # stand-ins. If a message also spells a control token, the origin of markers in the plain text is unknown.
     said = "".join(contents)
     is_told = guarded.translate(show) == plain or not any(text in said for text in tokenizer.special_tokens if text)
     if is_told and [i for i in ids if i in marked] == written:
         return _with_bos(tokenizer, ids)
-    # A message spells a marker. What stands between those of the template is text.
+    # A message spells a marker. The parts between the template's own markers are plain text.
     cut = re.compile("|".join(f"(?<={re.escape(text[0])})(?={re.escape(text[1:])})" for text in always) or "(?!)")
     ids, at = [], 0
     for match in [*find(guarded), None]:
@@ -103,7 +103,7 @@ def chat_ids(tokenizer: Tokenizer, messages: Sequence[Message], limits: Limits =
 
 
 def _as_text(tokenizer: Tokenizer, text: str, markers: Collection[int]) -> list[int]:
-    """The ids of a text without these markers, which a normaliser may make of other characters."""
+    """Encode plain text without these markers. A normaliser may produce one; splitting the text there prevents it."""
     ids = tokenizer.encode(text)
     if len(text) < 2 or not any(i in markers for i in ids):
         return ids
@@ -112,9 +112,9 @@ def _as_text(tokenizer: Tokenizer, text: str, markers: Collection[int]) -> list[
 
 
 def _always_found(tokenizer: Tokenizer, roles: Collection[str]) -> dict[str, int]:
-    """User-defined tokens that the template writes: markers too, though encoding finds them in any text.
+    """Return user-defined tokens that the template writes: markers too, though `encode` finds them in any text.
 
-    It may put them together, as `'<|' + role + '|>'`.
+    A template may compose them, as in `'<|' + role + '|>'`.
     """
     template = tokenizer.chat_template or ""
 
@@ -127,7 +127,7 @@ def _always_found(tokenizer: Tokenizer, roles: Collection[str]) -> dict[str, int
 
 
 def _contents(messages: Sequence[Message]) -> list[str]:
-    """What the messages say, once they are known to be messages."""
+    """Check the messages and return their contents."""
     expected = 'a list of {"role": ..., "content": ...}, both text'
     sound = isinstance(messages, Sequence) and len(messages) > 0
     for message in messages if sound else ():
@@ -148,10 +148,10 @@ def _with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 def render(
     tokenizer: Tokenizer, conversations: Sequence[Sequence[Message]], limits: Limits = DEFAULT_LIMITS
 ) -> list[str]:
-    """Each conversation as the template writes it, up to where the model's answer begins.
+    """Render each conversation with the chat template, up to the beginning of the model's answer.
 
     Raises:
-        ChatTemplateError: there is no template, or it refuses the messages, fails or takes too much.
+        ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
     """
     if tokenizer.chat_template is None:
         raise ChatTemplateError(where=tokenizer.where, found="none", hint="give the prompt as text instead")
@@ -172,7 +172,7 @@ def render(
 
 
 def _answer(request: dict[str, object], limits: Limits, where: str) -> list[str]:
-    """What the sandbox writes for a request."""
+    """Run a request in the sandbox process and return the rendered texts."""
     hint = "the template is damaged, or not made for these messages"
     data = json.dumps(request, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
     command = [sys.executable, "-I", str(Path(sandbox.__file__))]
@@ -194,7 +194,7 @@ def _answer(request: dict[str, object], limits: Limits, where: str) -> list[str]
     else:
         answer = json.loads(run.stdout.decode(sandbox.ENCODING, sandbox.HALVES))
     if "error" in answer:
-        # In a template's own words, which may be addressed to the terminal.
+        # The message comes from the template and may contain control characters.
         words = "".join(c if c.isprintable() else " " for c in answer["error"])
         raise ChatTemplateError(where=where, found=f"a failure: {words}", hint=hint)
     texts: list[str] = answer["texts"]

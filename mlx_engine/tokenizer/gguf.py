@@ -1,4 +1,4 @@
-"""A tokenizer from the metadata of a GGUF file."""
+"""Build a tokenizer from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _TOKENS = "tokenizer.ggml.tokens"
 def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
     """Build the tokenizer that a GGUF file describes; `where` names the file in errors.
 
-    Where the metadata leaves room, llama.cpp decides: what the names of pre-tokenizers stand for; that a file
-    without one gets `default` and a warning; which texts end a generation; and that SPM wants a BOS, a space before
-    the text, and ids 1, 2 and 0 for BOS, EOS and unknown unless the file says otherwise. One exception: a token
-    that merges make out of plain text is text, even if it is called `</s>` (Qwen has one such).
+    Where the metadata is ambiguous, this follows llama.cpp: the meaning of pre-tokenizer names; the pre-tokenizer
+    `default`, with a warning, if the file names none; the texts of end-of-generation tokens; and the defaults of SPM:
+    a BOS, a space before the text, ids 1, 2 and 0 for BOS, EOS and unknown. One exception: a token that merges
+    produce from plain text is text, even if it is called `</s>` (Qwen has such a token).
 
     Raises:
-        TokenizerError: the metadata has no tokenizer, one of a kind that is not implemented, or one that
-            contradicts itself.
+        TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
 
     Source: llama.cpp src/llama-vocab.cpp, `llama_vocab::impl::load`, at 00ad355e.
     """
@@ -51,7 +50,7 @@ def _byte_level(read: Metadata) -> Tokenizer:
     pre = read.text("tokenizer.ggml.pre")
     if pre is None:
         pre = "default"
-        _log.warning("%s does not say how words are cut (tokenizer.ggml.pre): expect worse text", read.where)
+        _log.warning("%s does not name its pre-tokenizer (tokenizer.ggml.pre): expect worse text", read.where)
     if pre not in SPLITS:
         expected, hint = f"one of {', '.join(SPLITS)}", "this pre-tokenizer is not implemented here"
         raise read.error("tokenizer.ggml.pre", expected, f"{pre!r:.40}", hint)
@@ -71,7 +70,9 @@ def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-        tokens[i] = tokens[i].replace(SPACE_MARK, " ")  # looked for in text as it is; newer files write them so
+        tokens[i] = tokens[i].replace(
+            SPACE_MARK, " "
+        )  # matched against unnormalised text; newer files store them with spaces
     for i in np.flatnonzero(types == TokenType.BYTE).tolist():
         if not BYTE_TOKEN.fullmatch(tokens[i]):
             raise read.error(f"{_TOKENS}[{i:,}], a byte token,", "written <0x00> to <0xFF>", f"{tokens[i]!r:.40}")
@@ -125,12 +126,12 @@ def _vocabulary(
 
 
 def _usual(token_id: int | None, usual: int, role: TokenType, types: NDArray[np.int8]) -> int | None:
-    """SPM's usual id for a role, where the file gives none and the token there has it."""
+    """Return SPM's usual id for a role, if the file names none and the token with this id has the type."""
     return usual if token_id is None and usual < len(types) and types[usual] == role else token_id
 
 
 def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
-    """The id of each token; empty tokens have none, since no text means them."""
+    """Return the id of each token. Empty tokens are left out, since no text encodes to them."""
     if not tokens:
         raise read.error(_TOKENS, "at least one token", "none")
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
@@ -143,7 +144,7 @@ def _ids(read: Metadata, tokens: list[str]) -> dict[str, int]:
 
 
 def _types(read: Metadata, count: int, ends: Iterable[int], text: Container[int] = ()) -> NDArray[np.int8]:
-    """The types that the file gives; `ends`, known to end a generation, are control tokens unless they are `text`."""
+    """Return the token types of the file. `ends`, the end tokens, become control tokens, except those in `text`."""
     given = read.numbers("tokenizer.ggml.token_type", count=count, kinds="iu")
     types = np.full(count, TokenType.NORMAL, np.int8) if given is None else type_array(given)
     for token_id in ends:

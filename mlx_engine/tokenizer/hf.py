@@ -1,7 +1,7 @@
-"""A tokenizer from Hugging Face's `tokenizer.json` and the configuration files beside it.
+"""Build a tokenizer from Hugging Face's `tokenizer.json` and the configuration files in the same folder.
 
-Encoding is left to the file: its normaliser and pre-tokenizer stay as they are. Decoding is ours, so that both kinds of
-files stream alike: the decoder that the file names only says which of the two kinds it is.
+The tokenizers library encodes with the file's own normaliser and pre-tokenizer. Decoding is implemented here, so that
+GGUF files and `tokenizer.json` stream alike; the decoder in the file only tells byte-level BPE from SPM.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import BYTE_TOKEN, SPACE_MARK, Kind, SpacePrefix, Vocabulary
 
-_MAX_VOCAB = 1 << 24  # a damaged id must not ask for gigabytes
+_MAX_VOCAB = 1 << 24  # a damaged id must not allocate gigabytes
 
 
 def from_json(path: str | Path) -> Tokenizer:
     """Read a `tokenizer.json`; roles come from `tokenizer_config.json`, `generation_config.json` and `config.json`.
 
-    These three may be missing: the tokenizer then knows no BOS or EOS but for tokens known by their text. An entry
-    for ids that have no token (models round their vocabulary up) stands for no text.
+    These three may be missing: the tokenizer then has no BOS, and only end tokens that are recognised by their text.
+    Ids without a token (models round their vocabulary up) decode to no text.
 
     Raises:
         SourceError: the file cannot be read.
@@ -41,7 +41,7 @@ def from_json(path: str | Path) -> Tokenizer:
 
 
 def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
-    """The vocabulary that a `tokenizer.json` and the files beside it describe, and the library's tokenizer.
+    """Read the vocabulary of a `tokenizer.json` and its configuration files; return it with the library's tokenizer.
 
     Raises:
         SourceError: the file cannot be read.
@@ -96,7 +96,7 @@ def _read(path: Path) -> str:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A normaliser, pre-tokenizer or decoder as the file describes it; a sequence, part by part."""
+    """Yield the steps of a normaliser, pre-tokenizer or decoder as JSON; a sequence has several."""
     if component is not None:
         state = json.loads(component.__getstate__())
         lists = [value for value in state.values() if isinstance(value, list)]
@@ -143,7 +143,7 @@ def _types(core: tokenizers.Tokenizer, kind: Kind, tokens: list[str]) -> np.ndar
 
 @dataclass(frozen=True, eq=False)
 class _Beside:
-    """What the files beside a tokenizer.json say about it."""
+    """The configuration files in the folder of a tokenizer.json."""
 
     folder: Path
 
@@ -154,7 +154,7 @@ class _Beside:
     @cached_property
     def _model_configs(self) -> list[dict[str, Any]]:
         config = self._load("config.json")
-        text_config = config.get("text_config")  # a model of several modalities keeps its language model's there
+        text_config = config.get("text_config")  # a multimodal model keeps its language model's settings there
         return [self._load("generation_config.json"), config, text_config if isinstance(text_config, dict) else {}]
 
     def _load(self, name: str) -> dict[str, Any]:
@@ -173,18 +173,18 @@ class _Beside:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the model's embedding, which may be more than there are tokens; 0 where no file says."""
+        """Rows of the embedding table, which may exceed the number of tokens; 0 if unknown."""
         sizes = [config.get("vocab_size") for config in self._model_configs]
         return next((size for size in sizes if type(size) is int), 0)
 
     def listed(self, role: str) -> list[int]:
-        """All ids that the model's configurations give for a role, the first found first."""
+        """Return all ids that the model's configuration files list for a role, in the order of the files."""
         given = [config.get(f"{role}_token_id") for config in self._model_configs]
         flat = [i for value in given for i in (value if isinstance(value, list) else [value])]
         return [i for i in flat if type(i) is int and i >= 0]
 
     def token_id(self, role: str, ids: dict[str, int], vocab_size: int) -> int | None:
-        """The id for a role: of the token that the tokenizer's configuration names, else the first that is listed.
+        """Return the id for a role: the token named in tokenizer_config.json, else the first listed id.
 
         Raises:
             TokenizerError: the vocabulary has no such token.
@@ -208,7 +208,7 @@ class _Beside:
         )
 
     def add_bos(self, core: tokenizers.Tokenizer, bos_id: int) -> bool:
-        """What the configuration says; failing that, what the file's own template does."""
+        """Return whether a BOS is added: from the configuration, else from the post-processor of tokenizer.json."""
         asked = self._tokenizer_config.get("add_bos_token")
         if isinstance(asked, bool):
             return asked
@@ -216,7 +216,7 @@ class _Beside:
 
     @property
     def chat_template(self) -> str | None:
-        """The template in a file of its own, or in the configuration (of several, the one called `default`)."""
+        """Return the chat template from its own file or the configuration (of several, the one named `default`)."""
         path = self.folder / "chat_template.jinja"
         if path.exists():
             return _read(path)

@@ -1,4 +1,4 @@
-"""Typed reading of a GGUF file's tokenizer keys: a wrong value is refused here, and nothing after has to look again."""
+"""Typed access to a GGUF file's tokenizer keys. Values are validated here, once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Metadata:
     where: str
 
     def error(self, key: str, expected: str, found: str, hint: str = CONVERT_AGAIN) -> TokenizerError:
-        """The error to raise about the value of `key`."""
+        """Return the error to raise about the value of `key`."""
         return TokenizerError(f"{self.where}: expected {key} to be {expected}, found {found}; {hint}")
 
     def text(self, key: str) -> str | None:
-        """A string, or None where the file has no such key."""
+        """Return a string, or None if the key is missing."""
         value = self.values.get(key)
         if value is None or isinstance(value, str):
             return value
         raise self.error(key, "a string", f"{type(value).__name__} {value!r:.40}")
 
     def flag(self, key: str) -> bool | None:
-        """True or False, or None where the file has no such key."""
+        """Return a bool, or None if the key is missing."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -42,7 +42,7 @@ class Metadata:
         raise self.error(key, "true or false", f"{type(value).__name__} {value!r:.40}")
 
     def token_id(self, key: str, vocab_size: int) -> int | None:
-        """The id of a token that the vocabulary has, or None where the file has no such key."""
+        """Return a valid token id, or None if the key is missing."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -51,10 +51,10 @@ class Metadata:
         return int(value)
 
     def strings(self, key: str) -> list[str]:
-        """A list of strings that are valid Unicode.
+        """Return a list of valid Unicode strings.
 
         Raises:
-            TokenizerError: the key is missing, or its value is anything else.
+            TokenizerError: the key is missing, or its value is not such a list.
         """
         value = self.values.get(key)
         if not isinstance(value, (list, tuple)):
@@ -69,14 +69,14 @@ class Metadata:
         return list(value)
 
     def numbers(self, key: str, *, count: int, kinds: str) -> NDArray[Any] | None:
-        """One finite number per token, or None where the file has no such key; `kinds` are NumPy's letters."""
+        """Return one finite number per token, or None if the key is missing. `kinds` are NumPy dtype kinds."""
         value = self.values.get(key)
         if value is None:
             return None
         try:
             numbers = np.asarray(value)
         except (ValueError, OverflowError):
-            raise self.error(key, f"{count:,} numbers", "a list of mixed things") from None
+            raise self.error(key, f"{count:,} numbers", "a list of mixed types") from None
         if numbers.ndim != 1 or numbers.dtype.kind not in kinds:
             raise self.error(key, f"{count:,} numbers", f"{type(value).__name__} of {numbers.dtype}")
         if len(numbers) != count:

@@ -1,4 +1,4 @@
-"""The one place that knows how the `tokenizers` library fails: by bare `Exception`, or by a panic."""
+"""Convert failures of the `tokenizers` library (a bare `Exception`, or a Rust panic) to TokenizerError."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mlx_engine.errors import TokenizerError
 
 @contextmanager
 def refusals(where: str, what: str) -> Iterator[None]:
-    """Whatever the library refuses in this block becomes a TokenizerError; other exceptions pass."""
+    """Convert the library's failures in this block to TokenizerError; other exceptions pass."""
     try:
         yield
-    except BaseException as problem:  # a panic of Rust code is no Exception, and its class has no public name
+    except BaseException as problem:  # a Rust panic is not an Exception, and its class has no public name
         if type(problem) is not Exception and type(problem).__name__ != "PanicException":
             raise
         reason = (str(problem).splitlines() or ["no reason given"])[0]

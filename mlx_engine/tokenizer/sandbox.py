@@ -1,8 +1,8 @@
-"""Chat templates are programs that come with a model, from anybody: here they run, in a process of its own.
+"""Run untrusted chat templates, in a process of their own. `chat.py` starts this file as a program.
 
-Jinja's sandbox keeps a template away from Python; the process keeps it from taking the machine's time and memory,
-which no sandbox inside an interpreter can. This file is that process's program: it imports nothing of ours, reads a
-request on stdin and writes an answer to stdout, both JSON. `chat.py` starts it.
+Jinja's sandbox denies a template access to Python; the process limits its CPU time and memory, which no sandbox inside
+an interpreter can do. The program imports no other module of this package, reads a JSON request from stdin and writes
+a JSON answer to stdout.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Stand-ins for characters are halves of surrogate pairs, which strict UTF-8 would refuse.
+# Stand-ins for characters are lone surrogates, which strict UTF-8 cannot encode.
 ENCODING, HALVES = "utf-8", "surrogatepass"
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates, which are written for that.
+    """Return a Jinja environment set up as in transformers, for which chat templates are written.
 
-    What is not defined is empty text; `namespace` and `dict` show none of Python's own attributes.
+    Undefined names are empty text; `namespace` and `dict` expose no Python attributes.
 
     Source: transformers 5, utils/chat_template_utils.py, `_cached_compile_jinja_template`.
     """
@@ -35,7 +35,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """`{% generation %}` marks what a model is trained on; here it is what stands inside."""
+        """`{% generation %}` marks training text; here the tag is ignored and its contents are rendered."""
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
 
@@ -80,10 +80,10 @@ def environment() -> ImmutableSandboxedEnvironment:
 def render(
     template: str, conversations: Sequence[Sequence[Mapping[str, str]]], names: Mapping[str, str], characters: int
 ) -> list[str]:
-    """Each conversation as `template` writes it, up to where the model's answer begins.
+    """Render each conversation with `template`, up to the beginning of the model's answer.
 
     Raises:
-        OverflowError: one has more than this many characters.
+        OverflowError: a rendered conversation exceeds `characters`.
         Exception: whatever the template raises.
     """
     compiled, texts = environment().from_string(template), []
@@ -105,10 +105,10 @@ def render(
 
 
 def limit(seconds: int, nbytes: int) -> None:
-    """End this process after `seconds` of processor time; refuse it more than `nbytes` of addresses. Where one can."""
+    """Limit this process to `seconds` of CPU time and `nbytes` of address space, where the system supports it."""
     try:
         import resource
-    except ImportError:  # Windows; whoever started the process still watches the clock
+    except ImportError:  # Windows; the parent process still enforces a time limit
         return
     limits = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
@@ -118,19 +118,19 @@ def limit(seconds: int, nbytes: int) -> None:
     for which, values in limits.items():
         try:
             resource.setrlimit(which, values)
-        except (OSError, ValueError):  # macOS has no bound on addresses, and a lower one may be set already
+        except (OSError, ValueError):  # macOS has no limit on address space, and a lower limit may be set already
             continue
 
 
 def main() -> None:
-    """One request, one answer: `{"texts": [...]}` or `{"error": "..."}`."""
+    """Answer one request with `{"texts": [...]}` or `{"error": "..."}`."""
     request = json.loads(sys.stdin.buffer.read().decode(ENCODING, HALVES))
     sys.path[:] = request["path"]
     limit(request["seconds"], request["bytes"])
     try:
         texts = render(request["template"], request["conversations"], request["names"], request["characters"])
         answer: dict[str, object] = {"texts": texts}
-    except Exception as error:  # whatever a template raises is what there is to say about it
+    except Exception as error:  # a template may raise anything
         answer = {"error": f"{type(error).__name__}: {error}"[:500]}
     sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=False).encode(ENCODING, HALVES))
 

@@ -1,4 +1,4 @@
-"""What a token is for: its type in a GGUF file, and which tokens end a generation."""
+"""Token types of GGUF, and the tokens that end a generation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ END_NAMES = frozenset(
         "</s>", "<eos>", "[EOS]", "<|endoftext|>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
         "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>",
         "<EOT>", "_<EOT>", "[EOT]", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>", "[e~[",
-        # Fill-in-the-middle: padding, next repository, next file. A code model that writes one has finished its file.
+        # Fill-in-the-middle: padding, next repository, next file. A code model generates one at the end of a file.
         "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]",
         "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
     }
 )  # fmt: skip
-"""Texts whose token ends a generation whatever its type says: files often mark only one of them as EOS.
+"""Token texts that end a generation whatever their type: files often mark only one of these tokens as EOS.
 
 Source: llama.cpp src/llama-vocab.cpp, the end-of-generation list in `llama_vocab::impl::load`, at 00ad355e.
 """
 
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-"""GGUF keys that name one such token each."""
+"""GGUF keys, each with the id of one such token."""
 
 
 class TokenType(IntEnum):
@@ -37,10 +37,10 @@ class TokenType(IntEnum):
 
 
 def named_end_ids(ids: Mapping[str, int]) -> frozenset[int]:
-    """Ids of the tokens in `ids` (text -> id) that end a generation by their name alone."""
+    """Return the ids of tokens in `ids` (text to id) whose text marks the end of a generation."""
     names = END_NAMES & ids.keys()
     if {"<|return|>", "<|call|>"} <= names or {"<|calls|>", "<|flush|>"} <= names:
-        names -= {"<|end|>"}  # in these vocabularies it ends a message, and the turn goes on
+        names -= {"<|end|>"}  # in these vocabularies it ends a message, but not the turn
     return _ids(names, ids)
 
 

@@ -1,7 +1,7 @@
-"""How text is cut into words before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level BPE, which split text into words, by their name in `tokenizer.ggml.pre`.
 
-A name stands for one or several patterns, applied one after the other: each cuts the pieces that the one before
-has left, and what a pattern does not match is a piece as well.
+A pre-tokenizer is one or several regular expressions, applied in sequence: each splits the pieces of the previous one
+into its matches and the text between them.
 
 Source: llama.cpp src/llama-vocab.cpp at 00ad355e for the names, and for `gpt-2`, `smollm` and `default`; the
 `tokenizer.json` of Qwen2, Qwen3.5 and Llama 3 for the others, which llama.cpp rewrites without `(?i:)`.
@@ -28,16 +28,16 @@ _QWEN_3_5 = (
 
 @dataclass(frozen=True)
 class Split:
-    """One way to cut text into words."""
+    """A pre-tokenizer."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False
-    """A word that is a token as it stands is taken whole, before any merge."""
+    """A word that is a token becomes that token without merging (`ignore_merges`)."""
     add_bos: bool = False
-    """Its models want a BOS unless the file says otherwise."""
+    """Add a BOS if the file does not say."""
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Cut into words, then write each byte as the character that stands for it."""
+        """Return the library's pre-tokenizer: split into words, then map each byte to its character."""
         cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -73,23 +73,23 @@ SPLITS: dict[str, Split] = {
     "command-r": _digit_by_digit,
     "codeshell": _digit_by_digit,
     "exaone": _digit_by_digit,
-    # What llama.cpp does with files older than the key, and warns about.
+    # For files older than the key; llama.cpp uses it with a warning.
     "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 
 
 def name_of(pre_tokenizer: Any, *, whole_words: bool) -> str | None:
-    """The name for what a `tokenizer.json` describes, of several the best known; None where none is known."""
+    """Return the name of a pre-tokenizer in a `tokenizer.json` (the best known of several), or None if unknown."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     if [step and step["type"] == "ByteLevel" for step in steps] != [False] * (len(steps) - 1) + [True]:
         return None
-    # A last step that cuts nothing only writes bytes.
+    # A last step that does not split only maps bytes.
     cuts = tuple(pattern for pattern in map(_pattern, steps) if pattern != "")
     return next((n for n, split in SPLITS.items() if (split.patterns, split.whole_words) == (cuts, whole_words)), None)
 
 
 def _pattern(step: Any) -> str | None:
-    """The pattern that a step cuts by, "" where it cuts nothing; None where it is of another kind."""
+    """Return the pattern of a split step, "" for a step that does not split, None for any other step."""
     match step:
         case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
             return pattern

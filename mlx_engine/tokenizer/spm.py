@@ -1,11 +1,11 @@
-"""SPM, as llama and gemma use it: of all neighbours that make a token, the pair with the highest score merges first.
+"""SPM, the tokenizer of Llama and Gemma: of all adjacent pairs that form a token, merge the highest score first.
 
-`tokenizers` has no such model (its Unigram maximises the score of the whole text instead), but BPE is the same once
-every way to cut a token in two is a merge, and merges are ordered by the score of what they make.
+`tokenizers` has no such model (its Unigram maximises the score of the whole text instead). BPE gives the same result
+if every split of a token into two tokens is a merge, and merges are ordered by the score of the merged token.
 
-Equal scores: SPM merges the leftmost pair, BPE the earlier merge. Putting longer results first, and among the cuts of
-one token the longer left part, makes runs grow from their left end in both. That is the case that exists: the tokens
-for two to sixteen spaces share one score in Llama's vocabulary.
+For equal scores SPM merges the leftmost pair, BPE the merge of lower rank. Ordering longer results first, and splits of
+one token by the longer left part, makes runs grow from the left in both. This case occurs in practice: the tokens of
+two to sixteen spaces share one score in Llama's vocabulary.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
 def spm(
     vocabulary: Vocabulary, ids: dict[str, int], scores: NDArray[Any], unknown_id: int | None
 ) -> tokenizers.Tokenizer:
-    """A tokenizer that merges characters into the tokens of `vocabulary`; special tokens are not yet told apart.
+    """Return a tokenizer that merges characters into the tokens of `vocabulary`, without special tokens.
 
-    Only normal tokens are merged. llama.cpp also merges up to control tokens, so that the plain text `</s>` may
-    become the end of the text there; sentencepiece does not, and neither do we.
+    Merges produce normal tokens only, as in sentencepiece. In llama.cpp they also produce control tokens, so that the
+    plain text `</s>` may become EOS there.
 
     Raises:
-        TokenizerError: a character without a token of its own could be neither spelled in bytes nor called unknown.
+        TokenizerError: the vocabulary has neither all byte tokens nor an unknown token, for characters without a token.
     """
     tokens = vocabulary.tokens
     has_bytes = {tokens[i] for i in vocabulary.ids_of(TokenType.BYTE)} >= {f"<0x{byte:02X}>" for byte in range(256)}

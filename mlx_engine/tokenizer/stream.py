@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time, without ever showing half of a character."""
+"""Decode token ids one at a time, returning whole characters only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from mlx_engine.tokenizer.vocabulary import SpacePrefix, Vocabulary
 
 
 class StreamDecoder:
-    """The text of a growing sequence of ids: what `add` and `finish` return, joined, is `decode` of all ids.
+    """Incremental decoder: the concatenated results of `add` and `finish` equal `decode` of all ids.
 
-    A character whose bytes are spread over several tokens comes with the last of them; bytes that can never become
-    a character come as U+FFFD. Nothing is looked at twice, so a stream of n ids costs n steps.
+    A character whose bytes are spread over several tokens is returned with the last of them; invalid bytes are returned
+    as U+FFFD. No id is decoded twice, so a stream of n ids takes O(n) time.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special: bool = False, at_start: bool = True) -> None:
@@ -21,7 +21,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
-        """The text that this token completes; often empty.
+        """Add a token and return the text that it completes; often empty.
 
         Raises:
             TokenizerError: the vocabulary has no such id.
@@ -39,5 +39,5 @@ class StreamDecoder:
         return self._utf8.decode(piece)
 
     def finish(self) -> str:
-        """What is left when no more ids come: U+FFFD for a character that was never completed, else nothing."""
+        """End the stream: return U+FFFD for an incomplete character, else an empty text."""
         return self._utf8.decode(b"", final=True)

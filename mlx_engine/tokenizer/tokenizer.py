@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""The tokenizer: encode text to token ids and decode them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, Vocabulary
 
 
 class Tokenizer:
-    """A model's tokenizer. Made by `from_gguf`, `from_json` or `load_tokenizer`; safe to share between threads.
+    """A model's tokenizer, created by `from_gguf`, `from_json` or `load_tokenizer`. Thread-safe.
 
-    `decode(encode(text)) == text` for every text, except where the vocabulary itself cannot tell: SPM writes spaces as
-    U+2581, so that this character comes back as a space, and a `tokenizer.json` may normalise.
+    `decode(encode(text)) == text` with two exceptions: SPM writes spaces as U+2581, so this character is decoded as a
+    space; and a `tokenizer.json` may normalise text.
     """
 
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
-        self._lock = threading.Lock()  # whether special tokens are recognised is a setting of `core`, not an argument
+        self._lock = threading.Lock()  # recognising special tokens is a setting of `core`, not an argument
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
         self.user_defined_tokens: dict[str, int] = {
@@ -37,58 +37,57 @@ class Tokenizer:
 
     @property
     def where(self) -> str:
-        """The file that it came from, for messages."""
+        """The source file, for error messages."""
         return self._vocabulary.where
 
     @property
     def kind(self) -> Kind:
-        """The algorithm."""
+        """The algorithm: "byte-level BPE" or "SPM"."""
         return self._vocabulary.kind
 
     @property
     def pre(self) -> str | None:
-        """How text is cut into words before byte-level BPE: a name of llama.cpp's; None in a `tokenizer.json`."""
+        """The pre-tokenizer's name in llama.cpp (byte-level BPE of GGUF files only); None for a `tokenizer.json`."""
         return self._vocabulary.pre
 
     @property
     def vocab_size(self) -> int:
-        """Ids run from 0 to one less."""
+        """The number of token ids."""
         return len(self._vocabulary.tokens)
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a text."""
+        """The BOS token."""
         return self._vocabulary.bos_id
 
     @property
     def eos_id(self) -> int | None:
-        """The token that the file names as the end; `eog_ids` has all of them."""
+        """The EOS token that the file names; `eog_ids` has all end tokens."""
         return self._vocabulary.eos_id
 
     @property
     def eog_ids(self) -> frozenset[int]:
-        """Every token that ends a generation: what the file names, and what is known by its text."""
+        """All tokens that end a generation: named by the file, or recognised by their text."""
         return self._vocabulary.eog_ids
 
     @property
     def add_bos(self) -> bool:
-        """The model wants `bos_id` in front of a prompt. `encode` never adds it: whoever generates does."""
+        """Whether a prompt begins with `bos_id`. `encode` never adds it; `generate` does."""
         return self._vocabulary.add_bos
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja text that turns messages into a prompt."""
+        """The chat template, Jinja source."""
         return self._vocabulary.chat_template
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of a text; nothing is added, no BOS either.
+        """Return the token ids of a text. No token is added, not even a BOS.
 
-        With `special`, control tokens that are written in the text, such as `<|im_start|>`, are recognised. Without,
-        they are text like any other, so that a user's words cannot forge a turn. Tokens that the vocabulary calls
-        user-defined are recognised always.
+        With `special`, control tokens spelled in the text, such as `<|im_start|>`, become their ids. Without, they are
+        encoded as plain text, so that user input cannot forge a chat turn. User-defined tokens are always recognised.
 
         Raises:
-            TokenizerError: the text is not valid Unicode (half of a surrogate pair), or the vocabulary cannot spell it.
+            TokenizerError: the text is not valid Unicode (a lone surrogate), or the vocabulary cannot encode it.
         """
         where = self._vocabulary.where
         try:
@@ -116,10 +115,10 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
-        """The text of these ids; bytes that are not UTF-8 become U+FFFD.
+        """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        `skip_special` leaves out control tokens. `at_start=False` says that other text comes before: SPM's first
-        space is then a space between words, not an artefact of encoding.
+        `skip_special` leaves out control tokens. With `at_start=False` the ids continue a text, and SPM's leading
+        space is kept; at the start of a text it is an artefact of encoding and is removed.
 
         Raises:
             TokenizerError: the vocabulary has no such id.
@@ -128,11 +127,11 @@ class Tokenizer:
         return "".join([*map(stream.add, ids), stream.finish()])
 
     def stream(self, *, skip_special: bool = False, at_start: bool = True) -> StreamDecoder:
-        """`decode` for ids that come one at a time."""
+        """Return a decoder for ids that arrive one at a time."""
         return StreamDecoder(self._vocabulary, skip_special=skip_special, at_start=at_start)
 
     def token(self, token_id: int) -> str:
-        """A token as the vocabulary writes it: a space is `Ġ` or `▁` there, and a byte may look like another letter.
+        """Return a token as spelled in the vocabulary, where a space is `Ġ` or `▁` and bytes are mapped to letters.
 
         Raises:
             TokenizerError: the vocabulary has no such id.
@@ -145,7 +144,7 @@ class Tokenizer:
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Tell `core` which tokens to find in text before anything else: control and unknown on request, others always."""
+    """Register special tokens with `core`: control and unknown are found on request, user-defined always."""
     control = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
     always = vocabulary.ids_of(TokenType.USER_DEFINED)
     for special, ids in ((True, control), (False, always)):

@@ -1,4 +1,4 @@
-"""A vocabulary and what its file says about it, before any algorithm: the one thing that GGUF and JSON agree on."""
+"""A vocabulary: tokens, their types and roles. Common to GGUF files and `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mlx_engine.tokenizer.special import TokenType
 Kind = Literal["byte-level BPE", "SPM"]
 
 SPACE_MARK = "\u2581"
-"""The character that stands for a space inside SPM tokens."""
+"""The character that represents a space in SPM tokens."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-"""How SPM writes the token of a single byte."""
+"""The spelling of SPM's byte tokens."""
 
 
 class SpacePrefix(Enum):
-    """Where encoding puts a space that the text does not have, and decoding takes it away again."""
+    """Where `encode` adds a space to the text, and `decode` removes it."""
 
     NEVER = "never"
     START = "before the text"
@@ -33,9 +33,9 @@ class SpacePrefix(Enum):
 
 
 def _byte_characters() -> dict[str, int]:
-    """The character that stands for each byte in byte-level vocabularies, to the byte.
+    """Return the byte of each character of byte-level vocabularies.
 
-    Bytes that print in Latin-1 stand for themselves, the other 68 are moved, in order, to U+0100 and up.
+    Printable Latin-1 bytes map to themselves; the other 68 map, in order, to U+0100 and up.
 
     Source: `bytes_to_unicode` of OpenAI's GPT-2, src/encoder.py.
     """
@@ -65,12 +65,12 @@ class Vocabulary:
     pad_id: int | None = None
 
     def ids_of(self, *types: TokenType) -> list[int]:
-        """Ids of the tokens of these types, ascending."""
+        """Return the ids of all tokens of these types, ascending."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
     def check(self, token_id: int) -> None:
-        """Refuse an id that no token has."""
+        """Raise TokenizerError for an id outside the vocabulary."""
         n_tokens = len(self.tokens)
         if not 0 <= token_id < n_tokens:
             raise TokenizerError(
@@ -80,22 +80,22 @@ class Vocabulary:
 
     @cached_property
     def control_ids(self) -> frozenset[int]:
-        """Tokens that no text may produce unless the caller allows it."""
+        """Tokens that `encode` produces only with `special`."""
         return frozenset(self.ids_of(TokenType.CONTROL))
 
     @cached_property
     def literal_ids(self) -> frozenset[int]:
-        """Tokens whose text means itself: no character in it stands for a byte or a space."""
+        """Tokens whose text is literal: no character in it represents a byte or a space."""
         return frozenset(self.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
 
     @cached_property
     def silent_ids(self) -> frozenset[int]:
-        """Tokens that stand for no text: holes and padding of the vocabulary."""
+        """Tokens without text: gaps and padding of the vocabulary."""
         return frozenset(self.ids_of(TokenType.UNUSED, TokenType.UNDEFINED))
 
     @cached_property
     def piece(self) -> Callable[[int], bytes]:
-        """The bytes of a token, by id: often not valid UTF-8 on their own."""
+        """A function from token id to the token's bytes, which are often not valid UTF-8 on their own."""
         known: dict[int, bytes] = {}
 
         def piece(token_id: int) -> bytes:
@@ -121,6 +121,6 @@ class Vocabulary:
 
 
 def type_array(values: Any) -> NDArray[np.int8]:
-    """Token types as small integers; numbers that the format does not define become UNDEFINED."""
+    """Return token types as int8; numbers that GGUF does not define become UNDEFINED."""
     types = np.asarray(values)
     return np.where((types >= 0) & (types <= max(TokenType)), types, TokenType.UNDEFINED).astype(np.int8)

@@ -1,4 +1,4 @@
-"""The judge: what it means that a backend's result is right."""
+"""Compare a backend's results with those of `scalar`: shape, dtype, and bounds on the error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract.cases import OpCase
 
-# From the registry, so that a new backend cannot be forgotten here; and those with compiled kernels without them, and
-# `metal` in the emulator. Threads are more than cores: they shall get in each other's way.
+# The names come from the registry, so that no new backend is forgotten here. Backends with compiled kernels are also
+# tested without them, and `metal` in the emulator. There are more threads than cores on purpose, so that threads are
+# preempted.
 PLAIN, EMULATED = " --no-jit", "metal, emulated"
 THREADS = 3
 NAMES = [name for name in backend_names() if unavailable(name) is None]
@@ -31,7 +32,7 @@ if emulator.unavailable() is None:
 
 @contextmanager
 def named(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A backend's own name and how it is made, while this machine is what that needs."""
+    """Yield the backend's registered name and its keyword arguments, with the environment set that it needs."""
     if name == EMULATED:
         from tests.emulated import compile_together
 
@@ -42,12 +43,12 @@ def named(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def load(name: str, source: str | Path) -> mlx_engine.Engine:
-    """An engine on that backend."""
+    """Load an engine on this backend."""
     with named(name) as (plain, settings):
         return mlx_engine.load(source, plain, **settings)
 
 
-# Below the smallest normal float32 a relative error means nothing.
+# Just above the smallest normal float32: relative errors of smaller values have no meaning.
 SMALLEST = 1e-37
 
 
@@ -59,18 +60,18 @@ def backend(name: str) -> Backend:
 
 @cache
 def expected(case: OpCase) -> list[np.ndarray]:
-    """What `scalar`, the definition, says."""
+    """Return the results of `scalar`, which defines them."""
     return case.on(ScalarBackend())
 
 
 def check(be: Backend, case: OpCase) -> None:
-    """Every result of the case is right."""
+    """Assert that every result of the case is correct on this backend."""
     for want, got in zip(expected(case), case.on(be), strict=True):
         judge(case, want, got)
 
 
 def judge(case: OpCase, want: np.ndarray, got: np.ndarray) -> None:
-    """Shape, dtype, no NaN, and three bounds on the error."""
+    """Assert shape, dtype, finite values, and the case's bounds on the error."""
     assert got.shape == want.shape, f"{case.id}: shape {want.shape} expected, {got.shape} found"
     if want.dtype.kind == "f":
         assert got.dtype == np.float32, f"{case.id}: float32 expected, {got.dtype} found"

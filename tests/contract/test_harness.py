@@ -1,4 +1,4 @@
-"""The contract suite itself is tested: it covers the seam, and no backend gets a lie past it."""
+"""Tests of the contract suite itself: it covers every backend operation and detects every wrong result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_engine.backends.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
 
-# What every case goes through; a lie there must show in at least one of them.
+# Conversions and storage, which many cases use: a fault there must fail at least one case.
 CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_write")
 # `compile` makes programs, compared with single operations in tests/unit/test_compiled_program.py.
 NOT_OPERATIONS = {
@@ -28,7 +28,7 @@ def operations() -> set[str]:
 
 
 def test_every_method_of_the_seam_is_registered_or_known_to_be_no_operation():
-    """Taps, profiler and this suite see what is registered alone."""
+    """Taps, the profiler and this suite take their lists from the registered operations."""
     methods = {name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")}
     registered = [name for names in OPERATIONS.values() for name in names]
     assert methods - NOT_OPERATIONS == set(registered)
@@ -103,7 +103,7 @@ def test_a_lie_at_a_crossing_is_caught(op: str):
 def is_caught(be: Backend, case: OpCase) -> bool:
     try:
         check(be, case)
-    # A rolled store brings slots that nobody wrote into sight, and their garbage may overflow.
+    # Rolling the store makes unwritten slots visible to attention, and their garbage may overflow.
     except (AssertionError, ValueError, IndexError, RuntimeWarning):
         return True
     return False

@@ -1,4 +1,4 @@
-"""`scalar` is the definition; here it is held against the formulas, to float64's precision."""
+"""Compare `scalar`, which defines every operation, with textbook formulas in float64."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One tiny model with Q8_0 weights on every backend: the same logits, however the tokens come."""
+"""A tiny Q8_0 model on every backend: equal logits for any chunking of the prompt and any batch."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_a_row_of_logits_depends_on_no_later_token(name: str):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_sequences_in_one_pass_are_as_each_alone(name: str, definition: np.ndarray):
-    """Two passes: prompts of different lengths, then the rest of each, one beginning where another goes on."""
+    """Two passes: prompts of different lengths, then the rest of each; the first pass has only one token of one."""
     engine = load(name)
     pool = engine.model.new_pool(24, n_sequences=3, page=2)
     first, second = pool.sequence(), pool.sequence()

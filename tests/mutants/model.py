@@ -306,8 +306,8 @@ MUTANTS = [
         "Q4_0 halves exchanged",
         "mlx_engine/quant/packing.py",
         "pack_halves",
-        "codes[:, :16] | codes[:, 16:] << np.uint8(4)",
-        "codes[:, 16:] | codes[:, :16] << np.uint8(4)",
+        "quants[:, :16] | quants[:, 16:] << np.uint8(4)",
+        "quants[:, 16:] | quants[:, :16] << np.uint8(4)",
     ),
     Mutant(
         "magnitudes ordered by their sign",

@@ -53,7 +53,7 @@ REFUSED = {
     "string in an array": (
         File([pair("k", g.ARRAY, u32(g.STRING) + u64(2) + string("a") + u64(MAX) + LONG)]), r"'k'\[1\]",
     ),
-    "arrays nested without end": (File([pair("k", g.ARRAY, (u32(g.ARRAY) + u64(1)) * 5_000)]), "in one another"),
+    "arrays nested without end": (File([pair("k", g.ARRAY, (u32(g.ARRAY) + u64(1)) * 5_000)]), "nested arrays"),
     "long text that is not UTF-8": (File([pair("k", g.STRING, string(b"\xff" * 40_000))]), "UTF-8"),
     "duplicate key": (File([GOOD_PAIR, GOOD_PAIR]), "second value"),
     "alignment": (File([pair("general.alignment", g.U32, u32(13))]), "power of two"),
@@ -77,7 +77,7 @@ REFUSED = {
     "offset": (File([], [record("t", [1], 0, MAX)], LONG), "'t', offset"),
     "offset into the tensor before": (File([], [TWO[0], record("b", [5], 0, 0)], DATA), "'b', offset"),
     "offset that leaves a gap": (File([], [TWO[0], record("b", [5], 0, 64)], DATA + DATA), "'b', offset"),
-    "duplicate tensor": (File([], [TWO[0], record("a", [5], 0, 32)], DATA), "name of its own"),
+    "duplicate tensor": (File([], [TWO[0], record("a", [5], 0, 32)], DATA), "unique name"),
     "offsets of another alignment": (File([], [TWO[0], record("b", [5], 0, 12)], DATA), "'b', offset"),
     "data of another alignment": (File([ALIGN_1], TWO, DATA, alignment=1), "'b', offset"),
     "data short by one byte": (File([], TWO, DATA[:-1]), "data of 2 tensors"),

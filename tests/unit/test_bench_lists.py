@@ -69,7 +69,7 @@ def test_a_pair(text, meant):
     "text", ["", "512", "512,", ",64", "512,64,1", "512, 64", "0,64", "512,0", "a,b", "1-2,3", "-1,5"]
 )
 def test_a_pair_that_cannot_be_understood_is_refused(text):
-    with pytest.raises(OptionError, match="tokens to read and to write") as caught:
+    with pytest.raises(OptionError, match="prompt tokens and tokens to generate") as caught:
         pair(text)
     assert caught.value.option == "-pg"
 
@@ -99,5 +99,5 @@ def test_every_combination_at_every_depth(p, n, pg, d, meant):
 
 
 def test_nothing_to_measure_is_refused():
-    with pytest.raises(OptionError, match="expected something to measure"):
+    with pytest.raises(OptionError, match="expected at least one test"):
         combined(["0"], ["0"], None, None)

@@ -181,9 +181,9 @@ def test_the_machines_own_rates_are_told_by_threads():
     assert "20.0 GB/s and 100 GFLOP/s on 1 thread, 30.0 GB/s and 200 GFLOP/s on 2 threads" in note
 
 
-def test_a_watched_measurement_is_told():
+def test_a_run_with_the_log_on_has_a_note():
     assert not any("log" in note for note in notes(swept()))
-    assert any("log" in note for note in notes([row("scalar", "tg4", 1.0, watched=True)]))
+    assert any("MLX_ENGINE_LOG" in note for note in notes([row("scalar", "tg4", 1.0, watched=True)]))
 
 
 def test_the_rung_that_moved_most_comes_first():

@@ -1,4 +1,4 @@
-"""A sweep: which cells there are, what is not tried and why, and how passes are taken apart."""
+"""A sweep: its cells, the rungs that are skipped with a reason, and the profile of a pass."""
 
 from pathlib import Path
 
@@ -180,7 +180,7 @@ def test_a_backends_pace_is_that_of_its_products():
     assert fast < slow
 
 
-# ---- passes taken apart ----
+# ---- profiled passes ----
 
 
 @pytest.mark.parametrize(("test", "n_tokens"), [(Cell(5), 5), (Cell(0, 3), 1), (Cell(0, 3, 6), 1), (Cell(5, 0, 6), 5)])

@@ -268,7 +268,7 @@ def test_where_no_limit_is_known_the_page_says_so(world):
     report |= summed(engine, settings, [engine.phases], rounds, None)
     text = page(report)
     assert report["limits"] is None
-    assert "not known for cpu" in text
+    assert "unknown for cpu" in text
     assert "at the machine's limits it would" not in text
     assert all(row["gain_ms"] is None for row in report["phases"]["decode"]["ranking"])
     assert "of the limit" not in text

@@ -181,9 +181,9 @@ def test_the_folders_table_is_utf_8(tmp_path):
     [
         (("-p", "many"), "-p: expected numbers as 512"),
         (("-n", "1-"), "-n: expected numbers as 512"),
-        (("-d", "1-5*1"), "-d: expected a range that leads upwards"),
-        (("-pg", "512"), "-pg: expected tokens to read and to write"),
-        (("-p", 0, "-n", 0), "expected something to measure"),
+        (("-d", "1-5*1"), "-d: expected an ascending range"),
+        (("-pg", "512"), "-pg: expected prompt tokens and tokens to generate"),
+        (("-p", 0, "-n", 0), "expected at least one test"),
         (("-o", "sql"), "output: expected md or csv or json or jsonl, found 'sql'"),
         (("--quant", "q3"), "quant: expected keep or f32"),
         (("-t", 0), "threads: expected a whole number >= 1"),

@@ -55,8 +55,8 @@ def test_the_page_is_printed_and_written(tmp_path, backend):
         "## Remaining bottlenecks of prefill, ranked",
         "## Model",
         "## Timing",
-        "## A decode step, taken apart",
-        "## Prefill, taken apart",
+        "## A decode step, profiled",
+        "## Prefill, profiled",
         "## Every pass",
         "## Method",
     ]
@@ -99,7 +99,7 @@ def test_a_test_beyond_the_context_is_one_line(tmp_path):
 def test_the_same_passes_are_set_side_by_side(tmp_path, earlier):
     result = run(tmp_path, "--against", earlier)
     assert result.code == 0
-    assert "## Round against round" in result.out
+    assert "## Changes since the earlier report" in result.out
     (line,) = [line for line in result.out.splitlines() if line.lstrip("| ").startswith("first token |")]
     assert line.split("|")[4].strip().startswith("x")
 
@@ -136,7 +136,7 @@ def test_a_factor_above_1_is_faster_and_chance_is_told(earlier):
     head["role"] = "projection"
     head["measured_ms"] |= {"median": 50.0}
     text = section(old, new)
-    lines = text.partition("prefill, as taken apart")[0].splitlines()
+    lines = text.partition("prefill, profiled")[0].splitlines()
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     cells = {row[0]: row[1:] for row in table if len(row) == 5}
     assert cells["decode"] == ["4.000", "2.000", "x2.00", ""]

@@ -1,4 +1,4 @@
-"""What is timed of a pass that is taken apart: spans, what each needs at least, and what it is for."""
+"""Spans of a profiled pass: their times, costs and roles."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_whether_the_model_wants_a_bos(metadata, wanted):
 def test_a_missing_pre_tokenizer_is_announced(caplog):
     with caplog.at_level(logging.WARNING):
         assert build(byte_level(pre=None)).pre == "default"
-    assert "toy does not say how words are cut" in caplog.text
+    assert "toy does not name its pre-tokenizer" in caplog.text
 
 
 def test_unused_tokens_stand_for_no_text():

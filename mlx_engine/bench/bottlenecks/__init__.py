@@ -1,6 +1,6 @@
-"""The bottleneck report: where a pass spends its time, what the machine's limits would leave of it, and what to do.
+"""The bottleneck report: the time of each operation in a forward pass, its time at the machine's limits, and advice.
 
-`runs` measures, `apart` sums what was measured, `gains` sets it beside the limits and ranks, `advice` says what to do,
-`kinds` does this for prefill and for decode, `about` says of which model; `report` puts it together, `page` and
-`method` write it for people, `against` compares two rounds.
+`runs` measures, `apart` sums the spans, `gains` compares them with the limits and ranks them, `advice` words the
+advice, `kinds` combines these for prefill and for decode, `about` describes the model. `report` collects everything as
+JSON, `page` and `method` format it as Markdown, `against` compares two reports.
 """

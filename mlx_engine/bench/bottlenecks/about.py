@@ -1,4 +1,4 @@
-"""What was measured: the model as it is held on its backend, and the settings. Nothing is measured here."""
+"""Describe the measured model, as stored on its backend."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mlx_engine.bench.run import describe
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
 
-# More than the widest of the block formats has; what has more is held as floats.
+# More bits per weight than any block format has: weights with more bits are floats.
 MOST_BITS = 12
 FORMATS = {"gguf": "GGUF", "hf": "safetensors"}
 
 
 def about(engine: Engine, checkpoint: Checkpoint, digest: str) -> dict[str, Any]:
-    """The model: what its files say, and what its backend multiplies with."""
+    """Return the model's sizes and formats, in its files and on its backend."""
     config, found = engine.config, layers_of(engine)
     described = describe(checkpoint)
     return {
@@ -40,13 +40,13 @@ def about(engine: Engine, checkpoint: Checkpoint, digest: str) -> dict[str, Any]
 
 
 def layers_of(engine: Engine) -> list[Linear]:
-    """Every linear layer of a model, q, k and v apart, each once."""
+    """Return all linear layers of a model, each once (q, k and v separately)."""
     found = [linear for value in vars(engine.model).values() for linear in linears(value)]
     return list({id(linear): linear for linear in found}.values())
 
 
 def bits(found: list[Linear]) -> dict[str, float]:
-    """Bits per weight, as the backend holds them, of each kind of linear layer; 8.5 are Q8_0's."""
+    """Return the bits per weight on the backend of each kind of linear layer (8.5 for Q8_0)."""
     sums: dict[str, tuple[int, int]] = {}
     for linear in found:
         role = role_of([linear])
@@ -56,5 +56,5 @@ def bits(found: list[Linear]) -> dict[str, float]:
 
 
 def bits_of(linear: Linear) -> float:
-    """Bits per weight of one layer."""
+    """Return the bits per weight of a layer."""
     return 8 * nbytes_of(linear.weight) / math.prod(shape_of(linear.weight))

@@ -1,6 +1,6 @@
-"""Round against round: an earlier report of the same model on the same machine, and what has changed since.
+"""Compare a report with an earlier one of the same model on the same machine.
 
-Everything is a time, so a factor above 1 is faster. Where the quartiles of both overlap, the change may be chance, and
+All values are times, so a factor above 1 means faster. If the quartiles of both overlap, the change may be noise, and
 the table says so.
 """
 
@@ -18,7 +18,7 @@ from mlx_engine.errors import FormatError, OptionError, SourceError, is_number
 Report = dict[str, Any]
 
 KIND = "bottlenecks"
-# What makes two reports comparable, and what may have changed between them.
+# Fields that must be equal in two comparable reports, and fields that may differ.
 SAME = {
     "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
     "machine": ("processor", "cores"),
@@ -30,23 +30,23 @@ CHANGED = {
     "settings": ("quant", "quant_min_dim", "quant_layers"),
     "machine": ("system",),
 }
-# A part of a pass that is less of it than this is not compared.
+# Operations with a smaller share of the pass than this are not compared.
 SMALL = 0.005
 
 
 def read(path: Path) -> Report:
-    """A report that was written as JSON.
+    """Read a report.json.
 
     Raises:
-        SourceError: it cannot be read.
-        FormatError: it holds something else.
+        SourceError: the file cannot be read.
+        FormatError: the file is not a bottleneck report.
     """
     try:
         found = json.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise _error(path, f"no JSON: {error}") from error
+        raise _error(path, f"invalid JSON: {error}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise _error(path, f"kind = {found.get('kind')!r}"[:80] if isinstance(found, dict) else type(found).__name__)
     for name in ("model", "machine", "settings", "backend", "timing", "phases", "versions"):
@@ -59,7 +59,7 @@ def read(path: Path) -> Report:
 
 
 def _operations_of(report: Report, path: Path) -> Iterator[tuple[str, Any]]:
-    """Every operation's spread, by name."""
+    """Yield the name and the spread of every operation."""
     for name, phase in report["phases"].items():
         ops = phase.get("operations") if isinstance(phase, dict) else None
         if not isinstance(ops, list) or not all(isinstance(op, dict) and isinstance(op.get("role"), str) for op in ops):
@@ -74,42 +74,42 @@ def _error(path: Path, found: str) -> FormatError:
 
 
 def differences(old: Report, new: Report, names: dict[str, tuple[str, ...]]) -> list[str]:
-    """What differs, as "layers 12 -> 26"."""
+    """Return the fields that differ, as "layers 12 -> 26"."""
     pairs = [(name, old[part].get(name), new[part].get(name)) for part, keys in names.items() for name in keys]
     pairs = [(name, printable(str(before)), printable(str(after))) for name, before, after in pairs if before != after]
     return [f"{name.replace('_', ' ')} {before[:40]} -> {after[:40]}" for name, before, after in pairs]
 
 
 def refuse(old: Report, new: Report) -> None:
-    """Refuse a report of another model, of another machine, or of other passes.
+    """Check that two reports are comparable.
 
     Raises:
-        OptionError: it is one.
+        OptionError: model, machine or passes differ.
     """
     other = differences(old, new, SAME)
     if other:
-        expected = "a report of the same model, machine and passes (or --anyway, which marks it)"
+        expected = "a report of the same model, machine and passes (or --anyway, to compare all the same)"
         raise OptionError(option="--against", expected=expected, found=", ".join(other)[:200])
 
 
 def section(old: Report, new: Report) -> str:
-    """Both reports side by side, as Markdown."""
+    """Return the comparison as Markdown."""
     other, changed = differences(old, new, SAME), differences(old, new, CHANGED)
     lines = [f"- old: commit {printable(str(old.get('commit') or 'unknown'))}, {printable(str(old.get('time')))}"]
-    lines += [f"- **not the same**: {', '.join(other)}; the factors say little"] if other else []
+    lines += [f"- **not the same**: {', '.join(other)}; the factors mean little"] if other else []
     lines += [f"- changed: {', '.join(changed)}"] if changed else []
-    return "\n\n".join(["## Round against round", "\n".join(lines), *tables(old, new)])
+    return "\n\n".join(["## Changes since the earlier report", "\n".join(lines), *tables(old, new)])
 
 
 def tables(old: Report, new: Report) -> Iterator[str]:
-    """What a user waits for, then each kind of pass by operation."""
+    """Yield a table of the user-visible times, then a table of operations for each kind of pass."""
     names = [name for name in new["timing"] if name in old["timing"]]
     rows = [line(name.replace("_", " "), old["timing"][name], new["timing"][name]) for name in names]
     yield aligned([["", "old ms", "new ms", "factor", "note"], *rows])
     for name, phase in new["phases"].items():
         if name in old["phases"]:
             found = _operations(old["phases"][name], phase)
-            head = [f"{name}, as taken apart", "old ms", "new ms", "factor", "note"]
+            head = [f"{name}, profiled", "old ms", "new ms", "factor", "note"]
             yield aligned([head, *found])
 
 
@@ -132,7 +132,7 @@ def _operations(old: Report, new: Report) -> list[list[str]]:
 
 
 def line(title: str, old: Report, new: Report) -> list[str]:
-    """Old, new, and the factor between the medians."""
+    """Return a line with old and new medians and the speedup factor."""
     before, after = old["median"], new["median"]
     overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
     note = "within the spread" if overlap else "slower" if after > before else ""

@@ -1,4 +1,4 @@
-"""Passes taken apart, summed: per operation, per phase, per layer. Pure arithmetic on spans; times in milliseconds."""
+"""Sum the spans of profiled passes per operation, phase and layer. Pure arithmetic; times in milliseconds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PHASES = ("embedding", "layers", "norm", "projection", "sampling")
 
 @dataclass
 class Operation:
-    """One role in a pass.
+    """All calls of one role in the profiled passes.
 
     Attributes:
-        samples: milliseconds of all its calls in one pass, one for each pass.
-        n_calls, needed: of all passes together.
+        samples: milliseconds of all its calls in a pass, one per pass.
+        n_calls, needed: number of calls and their cost, summed over all passes.
     """
 
     role: str
@@ -30,22 +30,22 @@ class Operation:
 
     @property
     def ms(self) -> float:
-        """The median pass."""
+        """Median milliseconds per pass."""
         return statistics.median(self.samples)
 
     @property
     def calls(self) -> float:
-        """In one pass."""
+        """Calls per pass."""
         return self.n_calls / len(self.samples)
 
     @property
     def cost(self) -> Cost:
-        """Of one pass."""
+        """Cost per pass."""
         return Cost(self.needed.flops / len(self.samples), self.needed.nbytes / len(self.samples))
 
 
 def spread(samples: Sequence[float]) -> dict[str, float | int]:
-    """Median, quartiles, extremes and number of samples."""
+    """Return median, quartiles, extremes and number of samples."""
     several = len(samples) > 1
     q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive") if several else [samples[0]] * 3
     return {
@@ -55,11 +55,11 @@ def spread(samples: Sequence[float]) -> dict[str, float | int]:
 
 
 def operations(passes: Sequence[Pass]) -> list[Operation]:
-    """Every role of some passes of one kind, in the order of their first call."""
+    """Return the operations of passes of one kind, in the order of their first call."""
     found: dict[str, Operation] = {}
     for i, taken in enumerate(passes):
         for span in taken.spans:
-            # What stands before the head is one step, whatever a backend makes of it.
+            # Everything before the head is counted as one role, however a backend fuses it.
             role = "output_norm" if span.phase == "norm" and span.op != "norm_head" else span.role
             op = found.setdefault(role, Operation(role, span.phase, [0.0] * len(passes)))
             op.samples[i] += span.own * 1e3
@@ -69,7 +69,7 @@ def operations(passes: Sequence[Pass]) -> list[Operation]:
 
 
 def phases(taken: Pass) -> dict[str, float]:
-    """Milliseconds of each phase, of the sum of all operations, and of the pass with its stopwatches."""
+    """Return milliseconds of each phase, of the sum of all operations, and of the profiled pass."""
     found = dict.fromkeys(PHASES, 0.0)
     for span in taken.spans:
         found[span.phase] += span.own * 1e3
@@ -77,9 +77,9 @@ def phases(taken: Pass) -> dict[str, float]:
 
 
 def layers(passes: Sequence[Pass]) -> list[dict[str, float]]:
-    """Of each layer the median milliseconds of a pass, of its two halves, and how far the slowest is above the fastest.
+    """Return for each layer the median milliseconds per pass, of attention and feed-forward separately.
 
-    `jitter` is the longest of its passes over the shortest.
+    `jitter` is the layer's longest pass divided by its shortest.
     """
     halves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for taken in passes:
@@ -106,10 +106,10 @@ def _layer(layer: int, halves: Sequence[tuple[float, float]]) -> dict[str, float
 
 
 def is_feed_forward(span: Span) -> bool:
-    """Whether a layer's operation belongs to its second half; what has no parameters belongs to what came before."""
+    """Return whether an operation is in the feed-forward half. Without parameters, it is in the previous one's half."""
     return span.part.startswith(("ffn", "post_ffw"))
 
 
 def of_index(rounds: Iterable[Sequence[Pass]], index: int) -> list[Pass]:
-    """The same pass of every round."""
+    """Return the pass with this index of every round."""
     return [passes[index] for passes in rounds]

@@ -1,13 +1,13 @@
-"""What each operation would gain at the machine's limit, and what to do about it. Pure arithmetic; times in ms.
+"""Compute how much time each operation would gain at the machine's limit, and rank the operations. Times in ms.
 
-At the limit an operation takes as long as its bytes take to read or its arithmetic to do, whichever is longer. Its gain
-is the rest of its time.
+At the limit, an operation takes the time to read its bytes or the time of its arithmetic, whichever is longer. Its gain
+is its time minus that.
 
-Taken apart, operations take longer together than the plain pass does: each is a call of its own then, from an
-interpreter that the weights have pushed out of the processor's caches. So the same time is taken off every call, until
-a decode step's sum is that of the plain one, but never more than twice what the median call takes beyond the limit, and
-no operation gets below its limit. One that is slow for another reason keeps its time. A call of prefill is made the
-same way, and the same time is taken off it; its own excess would be mostly noise, spread over few and long calls.
+Profiled operations together take longer than the plain pass, because each is a separate call from an interpreter whose
+code and data the weights have evicted from the CPU caches. To correct for this, the same time is subtracted from every
+call, until the sum equals the plain decode step. It is at most twice the median call's time beyond its limit, and no
+operation gets below its limit, so an operation that is slow for another reason keeps its time. The same correction
+per call is applied to prefill: its own excess would be mostly noise, spread over few and long calls.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from dataclasses import dataclass
 
 from mlx_engine.bench.bottlenecks.apart import Operation
 
-# What has no operation of its own, as a line of the ranking.
+# The ranking's line for time outside of operations.
 BETWEEN = "between operations"
-# Nothing takes so many times what the median call takes beyond its limit for being a call.
+# The correction is at most this multiple of the median call's time beyond its limit.
 UNUSUAL = 2
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine reaches: bytes and floating-point operations per second."""
+    """The machine's limits: bytes and floating-point operations per second."""
 
     read: float
     peak: float
 
     def floor(self, op: Operation) -> float:
-        """The milliseconds that an operation takes at least."""
+        """Return an operation's milliseconds at the limit."""
         return 1e3 * max(op.cost.nbytes / self.read, op.cost.flops / self.peak)
 
     def bound(self, op: Operation) -> str:
-        """Which of the two it is bound by."""
+        """Return "memory" or "arithmetic", whichever takes longer."""
         return "memory" if op.cost.nbytes / self.read >= op.cost.flops / self.peak else "arithmetic"
 
 
 @dataclass(frozen=True)
 class Line:
-    """An operation of a pass beside its limit.
+    """An operation of a pass with its limit.
 
     Attributes:
-        measured: the median of the passes that were taken apart.
-        ms: the same without what being taken apart adds.
-        floor: at the machine's limit, or None where that is not known.
-        bound: "memory" or "arithmetic"; "calls" where the limit is next to nothing beside the time; None where nothing
-            is known, or nothing is left of what it took.
+        measured: the median of the profiled passes.
+        ms: the same, without profiling overhead.
+        floor: time at the machine's limit, or None if the limit is unknown.
+        bound: "memory" or "arithmetic"; "calls" if the limit is negligible compared with the time; None if the limit
+            is unknown, or the corrected time is 0.
     """
 
     op: Operation
@@ -59,26 +59,26 @@ class Line:
 
     @property
     def gain(self) -> float | None:
-        """What would be gained at the limit."""
+        """The milliseconds gained at the limit."""
         return None if self.floor is None else max(0.0, self.ms - self.floor)
 
     @property
     def reached(self) -> float | None:
-        """The share of the limit that it reaches."""
+        """The time at the limit divided by the measured time."""
         return None if self.floor is None or self.bound is None or self.ms <= 0 else self.floor / self.ms
 
 
-# An operation that needs less of its time than this share is not bound by what it reads or computes.
+# If the limit is a smaller share of the time than this, the operation is bound by call overhead.
 CALLS = 0.1
 
 
 def lines(ops: Sequence[Operation], limits: Limits | None, off: float) -> list[Line]:
-    """Every operation beside its limit, after `off` ms were taken off each of its calls."""
+    """Return every operation with its limit, with `off` ms subtracted from each of its calls."""
     return [_line(op, off, floor, limits) for op, floor in zip(ops, floors(ops, limits), strict=True)]
 
 
 def floors(ops: Sequence[Operation], limits: Limits | None) -> list[float]:
-    """The milliseconds that each takes at least; 0 where no limit is known."""
+    """Return each operation's milliseconds at the limit; 0 if the limits are unknown."""
     return [limits.floor(op) if limits is not None else 0.0 for op in ops]
 
 
@@ -91,14 +91,14 @@ def _line(op: Operation, off: float, floor: float, limits: Limits | None) -> Lin
 
 
 def off_every_call(ops: Sequence[Operation], limits: Limits | None, too_much: float) -> float:
-    """The milliseconds to take off every call where the operations are longer than a plain pass by `too_much`."""
+    """Return the milliseconds to subtract from every call, if the operations exceed the plain pass by `too_much`."""
     pairs = zip(ops, floors(ops, limits), strict=True)
     beyond = sorted((max(0.0, op.ms - floor) / op.calls, op.calls) for op, floor in pairs)
     off, calls = 0.0, sum(n for _, n in beyond)
     if too_much <= 0:
         return 0.0
     for most, n in beyond:
-        # Up to here every call that is left can give as much as this one.
+        # All remaining calls can be reduced by at least as much as this one.
         if too_much <= (most - off) * calls:
             off += too_much / calls
             break
@@ -107,7 +107,7 @@ def off_every_call(ops: Sequence[Operation], limits: Limits | None, too_much: fl
 
 
 def _usual(beyond: Sequence[tuple[float, float]]) -> float:
-    """The median call's time beyond its limit."""
+    """Return the median call's time beyond its limit."""
     half, seen = sum(n for _, n in beyond) / 2, 0.0
     for ms, n in beyond:
         seen += n
@@ -117,7 +117,7 @@ def _usual(beyond: Sequence[tuple[float, float]]) -> float:
 
 
 def ranked(found: Sequence[Line], plain: float, between: float) -> list[dict[str, float | str | None]]:
-    """Operations and what is between them, what would gain most first; by time where no limit is known."""
+    """Rank operations and the time between them by gain, or by time if the limits are unknown."""
     rows: list[dict[str, float | str | None]] = [
         {"role": line.op.role, "ms": line.ms, "limit_ms": line.floor, "gain_ms": line.gain} for line in found
     ]
@@ -129,6 +129,6 @@ def ranked(found: Sequence[Line], plain: float, between: float) -> list[dict[str
 
 
 def gain_of(row: dict[str, float | str | None]) -> float:
-    """What a row of the ranking is ranked by."""
+    """Return the sort key of a row of the ranking."""
     gain = row["ms"] if row["gain_ms"] is None else row["gain_ms"]
     return float(gain or 0.0)

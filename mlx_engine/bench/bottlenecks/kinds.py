@@ -1,4 +1,4 @@
-"""One kind of pass, prefill or a decode step: its operations, parts and layers, and what could be gained."""
+"""Analyse one kind of pass, prefill or decode step: operations, parts, layers, and possible gains."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """The passes of one kind, round by round: those that were taken apart, and the milliseconds of the plain ones."""
+    """All passes of one kind, by round: profiled passes, and the milliseconds of plain passes."""
 
     apart: Sequence[Sequence[Pass]]
     plain: Sequence[Sequence[float]]
 
     @property
     def whole(self) -> float:
-        """The median plain pass."""
+        """Median milliseconds of a plain pass."""
         return statistics.median(ms for passes in self.plain for ms in passes)
 
     def operations(self) -> list[Operation]:
-        """What the passes consist of."""
+        """The operations of the profiled passes."""
         return apart.operations([taken for passes in self.apart for taken in passes])
 
     def beyond(self) -> list[float]:
-        """By how much the plain pass is longer than its operations, in each round: both stand close in time there."""
+        """The plain pass minus the sum of the operations in each round, where both are measured close in time."""
         sums = [statistics.median(apart.phases(taken)["sum"] for taken in passes) for passes in self.apart]
         return [statistics.median(plain) - ms for plain, ms in zip(self.plain, sums, strict=True)]
 
 
 def kinds(rounds: Sequence[Round]) -> dict[str, Kind]:
-    """Decode steps, if there were any, and prefill."""
+    """Group the passes into decode steps (if any) and prefill."""
     found = {}
     if len(rounds[0].apart) > 1:
         plain = [[seconds * 1e3 for seconds in round_.plain.passes[1:]] for round_ in rounds]
@@ -49,7 +49,7 @@ def kinds(rounds: Sequence[Round]) -> dict[str, Kind]:
 
 
 def off_every_call(found: Mapping[str, Kind], limits: Limits | None) -> float:
-    """What being taken apart adds to a call, in ms, as decode shows it; nothing where there is none."""
+    """Return the profiling overhead per call in ms, determined from decode; 0 without decode steps."""
     decode = found.get("decode")
     if decode is None:
         return 0.0
@@ -57,7 +57,7 @@ def off_every_call(found: Mapping[str, Kind], limits: Limits | None) -> float:
 
 
 def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, float], *, lazy: bool) -> Report:
-    """What the report says of it; `held` are the bits per weight by role."""
+    """Return this kind's part of the report; `held` has the bits per weight by role."""
     ops, passes = kind.operations(), [taken for passes in kind.apart for taken in passes]
     lines = gains.lines(ops, limits, off)
     n_calls = sum(op.calls for op in ops)
@@ -65,9 +65,9 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
     rest = spread([ms + taken_off for ms in kind.beyond()])
     says = {line.op.role: advice(line, _bits(line.op, held)) for line in lines}
     says[BETWEEN] = between(n_calls, rest, lazy=lazy)
-    # What may as well be nothing is no bottleneck.
+    # Time that may be noise is not a bottleneck.
     left = kind.whole - sum(line.ms for line in lines)
-    # Of whichever is longer, or shares would add up to more than all.
+    # Shares are of the longer one of plain pass and sum, so that they never exceed 100%.
     longer = max(kind.whole, kind.whole - left)
     ranking = gains.ranked(lines, longer, left if rest["q1"] > 0 else 0.0)
     return {
@@ -88,7 +88,7 @@ def phase(kind: Kind, limits: Limits | None, off: float, held: Mapping[str, floa
 
 
 def parts(lines: Iterable[Line]) -> dict[str, float]:
-    """Milliseconds of each phase."""
+    """Return the milliseconds of each phase."""
     found = dict.fromkeys(apart.PHASES, 0.0)
     for line in lines:
         found[line.op.phase] += line.ms
@@ -96,7 +96,7 @@ def parts(lines: Iterable[Line]) -> dict[str, float]:
 
 
 def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
-    """An operation as the JSON has it; rates are those of `ms`."""
+    """Return an operation as JSON fields; rates refer to the corrected time `ms`."""
     op = line.op
     told = line.ms > 0 and (line.floor is None or line.bound is not None)
     return {
@@ -119,5 +119,5 @@ def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
 
 
 def _bits(op: Operation, held: Mapping[str, float]) -> float | None:
-    """Of the first of the linear layers that an operation has."""
+    """Return the bits per weight of the operation's first linear layer."""
     return held.get(op.role.split("+")[0])

@@ -1,4 +1,4 @@
-"""How the figures of a report were made, and the command that makes them again."""
+"""The method section of a report, and the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Report = dict[str, Any]
 
-# Options of the command by the name of the setting.
+# The command-line option of each setting.
 OPTIONS = {
     "model": "--model", "backend": "--backend", "quant": "--quant", "quant_min_dim": "--quant-min-dim",
     "threads": "--threads", "n_prompt": "-p", "n_gen": "-n", "depth": "--depth", "repetitions": "-r",
@@ -16,39 +16,36 @@ OPTIONS = {
 
 
 def command(settings: Report) -> str:
-    """The exact command."""
+    """Return the command that reproduces the report."""
     given = [(OPTIONS[name], value) for name, value in settings.items() if name in OPTIONS and value is not None]
     given += [("--quant-layer", f"{name}={quant}") for name, quant in settings["quant_layers"].items()]
     return shlex.join(["python", "cli.py", "report", *(str(word) for pair in given for word in pair)])
 
 
 def method(report: Report) -> str:
-    """What was run, what was left out, and how the limits were taken."""
+    """Describe what was run, what is excluded, and how the limits were measured."""
     at, rounds = report["settings"], report["rounds"]
-    excluded = (
-        "a first round is not counted" if rounds > 1 or at["repetitions"] == 1 else "there was time for one alone"
-    )
+    excluded = "after a warm-up round" if rounds > 1 or at["repetitions"] == 1 else "the budget allowed only one"
     limits = (
-        "The limits are the medians of samples between all runs: a kernel that only reads, over the bytes that a pass "
-        "multiplies with, and multiplications and additions in registers, both on as many threads as the backend has."
+        "The limits are medians of samples between all runs: memory bandwidth of a kernel that only reads the model's "
+        "matrices, and multiply-adds in registers, both on as many threads as the backend has."
         if report["limits"] is not None
-        else "The device's limits are not known here, and none are assumed."
+        else "The device's limits are unknown, and none are assumed."
     )
     lines = [
-        f"{rounds} rounds, {excluded}. Each is a plain run, as `generate` runs it, and one that is taken apart: every "
-        "operation has a stopwatch, layers run operation by operation, and a lazy backend waits for each.",
-        "Whole passes are the medians of the plain runs; the first pass, prefill, is never mixed into decode, and "
-        "every decode step counts.",
-        "Operations are the medians of the passes that were taken apart. As they take longer together than the plain "
-        "step does, the same time is taken off each call, until the sum is that of the plain step: at most twice "
-        "what the median call takes beyond its limit, and nothing that would bring one below it. Calls of prefill lose "
-        "as much.",
-        "Bytes are each input once and the result once; operations are multiplications and additions, those of "
-        "attention where something is visible.",
-        "At the limit an operation takes as long as its bytes take to read or its arithmetic to do, whichever is "
-        "longer; its gain is the rest of its time. What is in the processor's cache can be read faster than that.",
+        f"{rounds} rounds, {excluded}. Each is a plain run, as in `generate`, and a profiled run: every operation is "
+        "timed, layers run operation by operation, and a lazy backend waits for each operation.",
+        "Whole passes are medians of the plain runs; prefill and decode are reported separately, and every decode step "
+        "counts.",
+        "Operations are medians of the profiled passes. Together they take longer than the plain step, so the same "
+        "time is subtracted from each call until their sum equals the plain step: at most twice the median call's time "
+        "beyond its limit, and no operation gets below its limit. The same time is subtracted from calls of prefill.",
+        "Bytes count each input and the result once; operations are multiplications and additions, in attention only "
+        "for visible keys.",
+        "At the limit, an operation takes the time to read its bytes or the time of its arithmetic, whichever is "
+        "longer; its gain is the rest of its time. Data in the processor's cache can be read faster than this limit.",
         limits,
         "Tokens are random, end tokens are ignored, and text is not tokenised.",
     ]
     again = f"```sh\n{command(at)}\n```"
-    return "\n".join(f"- {line}" for line in lines) + f"\n\nAgain:\n\n{again}"
+    return "\n".join(f"- {line}" for line in lines) + f"\n\nTo reproduce:\n\n{again}"

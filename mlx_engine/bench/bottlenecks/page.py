@@ -1,4 +1,4 @@
-"""The report for people, as Markdown that is also readable in a terminal. Every figure is in the JSON as well."""
+"""Format the report as Markdown that is also readable in a terminal. The JSON has the same numbers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mlx_engine.models.conversion import Conversion
 
 Report = dict[str, Any]
 
-# Lines of a ranking and of a breakdown that are less of the pass than this are told together.
+# Lines with a smaller share of the pass than this are combined into one.
 SMALL = 0.005
 TITLES = {
     "load": "load", "warm_up": "warm-up", "prefill": "prefill, {n_prompt} tokens",
-    "first_token": "first token (prefill and choice)", "first_step": "first decode step",
-    "decode": "decode, per token", "sampling": "choice of a token",
+    "first_token": "first token (prefill and sampling)", "first_step": "first decode step",
+    "decode": "decode, per token", "sampling": "sampling of a token",
 }  # fmt: skip
 
 
 def page(report: Report, rounds: str | None = None) -> str:
-    """All of it; `rounds` is what `against.py` says."""
+    """Return the whole page; `rounds` is the section of `against.py`."""
     return "\n\n".join(part for part in _parts(report, rounds) if part) + "\n"
 
 
@@ -41,7 +41,7 @@ def _parts(report: Report, rounds: str | None) -> Iterator[str | None]:
     yield "## Timing"
     yield timing(report)
     for name, phase in found.items():
-        yield f"## {TITLE[name].capitalize()}, taken apart"
+        yield f"## {TITLE[name].capitalize()}, profiled"
         yield breakdown(phase)
         yield operations(phase, report["limits"] is not None)
         yield layers(phase)
@@ -55,7 +55,7 @@ TITLE = {"decode": "a decode step", "prefill": "prefill"}
 
 
 def origin(report: Report) -> str:
-    """When, where and with what."""
+    """Return time, commit, machine, model and settings."""
     machine, be, at = report["machine"], report["backend"], report["settings"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
     threads = f", {be['threads']} thread{'s' if be['threads'] > 1 else ''}" if be["threads"] else ""
@@ -64,26 +64,26 @@ def origin(report: Report) -> str:
     reached = (
         f"read {figure(limits['read_gbs'])} GB/s, arithmetic {figure(limits['peak_gflops'])} GFLOP/s"
         if limits is not None
-        else f"not known for {be['device']}: shares and gains are left out, and the ranking is by time"
+        else f"unknown for {be['device']}: no shares of limits and no gains; the ranking is by time"
     )
     lines = [
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
         f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {weights}",
-        f"a prompt of {at['n_prompt']} tokens behind {at['depth']}, {at['n_gen']} steps; {report['rounds']} rounds",
-        f"the machine's limits, median of this run (quartiles): {reached}",
+        f"a prompt of {at['n_prompt']} tokens at depth {at['depth']}, {at['n_gen']} decode steps; {report['rounds']} rounds",
+        f"machine limits, median (quartiles): {reached}",
     ]
     if report["watched"]:
-        lines.append("the log took the time of every operation in the plain runs too: they are slower for it")
+        lines.append("MLX_ENGINE_LOG was set: plain runs were timed by operation too, and are slower for it")
     return "\n".join(f"- {line}" for line in lines)
 
 
 def finding(report: Report) -> Iterator[str]:
-    """The whole of it in a few sentences."""
+    """Yield a summary sentence for each kind of pass."""
     for name, phase in report["phases"].items():
         whole, first = phase["plain_ms"]["median"], phase["ranking"][:3]
         tokens = report["settings"]["n_prompt"] if name == "prefill" else 1
-        of = "; shares are of what operations take together" if is_longer_apart(phase) else ""
+        of = "; shares are of the sum of all operations" if is_longer_apart(phase) else ""
         text = f"**{TITLE[name].capitalize()}** takes {ms(whole)} ms ({1e3 * tokens / whole:,.1f} tokens/s)"
         at_limit = [op["limit_ms"] for op in phase["operations"]]
         if None not in at_limit:
@@ -91,14 +91,14 @@ def finding(report: Report) -> Iterator[str]:
                 f"; at the machine's limits it would take {ms(sum(at_limit))} ms, {sum(at_limit) / whole:.0%} of that"
             )
             most = ", ".join(f"{row['role']} {ms(row['gain_ms'])} ms ({row['share']:.0%})" for row in first)
-            yield f"{text}. Most would be gained by: {most}{of}."
+            yield f"{text}. Largest possible gains: {most}{of}."
         else:
             most = ", ".join(f"{row['role']} {ms(row['ms'])} ms ({row['share']:.0%})" for row in first)
-            yield f"{text}. Most of it is taken by: {most}{of}."
+            yield f"{text}. Largest parts: {most}{of}."
 
 
 def ranking(phase: Report, name: str) -> str:
-    """What would gain most, first."""
+    """Return the table of bottlenecks, by possible gain."""
     of = "of their sum" if is_longer_apart(phase) else "of the step" if name == "decode" else "of prefill"
     rows = [["#", "operation", "ms", "at the limit", "gain ms", of]]
     shown, rest = split(phase["ranking"])
@@ -114,34 +114,34 @@ def ranking(phase: Report, name: str) -> str:
 
 
 def is_longer_apart(phase: Report) -> bool:
-    """Whether the operations take longer together than the plain pass, so that shares are of their sum."""
+    """Return whether the operations together exceed the plain pass; shares then refer to their sum."""
     return bool(phase["between_ms"] < -SMALL * phase["plain_ms"]["median"])
 
 
 def split(rows: list[Report]) -> tuple[list[Report], list[Report]]:
-    """Lines that are told one by one, and those that are told together."""
+    """Split rows into those shown one by one and those combined into one line."""
     small = [row for row in rows if row["share"] < SMALL]
     return ([row for row in rows if row["share"] >= SMALL], small) if len(small) > 1 else (rows, [])
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """A sum, unless a part of it is not known."""
+    """Return the sum, or None if a value is None."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
 
 
 def sentences(phase: Report) -> str:
-    """What each is bound by and what could be done."""
+    """Return the advice for each line of the ranking."""
     return "\n".join(f"{i}. {row['role']}: {row['says']}" for i, row in enumerate(split(phase["ranking"])[0], start=1))
 
 
 def model_table(report: Report) -> str:
-    """What was tested; MB are those of the weights, and all that a pass for one token reads and writes."""
+    """Return the table of the model. MB per token are all bytes that a decode step reads and writes."""
     model, step = report["model"], report["phases"].get("decode")
     bits: dict[str, list[str]] = {}
     for role, of in model["bits"].items():
         bits.setdefault(f"{of:.3g}", []).append(role)
-    held = "; ".join(f"{of} bits a weight: {', '.join(roles)}" for of, roles in bits.items())
+    held = "; ".join(f"{of} bits per weight: {', '.join(roles)}" for of, roles in bits.items())
     facts = {
         "format": model["format"],
         "architecture": model["architecture"],
@@ -150,14 +150,16 @@ def model_table(report: Report) -> str:
         "width": str(model["width"]),
         "vocabulary": f"{model['vocabulary']:,}",
         "weights MB": f"{model['weight_bytes'] / 1e6:,.1f}",
-        "MB a token": "-" if step is None else f"{step['bytes'] / 1e6:,.1f}",
+        "MB per token": "-" if step is None else f"{step['bytes'] / 1e6:,.1f}",
         "quantised": f"{model['linears_quantised']} of {model['linears']} linear layers",
     }
-    return f"{aligned([list(facts), list(facts.values())])}\n\nHeld as {held}. SHA-256 {model['sha256']}."
+    return (
+        f"{aligned([list(facts), list(facts.values())])}\n\nStored on the backend as {held}. SHA-256 {model['sha256']}."
+    )
 
 
 def timing(report: Report) -> str:
-    """What a user waits for."""
+    """Return the table of user-visible times."""
     rows = [["", "median ms", "quartiles", "min", "max", "samples"]]
     for name, title in TITLES.items():
         of = report["timing"].get(name)
@@ -169,32 +171,30 @@ def timing(report: Report) -> str:
 
 
 def breakdown(phase: Report) -> str:
-    """The parts of a pass, and what none of them has."""
+    """Return the table of the parts of a pass, and the time outside of operations."""
     whole = phase["plain_ms"]["median"]
     parts = [(name, value) for name, value in phase["parts"].items() if value > 0]
     rows = [["part", "ms", "share"], *([name, ms(value), f"{value / whole:.1%}"] for name, value in parts)]
-    rest, by_round = BETWEEN if phase["between_ms"] >= 0 else "longer when taken apart", phase["between_by_round_ms"]
+    rest, by_round = BETWEEN if phase["between_ms"] >= 0 else "longer when profiled", phase["between_by_round_ms"]
     rows.append([rest, ms(phase["between_ms"]), f"{phase['between_ms'] / whole:.1%}"])
     rows.append(["the plain pass", ms(whole), "100.0%"])
     off = phase["off_every_call_us"]
-    told = (
-        f"Taken apart, the operations take {ms(phase['operations_ms'])} ms together, and the pass with its stopwatches "
-    )
-    told += f"{ms(phase['watched_ms']['median'])} ms. "
+    text = f"Profiled, the operations take {ms(phase['operations_ms'])} ms together, and the whole pass "
+    text += f"{ms(phase['watched_ms']['median'])} ms. "
     if off:
-        told += f"From each of {phase['calls']:,.0f} calls {off:.1f} us are taken off for that."
+        text += f"For this overhead, {off:.1f} us are subtracted from each of {phase['calls']:,.0f} calls."
     if by_round["q1"] <= 0 and abs(phase["between_ms"]) > SMALL * whole:
-        slower = "is no chance: something is slower only operation by operation"
-        chance = "may be chance" if by_round["q3"] >= 0 else slower
-        told += f" What is left {chance}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
+        slower = "is not noise: some operation is slower when layers run operation by operation"
+        noise = "may be noise" if by_round["q3"] >= 0 else slower
+        text += f" The rest {noise}, {ms(by_round['q1'])} to {ms(by_round['q3'])} ms from round to round."
     if is_longer_apart(phase):
-        told += " Shares of operations are of their sum."
-    return f"{aligned(rows)}\n\n{told.strip()}"
+        text += " Shares of operations are of their sum."
+    return f"{aligned(rows)}\n\n{text.strip()}"
 
 
 def operations(phase: Report, limited: bool) -> str:
-    """Every operation with its rates."""
-    rows = [["operation", "calls", "ms", "share", "us a call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
+    """Return the table of operations with their rates."""
+    rows = [["operation", "calls", "ms", "share", "us per call", "MB", "GB/s", "GFLOP/s", "bound by", "of the limit"]]
     shown, rest = split(sorted(phase["operations"], key=lambda op: -op["ms"]))
     for op in shown:
         rate = [f"{op[key]:,.1f}" if op[key] and op[key] >= 0.05 else "-" for key in ("gbs", "gflops")]
@@ -204,13 +204,13 @@ def operations(phase: Report, limited: bool) -> str:
         rows.append([*took, f"{op['bytes'] / 1e6:,.2f}", *rate, op["bound"] or "-", reached])
     if rest:
         calls, took, share, nbytes = (sum(op[key] for op in rest) for key in ("calls", "ms", "share", "bytes"))
-        told = [f"{len(rest)} more", f"{calls:,.0f}", ms(took), f"{share:.1%}", "-", f"{nbytes / 1e6:,.2f}"]
-        rows.append([*told, *["-"] * 4])
+        line = [f"{len(rest)} more", f"{calls:,.0f}", ms(took), f"{share:.1%}", "-", f"{nbytes / 1e6:,.2f}"]
+        rows.append([*line, *["-"] * 4])
     return aligned(rows if limited else [row[:-2] for row in rows])
 
 
 def layers(phase: Report) -> str | None:
-    """The layers of a model are alike, so only those at the ends are told."""
+    """Return the table of the fastest, median, slowest and first layer, since layers are alike."""
     known = phase["layers"]
     if not known:
         return None
@@ -222,31 +222,31 @@ def layers(phase: Report) -> str | None:
         jitter = f"{row['jitter']:.2f}" if row["jitter"] else "-"
         numbers = [ms(row[key]) for key in ("attention", "feed_forward", "ms")]
         rows.append([title, str(row["layer"]), *numbers, jitter])
-    return f"{aligned(rows)}\n\nLayers as they were taken apart, {len(known)} of them; the slowest takes " + (
+    return f"{aligned(rows)}\n\nTimes of {len(known)} profiled layers; the slowest takes " + (
         f"{by_time[-1]['ms'] / by_time[0]['ms']:.2f} times the fastest's." if by_time[0]["ms"] > 0 else "all the time."
     )
 
 
 def steps(rows: list[Report]) -> str:
-    """One line a pass: prefill, then every step."""
+    """Return a table with a line per pass: prefill, then every decode step."""
     names = ("embedding", "layers", "norm", "projection", "sampling", "sum", "watched", "plain")
     table = [["pass", *names]]
     for row in rows:
         table.append([f"step {row['step']}" if row["step"] else "prefill", *(ms(row[name]) for name in names)])
     plain = [row["plain"] for row in rows[1:]]
-    told = "ms, medians of all rounds; a norm of 0 is computed with the projection."
+    text = "ms, medians of all rounds; a norm of 0 is computed with the projection."
     if plain and min(plain) > 0:
-        told += f" Longest plain step over shortest: {max(plain) / min(plain):.2f}."
-    return f"{aligned(table)}\n\n{told}"
+        text += f" Longest plain step over shortest: {max(plain) / min(plain):.2f}."
+    return f"{aligned(table)}\n\n{text}"
 
 
 def figure(of: Report) -> str:
-    """Median and quartiles."""
+    """Format median and quartiles."""
     return f"{of['median']:,.1f} ({of['q1']:,.1f} to {of['q3']:,.1f})"
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds, three digits that mean something."""
+    """Format milliseconds with three significant digits or decimals."""
     if value is None:
         return "-"
     digits = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1

@@ -1,4 +1,4 @@
-"""The report as one JSON object: everything is measured in this run, and every figure has its samples' spread."""
+"""Measure the report and return it as one JSON object. Every measured number has the spread of its samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mlx_engine.engine import Engine, load
 from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 
 Report = dict[str, Any]
-# A model is loaded so often, or until so many seconds are over.
+# The model is loaded this many times, or until this many seconds are over.
 LOADS, LOAD_SECONDS = 3, 5.0
 
 Progress = Callable[[int, int, str], None]
@@ -34,7 +34,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, and how."""
+    """The settings of a report."""
 
     model: str
     backend: str = "auto"
@@ -50,23 +50,23 @@ class Settings:
 
     @property
     def conversion(self) -> Conversion:
-        """What becomes of the weights."""
+        """The conversion of weights on load."""
         return Conversion(self.quant, self.quant_min_dim, self.quant_layers)
 
     @property
     def test(self) -> Test:
-        """As `bench` has it."""
+        """The test of `bench` with these sizes."""
         return Test(self.n_prompt, self.n_gen, self.depth)
 
 
 class Machine(Protocol):
-    """What samples the machine's limits between the runs; see `roofline.Limits`."""
+    """A sampler of the machine's limits; see `roofline.Limits`."""
 
     read: list[float]
     peak: list[float]
 
     def sample(self) -> None:
-        """One sample of each."""
+        """Take one sample of each limit."""
 
 
 def report(
@@ -75,7 +75,7 @@ def report(
     before: Callable[[Report], None] = lambda known: None,
     progress: Progress = lambda done, of, title: None,
 ) -> Report:
-    """Load the model, measure, and put together. `before` is called with all that is known before anything is measured.
+    """Load the model, measure, and return the report. `before` is called with the facts known before measuring.
 
     Raises:
         OptionError: the test does not fit the model's context.
@@ -91,7 +91,7 @@ def report(
     known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
     known |= described(engine, checkpoint, machine.digest(path))
     before(known)
-    # Another device's limits are not those of the processor.
+    # Limits are measured on the processor, so they do not apply to other devices.
     on_cpu = engine.backend.device == "cpu"
     limits = Limits(matrices(engine, checkpoint), threads_of(engine.backend) or 1) if on_cpu else None
     try:
@@ -103,20 +103,20 @@ def report(
 
 
 def loaded(load: Callable[[], Engine], clock: Clock = time.perf_counter) -> tuple[Engine, list[dict[str, float]]]:
-    """An engine, and the seconds that loading it took each time."""
+    """Load the engine repeatedly. Return the last one, and the seconds of each load."""
     start, phases = clock(), []
     while True:
         engine = load()
         phases.append(engine.phases)
         if len(phases) == LOADS or clock() - start > LOAD_SECONDS:
             return engine, phases
-        del engine  # whose memory the next one may need
+        del engine  # frees its memory before the next load
 
 
 def measured(
     engine: Engine, settings: Settings, limits: Machine | None, progress: Progress, clock: Clock = time.perf_counter
 ) -> list[Round]:
-    """The rounds, with a sample of the machine between all runs."""
+    """Run the rounds, with a sample of the machine's limits between all runs."""
     return measure(
         engine, settings.test, settings.repetitions, budget=settings.budget, clock=clock,
         between=limits.sample if limits is not None else lambda: None,
@@ -125,7 +125,7 @@ def measured(
 
 
 def described(engine: Engine, checkpoint: Checkpoint, digest: str) -> Report:
-    """The model and what computes it."""
+    """Describe the model and its backend."""
     be = engine.backend
     return {
         "model": about(engine, checkpoint, digest),
@@ -141,7 +141,7 @@ def summed(
     rounds: Sequence[Round],
     limits: Machine | None,
 ) -> Report:
-    """Everything that was measured."""
+    """Return all measured parts of the report."""
     reached = None if limits is None else Reached(statistics.median(limits.read), statistics.median(limits.peak))
     found, held = kinds(rounds), bits(layers_of(engine))
     off = off_every_call(found, reached)
@@ -158,11 +158,11 @@ def summed(
 
 
 def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[str, dict[str, float | int]]:
-    """Milliseconds of everything that a user waits for, from plain runs."""
+    """Return the spread of user-visible times in milliseconds, from plain runs."""
     runs = [round_.plain for round_ in rounds]
     samples = {name: [phases[name] * 1e3 for phases in loads] for name in ("load", "warm_up")}
     samples["first_token"] = [run.passes[0] * 1e3 for run in runs]
-    if all(run.sampling for run in runs):  # a lazy backend chooses on the device, and nobody sees how long it takes
+    if all(run.sampling for run in runs):  # a lazy backend samples on the device, where its time is not measured
         samples["prefill"] = [(run.passes[0] - run.sampling[0]) * 1e3 for run in runs]
         samples["sampling"] = [s * 1e3 for run in runs for s in run.sampling]
     if len(runs[0].passes) > 1:
@@ -172,7 +172,7 @@ def timing(loads: Sequence[dict[str, float]], rounds: Sequence[Round]) -> dict[s
 
 
 def step(rounds: Sequence[Round], index: int) -> dict[str, float]:
-    """A pass, the median of all rounds: its phases as they were taken apart, and the plain pass."""
+    """Return the medians over all rounds of one pass: its profiled phases, and the plain pass."""
     taken = [apart.phases(passes) for passes in apart.of_index([round_.apart for round_ in rounds], index)]
     plain = statistics.median(round_.plain.passes[index] for round_ in rounds) * 1e3
     return {"step": index, **{k: statistics.median(row[k] for row in taken) for k in taken[0]}, "plain": plain}

@@ -1,8 +1,8 @@
-"""What the report measures: rounds of plain runs and of runs taken apart, with the machine's limits between them.
+"""Run the rounds of a report: a plain run and a profiled run each, with samples of the machine's limits between them.
 
-Both kinds of run do the same: read a prompt, write tokens. A plain run is as fast as the backend is. In one that is
-taken apart every operation has a stopwatch, layers run operation by operation, and a lazy backend waits for each: what
-it says of the parts is true of the parts alone, and the whole comes from the plain runs.
+Both kinds of run do the same: prefill, then decode. A plain run is as fast as the backend. In a profiled run every
+operation is timed, layers run operation by operation, and a lazy backend waits for each operation: it measures the
+parts, and plain runs measure the whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass that was taken apart: its spans, and the seconds from its begin to its end, stopwatches included."""
+    """A profiled pass: its spans, and its seconds in all, profiling included."""
 
     spans: Sequence[Span]
     seconds: float
@@ -39,7 +39,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Round:
-    """A plain run, and one that was taken apart; the first pass of either reads the prompt."""
+    """A plain run and a profiled run; the first pass of both is prefill."""
 
     plain: Metrics
     apart: Sequence[Pass]
@@ -55,9 +55,10 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, of: None,
     clock: Clock = time.perf_counter,
 ) -> list[Round]:
-    """So many rounds after one that does not count, or fewer if the `budget` of seconds ends; at least one.
+    """Run a warm-up round, then `repetitions` rounds, or fewer if the `budget` of seconds ends; at least one.
 
-    If there is time for one alone, it counts. `between` is called before every run and after the last.
+    If there is time for one round only, the warm-up round counts. `between` is called before every run and after the
+    last.
     """
     ids = random.Random(0).choices(range(engine.config.vocab_size), k=test.depth + test.n_prompt)
     start, rounds = time.perf_counter(), list[Round]()
@@ -75,7 +76,7 @@ def measure(
 
 
 def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> Metrics:
-    """As `generate` runs it."""
+    """Run the test as `generate` does."""
     model, be = engine.model, engine.backend
     pick, metrics = Sampler(be, Sampling(), ()), Metrics(clock)
     with be.session():
@@ -88,7 +89,7 @@ def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> M
 
 
 def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> list[Pass]:
-    """The same on a twin of the backend that takes the time of every operation."""
+    """Run the test on a copy of the backend that times every operation."""
     profiler = Profiler(clock, keep=True)
     model = copy.copy(engine.model)
     model.backend = be = profiled(engine.backend, profiler)

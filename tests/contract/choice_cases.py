@@ -1,0 +1,51 @@
+"""Cases of choosing tokens: argmax, sampling, a choice per row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.sampling import Draw, Sampling
+from tests.contract.case import OpCase, Run, normal
+
+
+def argmax(row: list[float]) -> Run:
+    return lambda be, rng: be.token_id(be.argmax(be.array(np.array([row], dtype=np.float32))))
+
+
+def sample(sampling: Sampling, u: float, recent: tuple[int, ...] = ()) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        return be.token_id(be.sample(be.array(normal(rng, 1, 40, scale=2.0)), sampling, recent, u))
+
+    return run
+
+
+def choose(*draws: Draw) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        tokens = be.choose(be.array(normal(rng, len(draws), 40, scale=2.0)), draws)
+        return tuple(be.token_id(token) for token in tokens)
+
+    return run
+
+
+GREEDY = Draw(Sampling(), [], 0.0)
+
+CASES = [
+    OpCase("argmax", "typical", argmax([0.5, 3.0, -1.0])),
+    OpCase("argmax", "tie-takes-the-lowest", argmax([1.0, 7.0, 7.0, 7.0])),
+    OpCase("argmax", "all-negative", argmax([-5.0, -2.0, -9.0])),
+    OpCase("sample", "plain", sample(Sampling(temperature=1.0), 0.37)),
+    OpCase("sample", "first", sample(Sampling(temperature=1.5), 0.0)),
+    OpCase("sample", "last", sample(Sampling(temperature=1.5), 1 - 2**-53)),
+    OpCase("sample", "top-k", sample(Sampling(temperature=2.0, top_k=3), 0.99)),
+    OpCase("sample", "top-p", sample(Sampling(temperature=1.0, top_p=0.5), 0.99)),
+    OpCase("sample", "min-p", sample(Sampling(temperature=1.0, min_p=0.3), 0.99)),
+    OpCase("sample", "penalty", sample(Sampling(temperature=1.0, repetition_penalty=5.0), 0.8, (1, 2, 30, 31, 32))),
+    OpCase("sample", "greedy-with-penalty", sample(Sampling(repetition_penalty=1e6), 0.5, tuple(range(0, 40, 2)))),
+    OpCase("sample", "cold", sample(Sampling(temperature=1e-9), 0.5)),
+    OpCase("choose", "one", choose(GREEDY)),
+    OpCase("choose", "each-its-own", choose(GREEDY, Draw(Sampling(1.0), [], 0.7), Draw(Sampling(2.0, 3), [], 0.1),
+           Draw(Sampling(repetition_penalty=1e6), list(range(0, 40, 2)), 0.0), GREEDY)),
+]  # fmt: skip
