@@ -15,9 +15,9 @@ START, ERRORS = "start", "errors"
 INTRO = """Every engine computes with the same weights, in its own process. Runs are interleaved: in a round every
 engine runs the test once, so that a machine that slows down slows all engines. Prompts are random ids; decode is
 greedy. Tokenisation and a warm-up run are not timed. A rate is the median over the rounds, then the slowest and the
-fastest; the factor is this engine over llama.cpp, then the smallest and the largest factor of a round. llama.cpp runs with every
-setting listed; the fastest of the first two rounds continues, in decode its default too. Slow engines run once, with a
-time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
+fastest; the factor is this engine over llama.cpp, then the smallest and the largest factor of a round. llama.cpp runs
+with every setting listed; the fastest of the first two rounds continues, in decode its default too. Slow engines run
+once, with a time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
 
 
 def section(rows: Sequence[Row]) -> str:
