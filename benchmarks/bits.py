@@ -85,9 +85,10 @@ def section(rows: Sequence[Row]) -> str:
          str(len(distinct([rows[0], row]) - distinct([rows[0]])))]
         for row in rows
     ]  # fmt: skip
-    chunks, pages, sequences = (", ".join(map(str, counts)) for counts in (CHUNKS, PAGES, SEQUENCES))
+    ways = [(way["chunk"], way["page"], way["sequences"]) for way in rows[0]["found"]]
+    chunks, pages, sequences = (", ".join(map(str, sorted(set(counts)))) for counts in zip(*ways, strict=True))
     words = (
-        f"{source(rows[0])}\n\nLogits at all {LENGTH} positions of a prompt of the model `{rows[0]['model_name']}`, "
+        f"{source(rows[0])}\n\nLogits at all positions of a prompt of the model `{rows[0]['model_name']}`, "
         f"read in chunks of {chunks} tokens, with pages of {pages} tokens, and with {sequences} sequences in the pass. "
         "Two results differ if any bit differs.\n\n"
     )
