@@ -1,17 +1,16 @@
-"""The baseline: `scalar` and plain `simd`, with a cache and without, before anything got faster.
+"""The baseline: `scalar` and `simd` in NumPy, with a KV cache and without.
 
     python -m benchmarks.baseline            appends to benchmarks/results/baseline.jsonl, every sample kept
 
-Run it on an idle machine. The cells of one model are measured one after the other, each with a budget; what does not
-fit is extrapolated from the passes that did, and marked. `scalar` does not run the 0.6B shape at all: its weights as
-Python floats take 19 GB, and a token a minute.
+Run it on an idle machine. Each cell has a time budget; a test that does not fit is extrapolated from the passes that
+did, and marked. `scalar` does not run the 0.6B shape: its weights as Python floats take 19 GB, and a token a minute.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from benchmarks.log import Log
 from mlx_engine.bench.cells import Test
 from mlx_engine.bench.run import rows
 
@@ -26,15 +25,12 @@ PLAN = (
 
 def main() -> None:
     """Measure all cells."""
-    with RESULTS.open("a") as out:
-        for model, backends, tests, repetitions, budget in PLAN:
-            for row in rows(
-                model, backends, tests, kv=(False, True), repetitions=repetitions, budget=budget, jit=False
-            ):
-                out.write(json.dumps(row) + "\n")
-                out.flush()
-                print(row["model_name"], row["backend"], "cache" if row["kv"] else "no cache", row["test"],
-                      f"{row['median_ts']:.4g} tokens/s", row["estimated"] or "")  # fmt: skip
+    log = Log("baseline", RESULTS)
+    for model, backends, tests, repetitions, budget in PLAN:
+        for row in rows(model, backends, tests, kv=(False, True), repetitions=repetitions, budget=budget, jit=False):
+            log.append(row)
+            print(row["model_name"], row["backend"], "cache" if row["kv"] else "no cache", row["test"],
+                  f"{row['median_ts']:.4g} tokens/s", row["estimated"] or "")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ machine between the steps.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 
 import mlx_engine
+from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.compiled import CompiledBackend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.bench.roofline import Limits, matrices
-from mlx_engine.bench.run import origin
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -40,6 +39,7 @@ CHUNK = 512
 
 def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
     """Measure all numbers of sequences."""
+    log = Log("batch", RESULTS)
     engine = mlx_engine.load(source, "parallel")
     if not isinstance(engine.backend, CompiledBackend):
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
@@ -47,7 +47,7 @@ def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
     of = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_))
     limits = Limits(matrices(engine, checkpoint), engine.backend.threads)
     found = measure(engine, limits, int(depth))
-    row = {**origin(), "model_name": engine.path.stem, "threads": engine.backend.threads, "depth": int(depth), **found}
+    row: Row = {"model_name": engine.path.stem, "threads": engine.backend.threads, "depth": int(depth), **found}
     row["limits_ts"] = {str(n): limit(of, n, int(depth), row["read_gbs"], row["peak_gflops"]) for n in SEQUENCES}
     for n, rate in row["medians_ts"].items():
         memory, arithmetic = row["limits_ts"][n]
@@ -56,8 +56,7 @@ def main(source: str = "shape:qwen3-0.6b", depth: str = str(DEPTH)) -> None:
             f"{n:>4} sequences: {rate:7.1f} tokens/s; limit {memory:7.1f} by memory, {arithmetic:7.1f} by arithmetic; "
             f"{share:.0%} of the smaller"
         )
-    with RESULTS.open("a") as out:
-        out.write(json.dumps(row) + "\n")
+    log.append(row)
 
 
 def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
@@ -82,7 +81,7 @@ def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
                 seconds = time.perf_counter() - start_time
                 for one in running[:n]:
                     one.kv.truncate(depth)
-                if counted >= 0:  # the first round meets cold memory
+                if counted >= 0:  # in the first round weights and pages are not in memory yet
                     samples[str(n)].append(n * STEPS / seconds)
     medians = {n: statistics.median(rates) for n, rates in samples.items()}
     return {"samples_ts": samples, "medians_ts": medians, **limits.take()}

@@ -1,4 +1,4 @@
-"""The section on several sequences in one decode step."""
+"""The section of BENCHMARKS.md about several sequences in one decode step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.text import Row, figure, source, spread, table
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The newest measurement of each depth as a table."""
+    """Return the newest measurement of each depth as a table."""
     newest = {row["depth"]: row for row in rows}
     return "\n\n".join(_table(newest[depth]) for depth in sorted(newest))
 

@@ -1,21 +1,21 @@
-"""From which size on a product is worth handing out to other threads: the measurement behind CHUNK_BYTES.
+"""The smallest matrix whose gemv is faster on several threads than on one: the measurement for CHUNK_BYTES.
 
     python -m benchmarks.chunks              appends to benchmarks/results/chunks.jsonl, every sample kept
 
-One vector is multiplied with a Q8_0 matrix of 1,024 columns, by one thread alone and by all of them, in turns. Each
-call takes another matrix, so that weights come from memory as they do in a model. `kernels/cpu/layout.py` has the
-constant that was read off the table.
+One vector is multiplied with a Q8_0 matrix of 1,024 columns, by one thread and by all threads, interleaved. Each call
+takes another matrix, so that weights are read from memory as in a model. The constant in `kernels/cpu/layout.py` was
+chosen from this table.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.log import Log
 from benchmarks.text import Row
 from kernels import blocks
 from kernels.cpu import layout
@@ -23,7 +23,6 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.compiled import CompiledBackend
 from mlx_engine.backends.matrices import Block, address
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.bench.run import origin
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -39,21 +38,21 @@ ROUNDS = 15
 
 def main() -> None:
     """Measure all sizes."""
+    log = Log("chunks", RESULTS)
     backend = create_backend("parallel")
     if not isinstance(backend, CompiledBackend):
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
     weights = np.zeros(TOTAL // blocks.Q8_0.itemsize, dtype=blocks.Q8_0)
     weights["d"], weights["qs"] = 0.01, 1
-    common = {**origin(), "threads": backend.threads, "chunk_bytes": layout.CHUNK_BYTES}
-    with RESULTS.open("a") as out, backend.session():
+    common = {"threads": backend.threads, "chunk_bytes": layout.CHUNK_BYTES}
+    with backend.session():
         for size in SIZES:
-            row = {**common, **measure(backend, weights.view(np.uint8), max(1, size // ROW_BYTES))}
-            out.write(json.dumps(row) + "\n")
+            row = log.append({**common, **measure(backend, weights.view(np.uint8), max(1, size // ROW_BYTES))})
             print(row["bytes"], f"{row['alone_us']:.2f} us alone, {row['handed_out_us']:.2f} us handed out")
 
 
 def measure(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Row:
-    """Microseconds per product of a matrix of `n_rows`, medians of rounds that take turns."""
+    """Return microseconds per product of a matrix of `n_rows`: samples of both ways, interleaved, and medians."""
     nbytes = n_rows * ROW_BYTES
     blocks_ = {}
     for way, hand_out in (("alone", 0), ("handed_out", 1)):
@@ -70,7 +69,7 @@ def measure(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Row:
 
 
 def block(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Block:
-    """One matrix as a job has it, cut into chunks of half its rows at most, so that there is something to hand out."""
+    """Return one matrix as a job, cut into chunks of at most half its rows, so that two threads can share the job."""
     layer = Linear("w", backend.prepare(Weight("w", (n_rows, N_COLUMNS), Q8_0, weights)))
     made = Block([layer], None, 0, backend.library)
     made.words[layout.CHUNK_GEMV] = min(made.words[layout.CHUNK_GEMV], max(1, n_rows // 2))
@@ -78,7 +77,7 @@ def block(backend: CompiledBackend, weights: np.ndarray, n_rows: int) -> Block:
 
 
 def timed(backend: CompiledBackend, blocks_: list[Block]) -> float:
-    """Seconds for one product with each."""
+    """Return seconds of one product with each block."""
     x = np.ones((1, N_COLUMNS), dtype=np.float32)
     y = np.empty((1, blocks_[0].n_outputs), dtype=np.float32)
     where = address(x), 0, 0, address(y)

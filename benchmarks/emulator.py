@@ -1,14 +1,13 @@
-"""How long the emulator takes for a product of a model's size: (1 x 1024) x (1024 x 3072), in each of its builds.
+"""Time of one emulated kernel call of a model's size, (1 x 1024) x (1024 x 3072), in each build of the emulator.
 
     python -m benchmarks.emulator            appends to benchmarks/results/emulator.jsonl, every sample kept
 
-The whole call is timed, Python included. The weights come again in each call, as they do in a model. The builds take
-turns, so that a slow minute of the machine is everybody's.
+The whole call is timed, Python included. Every call copies the weights, as in a model. The builds are interleaved, so
+that a slow minute of the machine slows all of them.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from benchmarks.log import Log
 from benchmarks.text import Row, source, spread, table
 from kernels.blocks import Q8_0
 from kernels.lab.run import run
 from kernels.launch import planned
 from kernels.metal.layout import split_q8_0
 from kernels.metal.matvec import matvec
-from mlx_engine.bench.run import origin
 
 RESULTS = Path(__file__).parent / "results" / "emulator.jsonl"
 
@@ -34,6 +33,7 @@ ROUNDS = 31
 
 def main() -> None:
     """Measure all builds."""
+    log = Log("emulator", RESULTS)
     rng = np.random.default_rng(0)
     blocks = np.zeros(SHAPE[0] * SHAPE[1] // 32, dtype=Q8_0)
     blocks["d"], blocks["qs"] = 0.01, rng.integers(-127, 128, (len(blocks), 32))
@@ -48,21 +48,19 @@ def main() -> None:
             start = time.perf_counter()
             run(launches[0], "emulator", build=build)
             samples[build].append((time.perf_counter() - start) * 1e3)
-    with RESULTS.open("a") as out:
-        for build in BUILDS:
-            row = {**origin(), "kernel": "matvec", "shape": SHAPE, "build": build, "samples_ms": samples[build]}
-            out.write(json.dumps(row) + "\n")
-            print(f"{build}: {statistics.median(samples[build]):.2f} ms")
+    for build in BUILDS:
+        log.append({"kernel": "matvec", "shape": SHAPE, "build": build, "samples_ms": samples[build]})
+        print(f"{build}: {statistics.median(samples[build]):.2f} ms")
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The newest measurement as a table."""
+    """Return the newest measurement as a table."""
     newest = list({row["build"]: row for row in rows}.values())
     n, k = newest[0]["shape"]
     words = (
-        f"{source(newest[0])}\n\nThe kernel `{newest[0]['kernel']}` on the CPU, thread by thread: a vector times a "
-        f"Q8_0 matrix of {n:,} x {k:,}, in milliseconds, Python included. It says nothing about a GPU, only how long "
-        "tests take.\n\n"
+        f"{source(newest[0])}\n\nThe kernel `{newest[0]['kernel']}` emulated on the CPU: a vector times a Q8_0 "
+        f"matrix of {n:,} x {k:,}, in milliseconds, Python included. These times tell how long tests take; they say "
+        "nothing about a GPU.\n\n"
     )
     return words + table(
         ["build", "ms (fastest to slowest)"], [[row["build"], spread(row["samples_ms"])] for row in newest]

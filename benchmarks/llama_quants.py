@@ -1,15 +1,14 @@
-"""Files as llama.cpp's own quantiser makes them: our speed and our error on each, and llama.cpp's speed.
+"""Files quantised by llama.cpp: our speed and our error on each, and llama.cpp's speed.
 
     python -m benchmarks.llama_quants --python PATH      appends to benchmarks/results/llama_quants.jsonl
 
-PATH is a Python that has llama-cpp-python. The files are made of the 0.6B shape in Q8_0, once, and kept beside it. In a
-round every contestant writes 64 tokens in a process of its own, opened and warmed up for that.
+PATH is a Python that has llama-cpp-python. The files are quantised from the 0.6B shape in Q8_0 once and kept beside it.
+In each round every contestant generates 64 tokens in a fresh process, after a warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.log import Log
 from benchmarks.peers.engines import ENGINES, LLAMA, OURS
 from benchmarks.peers.exact import relative
 from benchmarks.peers.plan import Contestant
@@ -32,7 +32,7 @@ from mlx_engine import create_backend
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench.cells import Test
-from mlx_engine.bench.run import describe, origin
+from mlx_engine.bench.run import describe
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 
@@ -40,11 +40,11 @@ RESULTS = Path(__file__).parent / "results" / "llama_quants.jsonl"
 MODEL = "shape:qwen3-0.6b"
 ROUNDS, CONTEXT, REPEATS = 7, 600, 15
 TEST = Test(n_gen=64)
-# The file that exists, and what llama.cpp calls those that are made of it: the number of the type, and whether all
-# tensors have that type.
+# The source file, and the files that llama.cpp quantises from it: its number of the type, and whether all tensors have
+# that type.
 AS_IS = "q8_0"
 MADE = {"q4_0-pure": (2, True), "q4_0": (2, False), "q4_k_m": (15, False)}
-# The one that most people have.
+# The most common type of published files.
 COMMON = "q4_k_m"
 PROMPTS = [[(7 * i * i + 31 * i) % 150_000 for i in range(12)], [5], [1000 + i for i in range(33)]]
 
@@ -58,28 +58,27 @@ sys.exit(api.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ct
 
 @dataclass(frozen=True)
 class Entry:
-    """Who writes tokens with which file."""
+    """A contestant, and the file that it generates tokens with."""
 
     file: str
     contestant: Contestant
 
 
 def main() -> None:
-    """Make what is missing, then measure."""
+    """Quantise the files that are missing, then measure."""
     parser = argparse.ArgumentParser(prog="benchmarks.llama_quants", description="Measure files of llama.cpp's making.")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
     options = parser.parse_args()
+    log = Log("llama_quants", options.out)
     files = made(resolve(MODEL), options.python)
-    with options.out.open("a") as out:
-        for row in rows(files, options.python, options.rounds):
-            out.write(json.dumps(row) + "\n")
-            out.flush()
+    for row in rows(files, options.python, options.rounds):
+        log.append(row)
 
 
 def made(source: Path, python: str) -> dict[str, Path]:
-    """All files by name; those that are not there are made."""
+    """Return all files by name; quantise those that are missing."""
     files = {AS_IS: source}
     for name, (number, pure) in MADE.items():
         files[name] = path = source.with_name(f"{source.stem.removesuffix('-q8_0')}-{name}.gguf")
@@ -95,8 +94,7 @@ def made(source: Path, python: str) -> dict[str, Path]:
 
 
 def rows(files: dict[str, Path], python: str, rounds: int) -> Iterator[Row]:
-    """One for each contestant, then one for each file's error, and one for the head of the common file."""
-    common = origin()
+    """Yield a row per contestant, then the error of each file, then the time of the output head of two files."""
     entries = [Entry(name, Contestant(OURS, {"backend": "parallel"})) for name in files]
     cores = usable_cores()
     entries += [Entry(COMMON, Contestant(LLAMA, threads=n)) for n in sorted({1, cores})]
@@ -109,20 +107,20 @@ def rows(files: dict[str, Path], python: str, rounds: int) -> Iterator[Row]:
         facts = {"file": entry.file, "engine": entry.contestant.engine, "setting": entry.contestant.setting}
         print(f"{entry.file}, {entry.contestant.engine} {entry.contestant.setting}: "
               f"{TEST.n_gen / statistics.median(found):.1f} tokens/s")  # fmt: skip
-        yield {**common, "what": "decode", **facts, **describe(open_checkpoint(files[entry.file])), "n_gen": TEST.n_gen,
+        yield {"what": "decode", **facts, **describe(open_checkpoint(files[entry.file])), "n_gen": TEST.n_gen,
                "seconds": found}  # fmt: skip
     for name, path in files.items():
         error = error_of(path)
         print(f"{name}: relative error {error:.1e}")
-        yield {**common, "what": "error", "file": name, "error": error}
+        yield {"what": "error", "file": name, "error": error}
     for name in (AS_IS, COMMON):
         head = head_of(files[name])
         print(f"{name}: a head of {head['type']} takes {statistics.median(head['seconds']) * 1e3:.2f} ms")
-        yield {**common, "what": "head", "file": name, **head}
+        yield {"what": "head", "file": name, **head}
 
 
 def run(entry: Entry, path: Path, python: str) -> float:
-    """Seconds of the test in a fresh process."""
+    """Return seconds of the test in a fresh process."""
     contestant = entry.contestant
     with Process(
         ENGINES[contestant.engine].module, sys.executable if contestant.engine == OURS else python,
@@ -134,7 +132,7 @@ def run(entry: Entry, path: Path, python: str) -> float:
 
 
 def error_of(path: Path) -> float:
-    """Of our logits with the weights as stored, against those with the same weights as float32."""
+    """Return the relative error of our logits with weights as stored against the same weights as float32."""
     found: dict[str, list[np.ndarray]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for quant in ("keep", "f32"):
@@ -148,7 +146,7 @@ def error_of(path: Path) -> float:
 
 
 def head_of(path: Path) -> Row:
-    """The type, bytes and time of the last product of a token."""
+    """Return type, bytes and seconds of the output head, the last product of a token."""
     weight = open_checkpoint(path).weight("token_embd.weight")
     backend = create_backend("parallel")
     layer, x = Linear("head", backend.prepare(weight)), np.ones((1, weight.shape[1]), dtype=np.float32)

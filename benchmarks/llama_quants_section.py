@@ -1,4 +1,4 @@
-"""The section on files of llama.cpp's making. Pure text."""
+"""The section of BENCHMARKS.md about files quantised by llama.cpp."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from benchmarks.peers.engines import LLAMA, OURS
 from benchmarks.text import Row, figure, model, source, spread, table
 
-INTRO = """Files that llama.cpp's own quantiser made of the first one; `pure` is one type for all matrices. Each
-contestant writes 64 tokens in a fresh process, and they take turns; a rate is the median of the rounds, with the
-slowest and the fastest behind it. Factors are of rounds, medians: over our own rate with Q8_0, and over llama.cpp's
-at its best number of threads. Ours multiplies the stored codes with float32 activations; llama.cpp rounds these to 8
+INTRO = """llama.cpp quantised these files from the first one; in `pure` files all matrices have one type. Each
+contestant generates 64 tokens in a fresh process, interleaved; a rate is the median over the rounds, then the slowest
+and the fastest. Factors are medians over rounds: over this engine's rate with Q8_0, and over llama.cpp at its best
+number of threads. This engine multiplies the stored quants with float32 activations; llama.cpp rounds activations to 8
 bits. The error is that of our logits against the same weights as float32."""
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The newest measurement."""
+    """Return the newest measurement as text."""
     rows = [row for row in rows if row["time"] == rows[-1]["time"]]
     decode = [row for row in rows if row["what"] == "decode"]
     errors = {row["file"]: row["error"] for row in rows if row["what"] == "error"}
@@ -40,18 +40,18 @@ def section(rows: Sequence[Row]) -> str:
 
 
 def rate(row: Row) -> str:
-    """Tokens per second, and the setting."""
+    """Return tokens per second, and the setting."""
     told = f", {row['setting']}" if row["setting"] else ""
     return spread([row["n_gen"] / seconds for seconds in row["seconds"]]) + told
 
 
 def factor(row: Row, base: Row) -> str:
-    """How many times as fast, the median of rounds."""
+    """Return the speed relative to `base`, the median over rounds."""
     return figure(statistics.median(b / a for a, b in zip(row["seconds"], base["seconds"], strict=True)))
 
 
 def heads(rows: Sequence[Row], ours: dict[str, Row]) -> list[str]:
-    """What the last product of a token takes."""
+    """Return the time of the output head, the last product of a token."""
     lines = []
     for row in rows:
         if row["what"] == "head":

@@ -1,16 +1,16 @@
 """Operation by operation: `python -m benchmarks.ops` appends to benchmarks/results/ops.jsonl. On an idle machine.
 
-Two tables. The contract suite's own cases on every backend: their inputs are tiny, so this is what a call costs before
-it has anything to do. And (`--sizes`, or `--cases` for the other alone) operations of the size that a real model has.
+Two tables. `--cases`: the contract suite's cases on every backend; their inputs are tiny, so the times are the overhead
+of a call. `--sizes`: operations of a real model's size. Without an option both are measured.
 
-A case builds its inputs and calls the operation; only the call is timed, by recording it once and repeating it alone.
+A case builds its inputs and calls the operation. The call is recorded once and then repeated alone, so that only the
+operation is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,28 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.base import Backend
-from mlx_engine.bench.run import origin
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import BACKENDS, PLAIN, backend
 
 RESULTS = Path(__file__).parent / "results" / "ops.jsonl"
 
-# A sample repeats a call for so many seconds at least; what takes longer is called once for each sample.
+# A sample repeats a call for at least so many seconds; a call that takes longer is made once per sample.
 SAMPLE_SECONDS, SAMPLES = 2e-3, 5
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operation, with its inputs held ready."""
+    """One call of an operation, with its inputs."""
 
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def on(self, be: Backend) -> None:
-        """Make the call; a lazy backend's result is waited for."""
+        """Make the call, and wait for the result of a lazy backend."""
         result = getattr(be, self.op)(*self.args, **self.kwargs)
         if be.lazy:
             for part in result if isinstance(result, list | tuple) else [result]:
@@ -47,7 +47,7 @@ class Call:
 
 
 def recorded(case: OpCase, be: Backend) -> list[Call]:
-    """The calls that a case makes of its operation; most make one."""
+    """Return the calls that a case makes of its operation; most cases make one."""
     calls: list[Call] = []
     twin = copy.copy(be)
     operation = getattr(be, case.op)
@@ -64,7 +64,7 @@ def recorded(case: OpCase, be: Backend) -> list[Call]:
 def seconds_per_call(
     be: Backend, calls: list[Call], clock: Callable[[], float] = time.perf_counter, samples: int = SAMPLES
 ) -> list[float]:
-    """Samples of the mean of all calls, after runs that are not counted."""
+    """Return samples of the mean time of all calls, after a warm-up."""
 
     def timed(n: int) -> float:
         start = clock()
@@ -82,8 +82,8 @@ def seconds_per_call(
 
 
 def cases() -> Iterator[Row]:
-    """A row per backend, with all cases."""
-    # Slowest first: a rung's plain form stands before its compiled one.
+    """Yield a row per backend, with all cases."""
+    # Slowest first: a backend in NumPy before its compiled form.
     for name in sorted(BACKENDS, key=lambda name: (name != "scalar", name != PLAIN)):
         be = backend(name)
         found = [{"id": case.id, "seconds": seconds_per_call(be, recorded(case, be))} for case in CASES]
@@ -91,7 +91,7 @@ def cases() -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure one kind or both."""
+    """Measure one table or both."""
     from benchmarks.ops_sizes import sizes
 
     parser = argparse.ArgumentParser(prog="benchmarks.ops", description="Time operations one by one.")
@@ -100,14 +100,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="append to this file")
     options = parser.parse_args()
     both = options.cases == options.sizes
-    common = origin()
-    with options.out.open("a") as out:
-        for wanted, measure in ((both or options.cases, cases), (both or options.sizes, sizes)):
-            for row in measure() if wanted else ():
-                out.write(json.dumps({**common, **row}) + "\n")
-                out.flush()
-                middle = statistics.median(statistics.median(entry["seconds"]) for entry in row["found"])
-                print(f"{row['kind']}: {row['backend']}: {len(row['found'])} entries, median {middle * 1e6:,.1f} us")
+    log = Log("ops", options.out)
+    for wanted, measure in ((both or options.cases, cases), (both or options.sizes, sizes)):
+        for row in measure() if wanted else ():
+            log.append(row)
+            middle = statistics.median(statistics.median(entry["seconds"]) for entry in row["found"])
+            print(f"{row['kind']}: {row['backend']}: {len(row['found'])} entries, median {middle * 1e6:,.1f} us")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The section of BENCHMARKS.md about single operations, from the rows of `results/ops.jsonl`. Pure text."""
+"""The section of BENCHMARKS.md about single operations, from the rows of `results/ops.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from benchmarks.text import Row, figure, source, table
 
 BASE = "scalar"
 
-CASES_INTRO = """The contract suite's own cases: inputs of a few hundred numbers, so that this is what a call costs
-before it has anything to do. Microseconds per call, medians; behind them how many times as fast as `scalar`."""
+CASES_INTRO = """The contract suite's cases. Their inputs have a few hundred numbers, so the times are the overhead of a
+call: microseconds per call, medians, then the speed relative to `scalar`."""
 
-SIZES_INTRO = """The operations of a Qwen3-0.6B-shaped model, reading one token (T=1) and 512. Every call takes another
-layer's weights, or another cache, so that they come from memory. GB/s count the bytes that must be moved at least."""
+SIZES_INTRO = """The operations of a Qwen3-0.6B-shaped model for one token (T=1) and for 512. Every call takes another
+layer's weights, or another KV cache, so that they are read from memory. GB/s count the bytes that must at least be
+moved."""
 
 
 def section(rows: Sequence[Row]) -> str:
-    """Both tables, each of its newest run."""
+    """Return both tables, each of its newest run."""
     parts = []
-    for kind, title, part in (("sizes", "As large as in a model", sizes), ("cases", "What a call costs", cases)):
+    for kind, title, part in (("sizes", "Operations of a model's size", sizes), ("cases", "Overhead of a call", cases)):
         of = [row for row in rows if row["kind"] == kind]
         newest = max((row["time"] for row in of), default="")
         of = [row for row in of if row["time"] == newest]
@@ -29,12 +30,12 @@ def section(rows: Sequence[Row]) -> str:
 
 
 def medians(row: Row, key: str) -> dict[str, float]:
-    """Entry to seconds."""
+    """Return median seconds by entry."""
     return {entry[key]: statistics.median(entry["seconds"]) for entry in row["found"]}
 
 
 def cases(rows: Sequence[Row]) -> str:
-    """A line per backend over all cases, and every case behind a fold."""
+    """Return a line per backend over all cases, then every case in a folded table."""
     found = {row["backend"]: medians(row, "id") for row in rows}
     base = found.get(BASE)
     short, long = [], []
@@ -46,7 +47,7 @@ def cases(rows: Sequence[Row]) -> str:
         ])  # fmt: skip
     for case in next(iter(found.values())):
         long.append([case, *(_cell(times[case], base[case] if base else None) for times in found.values())])
-    head = ["backend", "median case, us", "slowest case, us", "times as fast as scalar (geometric mean)"]
+    head = ["backend", "median case, us", "slowest case, us", "speed relative to scalar (geometric mean)"]
     fold = f"<details><summary>Every case</summary>\n\n{table(['case', *found], long)}\n\n</details>"
     return f"{CASES_INTRO}\n\n{table(head, short)}\n\n{fold}"
 
@@ -57,7 +58,7 @@ def _cell(seconds: float, base: float | None) -> str:
 
 
 def sizes(rows: Sequence[Row]) -> str:
-    """A line per operation: time and rates on every rung."""
+    """Return a line per operation: time and rates on every backend."""
     lines = []
     for i, entry in enumerate(rows[0]["found"]):
         cells = []

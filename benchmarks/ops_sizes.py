@@ -1,7 +1,7 @@
-"""Operations as large as a real model has them: those of the Qwen3-0.6B shape, reading 1 token and 512.
+"""Operations of a real model's size: those of the Qwen3-0.6B shape, for 1 token and for 512.
 
-A call takes the next layer's weights each time, or the next of several caches, because what was used a moment ago
-would still lie in the processor's cache; in a model it does not.
+Each call takes the next layer's weights, or the next of several KV caches: arrays that were just used would still be in
+the processor's cache, which they are not in a model.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ RUNGS = [name for name in (PLAIN, "simd", "parallel") if name in BACKENDS]
 
 FEW, MANY = 1, 512
 DEPTH = 4096
-# Layers taken in turn; for many tokens the arithmetic outweighs the reading, wherever it is from.
+# Layers that calls alternate between; for many tokens arithmetic is the limit, so two are enough.
 LAYERS_FOR_MANY = 2
 CACHES = 4
 
 
 @dataclass(frozen=True)
 class Sized:
-    """Calls of one operation on different memory, and what each has to do at least."""
+    """Calls of one operation on different arrays, and the least arithmetic and bytes of each call."""
 
     label: str
     calls: list[Call]
@@ -45,7 +45,7 @@ class Sized:
 
 
 def sizes() -> Iterator[Row]:
-    """A row per backend."""
+    """Yield a row per backend."""
     for name in RUNGS:
         engine = mlx_engine.load(MODEL, name.split()[0], jit=name != PLAIN)
         found = [
@@ -61,7 +61,7 @@ def sizes() -> Iterator[Row]:
 
 
 def operations(engine: Engine) -> Iterator[Sized]:
-    """Those of a layer, the head, and attention; built one after another, so that memory is enough for all."""
+    """Yield the operations of a layer, of attention and of the output head, one by one: all would not fit in memory."""
     be, model = engine.backend, engine.model
     rng = np.random.default_rng(0)
     for T in (FEW, MANY):
@@ -72,7 +72,7 @@ def operations(engine: Engine) -> Iterator[Sized]:
 
 
 def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T: int) -> Iterator[Sized]:
-    """The four multiplications of a layer, as a model calls them."""
+    """Yield the four products of a layer, as a model calls them, one plain product and a norm."""
     D = layers[0].attn_output.weight.shape[0]
     F = layers[0].ffn_down.weight.shape[1]
     HE = layers[0].attn_output.weight.shape[1]
@@ -98,7 +98,7 @@ def projections(be: Backend, layers: Sequence[Any], rng: np.random.Generator, T:
 
 
 def attentions(be: Backend, cfg: Any, rng: np.random.Generator, T: int) -> Iterator[Sized]:
-    """Norm and rotation of the heads, and a look back at so many tokens."""
+    """Yield attention of T queries over DEPTH cached tokens."""
     H, K, E = cfg.n_heads, cfg.n_kv_heads, cfg.head_dim
 
     def random(heads: int, n: int) -> Any:
@@ -116,7 +116,7 @@ def attentions(be: Backend, cfg: Any, rng: np.random.Generator, T: int) -> Itera
 
 
 def head(be: Backend, model: Any, rng: np.random.Generator) -> Iterator[Sized]:
-    """The largest matrix, and the choice of a token."""
+    """Yield the output head, the largest matrix, and argmax."""
     V, D = model.output.weight.shape
     x = be.array(rng.standard_normal((FEW, D)).astype(np.float32))
     calls = [Call("norm_head", (x, model.output_norm, model.output), {})]

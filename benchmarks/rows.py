@@ -2,22 +2,21 @@
 
     python -m benchmarks.rows [MODEL]        appends to benchmarks/results/rows.jsonl, every sample kept
 
-Passes of 1 to 512 tokens on the compiled CPU backend, interleaved, each behind the same 64 tokens. The limit beside
-each is the smaller of rows x one row's rate, where memory is the limit, and the rate of 512 rows, where arithmetic is.
+Passes of 1 to 512 tokens on the compiled CPU backend, interleaved, each after the same 64 tokens. The limit of n rows
+is the smaller of n times one row's rate (memory) and the rate of 512 rows (arithmetic).
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 from pathlib import Path
 
 import mlx_engine
+from benchmarks.log import Log
 from benchmarks.text import Row
 from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.bench.run import origin
 from mlx_engine.cache import New, begin
 from mlx_engine.decode.step import forward
 
@@ -31,14 +30,14 @@ ROUNDS = 9
 
 def main(source: str = "shape:qwen3-0.6b") -> None:
     """Measure all numbers of rows."""
+    log = Log("rows", RESULTS)
     engine = mlx_engine.load(source, "parallel")
     if not isinstance(engine.backend, CompiledBackend):
         raise SystemExit("there are no compiled kernels here, so there is nothing to measure")
-    row = {**origin(), "model_name": engine.path.stem, "threads": engine.backend.threads, **measure(engine)}
+    row = {"model_name": engine.path.stem, "threads": engine.backend.threads, **measure(engine)}
     for n, rate in row["medians_ts"].items():
         print(f"{n:>4} rows: {rate:7.1f} tokens/s, {rate / limit(row['medians_ts'], int(n)):.2f} of the limit")
-    with RESULTS.open("a") as out:
-        out.write(json.dumps(row) + "\n")
+    log.append(row)
 
 
 def measure(engine: mlx_engine.Engine) -> Row:
@@ -55,7 +54,7 @@ def measure(engine: mlx_engine.Engine) -> Row:
                 model.forward(batch)
                 seconds = time.perf_counter() - start
                 batch.roll_back()
-                if counted >= 0:  # the first round meets cold memory
+                if counted >= 0:  # in the first round weights and pages are not in memory yet
                     samples[str(n)].append(n / seconds)
     return {"samples_ts": samples, "medians_ts": {n: statistics.median(rates) for n, rates in samples.items()}}
 

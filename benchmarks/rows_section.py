@@ -1,4 +1,4 @@
-"""The section on several rows in one forward pass."""
+"""The section of BENCHMARKS.md about several rows in one forward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.text import Row, figure, source, spread, table
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The newest measurement as a table."""
+    """Return the newest measurement as a table."""
     row = rows[-1]
     medians = row["medians_ts"]
     lines = [
@@ -17,7 +17,7 @@ def section(rows: Sequence[Row]) -> str:
         for n, rate in medians.items()
     ]
     words = (
-        f"{source(row)}\n\nOne forward pass of several tokens behind {DEPTH} others, with the logits of every token: "
+        f"{source(row)}\n\nOne forward pass of several tokens after {DEPTH} others, with the logits of every token: "
         f"{row['model_name']}, {row['threads']} threads. The limit is the smaller of rows x one row's rate (memory) "
         "and the rate of the longest pass (arithmetic).\n\n"
     )

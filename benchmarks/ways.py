@@ -1,14 +1,13 @@
-"""How much faster memory is read in several places in turns than in order: the measurement behind MAX_WAYS.
+"""Memory read in several interleaved streams against one stream in order: the measurement for MAX_WAYS.
 
     python -m benchmarks.ways                appends to benchmarks/results/ways.jsonl, every sample kept
 
-A plain read, and products of one vector with a matrix in Q8_0 and in float32, on all threads, each with a share of its
-own that is larger than the processor's cache. The ways take turns. `kernels/cpu/layout.py` has the constant.
+A plain read, and gemv with a matrix in Q8_0 and in float32, on all threads. Each thread has its own matrix, larger than
+the processor's cache. The two ways are interleaved. The constant is in `kernels/cpu/layout.py`.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.log import Log
 from kernels import blocks
 from kernels.cpu import float32, q8_0, roofline
 from kernels.cpu.jit import jit
@@ -26,12 +26,11 @@ from kernels.cpu.memory import raw
 from kernels.cpu.vectors import add as add_vectors
 from kernels.cpu.vectors import fma, load, total, zeros
 from mlx_engine.backends.cores import usable_cores
-from mlx_engine.bench.run import origin
 
 RESULTS = Path(__file__).parent / "results" / "ways.jsonl"
 
 N_COLUMNS = 1024
-# Of each thread.
+# Bytes of each thread.
 TOTAL = 96 * 2**20
 ROUNDS = 25
 IN_ORDER, IN_TURNS = "in_order", "in_turns"
@@ -39,7 +38,7 @@ IN_ORDER, IN_TURNS = "in_order", "in_turns"
 
 @jit
 def quants_in_order(weights: int, x: Any, y: Any, n_rows: int) -> None:
-    """A Q8_0 matrix at an address, row by row, in two sums that do not wait for each other."""
+    """Multiply a vector with a Q8_0 matrix at an address, row by row, in two independent sums."""
     at = 0
     for r in range(n_rows):
         even, odd = zeros(), zeros()
@@ -55,14 +54,14 @@ def quants_in_order(weights: int, x: Any, y: Any, n_rows: int) -> None:
 
 @jit
 def floats_in_order(weights: Any, x: Any, y: Any, n_rows: int) -> None:
-    """A float32 matrix, row by row."""
+    """Multiply a vector with a float32 matrix, row by row."""
     for r in range(n_rows):
         y[r] = float32.dot(weights, r * N_COLUMNS, x, 0, N_COLUMNS)
 
 
 @jit
 def quants_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
-    """A Q8_0 matrix, four rows at a time."""
+    """Multiply a vector with a Q8_0 matrix, four distant rows at a time."""
     apart, size = n_rows // MAX_WAYS, N_COLUMNS // q8_0.BLOCK * q8_0.BLOCK_BYTES
     y[:n_rows] = 0
     rows = (weights, weights + apart * size, weights + 2 * apart * size, weights + 3 * apart * size)
@@ -74,7 +73,7 @@ def quants_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
 
 @jit
 def floats_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
-    """A float32 matrix, four rows at a time."""
+    """Multiply a vector with a float32 matrix, four distant rows at a time."""
     apart, size = n_rows // MAX_WAYS, 4 * N_COLUMNS
     y[:n_rows] = 0
     rows = (weights, weights + apart * size, weights + 2 * apart * size, weights + 3 * apart * size)
@@ -85,18 +84,17 @@ def floats_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
 
 
 def main() -> None:
-    """Measure all three."""
-    threads = usable_cores()
-    common = {**origin(), "threads": threads, "nbytes": TOTAL * threads}
-    with RESULTS.open("a") as out, ThreadPoolExecutor(threads) as pool:
+    """Measure the plain read and both products."""
+    log, threads = Log("ways", RESULTS), usable_cores()
+    with ThreadPoolExecutor(threads) as pool:
         for what, ways in kinds(threads).items():
             samples = measure(pool, ways)
-            out.write(json.dumps({**common, "what": what, "samples_gbs": samples}) + "\n")
+            log.append({"threads": threads, "nbytes": TOTAL * threads, "what": what, "samples_gbs": samples})
             print(what, {way: f"{statistics.median(rates):.1f} GB/s" for way, rates in samples.items()})
 
 
 def kinds(threads: int) -> dict[str, dict[str, list[Callable[[], Any]]]]:
-    """What is measured, each way of it, as a call per thread."""
+    """Return calls by measurement and way of reading, one call per thread."""
     x = np.ones(N_COLUMNS, dtype=np.float32)
     made: dict[str, dict[str, list[Callable[[], Any]]]] = {}
     for _ in range(threads):
@@ -116,7 +114,7 @@ def kinds(threads: int) -> dict[str, dict[str, list[Callable[[], Any]]]]:
 def add(
     made: dict[str, dict[str, list[Callable[[], Any]]]], what: str, held: np.ndarray, *ways: tuple[Any, ...]
 ) -> None:
-    """One thread's calls; `held` is an array whose address alone is among their arguments."""
+    """Add one thread's calls. `held` is an array of which the calls have only the address: it must stay alive."""
 
     def call(function: Callable[..., Any], arguments: list[Any], held: np.ndarray = held) -> Callable[[], Any]:
         return lambda: (function(*arguments), held)[0]
@@ -126,7 +124,7 @@ def add(
 
 
 def measure(pool: ThreadPoolExecutor, ways: dict[str, list[Callable[[], Any]]]) -> dict[str, list[float]]:
-    """Billions of bytes per second of all threads together; the first round compiles, and does not count."""
+    """Return GB/s of all threads together. The first round compiles and does not count."""
     samples: dict[str, list[float]] = {way: [] for way in ways}
     for i in range(ROUNDS + 1):
         for way, calls in ways.items():

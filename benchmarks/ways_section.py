@@ -1,4 +1,4 @@
-"""The section on reading memory in several places in turns."""
+"""The section of BENCHMARKS.md about reading memory in several interleaved streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.text import Row, figure, source, spread, table
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The newest measurement as a table."""
+    """Return the newest measurement as a table."""
     newest = [row for row in rows if row["time"] == rows[-1]["time"]]
     lines = []
     for row in newest:
@@ -17,8 +17,8 @@ def section(rows: Sequence[Row]) -> str:
         single = statistics.median(b / a for a, b in zip(in_order, in_turns, strict=True))
         lines.append([row["what"], spread(in_order), spread(in_turns), figure(single)])
     words = (
-        f"{source(newest[0])}\n\n{newest[0]['nbytes'] / 2**20:,.0f} MiB on {newest[0]['threads']} threads: read in "
-        "order, and in eight places in turns; multiplied with a vector row by row, and four rows of four stretches at "
-        "a time. The factor is the median of those of single rounds.\n\n"
+        f"{source(newest[0])}\n\n{newest[0]['nbytes'] / 2**20:,.0f} MiB on {newest[0]['threads']} threads. The "
+        "plain read is one stream in order against eight interleaved streams; the products are gemv row by row against "
+        "four interleaved streams of rows. The factor is the median over rounds.\n\n"
     )
-    return words + table(["", "in order, GB/s", "in turns, GB/s", "factor"], lines)
+    return words + table(["", "in order, GB/s", "interleaved, GB/s", "factor"], lines)

@@ -32,7 +32,8 @@ def test_changelog_begins_with_the_version():
 
 
 PAGES = (
-    *("README.md", "ARCHITECTURE.md", "tools/README.md", "mlx_engine/assets/MODEL_CARD.md"),
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "BENCHMARKS.md"),
+    *("tools/README.md", "mlx_engine/assets/MODEL_CARD.md"),
     *("kernels/emulator/README.md", "kernels/lab/README.md"),
 )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.log import Log
 from benchmarks.peers.engines import ENGINES, interpreters
 from benchmarks.peers.exact import errors
 from benchmarks.peers.plan import ROUNDS, plan
@@ -18,7 +18,7 @@ from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.bench import machine
-from mlx_engine.bench.run import describe, origin
+from mlx_engine.bench.run import describe
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 
@@ -28,22 +28,20 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure the contests that the command line names."""
     options = parse()
-    out = options.out or (None if options.quick else RESULTS)
+    log = Log("peers", options.out or (None if options.quick else RESULTS))
     for row in rows(options):
-        if out is not None:
-            with out.open("a") as stream:
-                stream.write(json.dumps(row) + "\n")
-    if out is not None:
-        print(f"every sample is in {out}; python -m benchmarks.report makes the page")
+        log.append(row)
+    if log.path is not None:
+        print(f"every sample is in {log.path}; python -m benchmarks.report makes the page")
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description="Measure other engines beside ours.")
     parser.add_argument("--model", default=MODEL, help=f"a GGUF file of a Qwen3, or {MODEL}")
-    parser.add_argument("--backend", default="auto", help="ours")
+    parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument(
         "--python", action="append", default=[], metavar="ENGINE=PATH",
         help=f"the interpreter that has an engine's package, else this one; engines: {', '.join(ENGINES)}",
@@ -52,8 +50,8 @@ def parse() -> argparse.Namespace:
         "--only", action="append", default=[], metavar="TITLE",
         help=f"one contest, {START} or {ERRORS}; may be given several times",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, help="of every contest, instead of its own number")
-    parser.add_argument("--quick", action="store_true", help="few tokens, to try the machinery; nothing is kept")
+    parser.add_argument("--rounds", type=int, help="rounds of every contest, instead of its own number")
+    parser.add_argument("--quick", action="store_true", help="few tokens, to try the benchmark itself; nothing is kept")
     parser.add_argument("--out", type=Path, help=f"append to this file instead of {RESULTS.name}")
     options = parser.parse_args()
     given = dict(item.partition("=")[::2] for item in options.python)
@@ -71,10 +69,10 @@ def parse() -> argparse.Namespace:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """One per engine, setting and contest; then whole processes, then errors."""
+    """Yield a row per engine, setting and contest, then whole processes, then errors."""
     path = resolve(options.model)
-    # The digest has read the whole file, so it lies in memory when the first engine opens it.
-    common = {**origin(), **describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
+    # The digest reads the whole file, so the file is in memory when the first engine opens it.
+    common = {**describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
     wanted = options.only or [*(c.title for c in options.contests), START, ERRORS]
     for contest in options.contests:
         if contest.title in wanted:

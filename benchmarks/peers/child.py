@@ -1,13 +1,13 @@
-"""The end of the conversation that an engine's own process holds: a line of JSON comes in, a line of JSON goes out.
+"""The main loop of an engine's process: it reads a request per line of JSON and writes a reply per line.
 
-    {"do": "open", "model": path, "context": n, ...}    what `Peer.facts` tells, or {"absent": why}
+    {"do": "open", "model": path, "context": n, ...}    the result of `Peer.facts`, or {"absent": why}
     {"do": "fill", "n": n}                              {}
     {"do": "run", "n_prompt": p, "n_gen": g, "n_depth": d, "threads": t, "budget": s}
                                                         {"seconds": s, "passes": [...], "estimated": why or null}
     {"do": "read_rates"}                                {"in_order": [bytes per second, ...], "fastest": [...]}
     {"do": "logits", "prompts": [ids, ...], "out": path}    {}, and an .npz with an array (T, V) per prompt
 
-`python -m benchmarks.peers.child MODULE` answers for `benchmarks.peers.MODULE`, which must have `open_peer(request)`.
+`python -m benchmarks.peers.child MODULE` serves the engine of `benchmarks.peers.MODULE`, which has an `open_peer`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.peers.loop import Answer, Peer, Request, fill, run
 
 
 def serve(module: str, lines: Iterable[str], out: TextIO) -> None:
-    """Answer line by line until there are no more; the first line opens the engine, if it is here."""
+    """Answer all lines. The first one opens the engine; if its package is not installed, reply that and return."""
 
     def say(reply: Answer) -> None:
         print(json.dumps(reply), file=out, flush=True)
@@ -41,7 +41,7 @@ def serve(module: str, lines: Iterable[str], out: TextIO) -> None:
 
 
 def answer(peer: Peer, request: Request) -> Answer:
-    """Do what one line asks."""
+    """Execute one request and return the reply."""
     if request["do"] == "run":
         return run(peer, request)
     if request["do"] == "fill":
@@ -50,7 +50,7 @@ def answer(peer: Peer, request: Request) -> Answer:
     if request["do"] == "read_rates":
         return dict(peer.read_rates())
     if request["do"] == "logits":
-        # Every engine has NumPy; this module shall need nothing before one is opened.
+        # Every engine has NumPy, but this module must import nothing before an engine is opened.
         import numpy as np
 
         np.savez(request["out"], *(peer.logits(ids) for ids in request["prompts"]))
@@ -59,7 +59,7 @@ def answer(peer: Peer, request: Request) -> Answer:
 
 
 if __name__ == "__main__":
-    # What the libraries print must not come between the answers: from here on it goes to stderr.
+    # Libraries print to stdout, which is for replies alone: their output is redirected to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.argv[1], sys.stdin, answers)

@@ -1,4 +1,4 @@
-"""The engines by name, and which interpreter runs each."""
+"""The engines by name, and the Python interpreter of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Engine:
 
     Attributes:
         module: its file in this folder.
-        computes: what is multiplied with what, for the page.
+        computes: types of weights, activations and KV cache, for BENCHMARKS.md.
     """
 
     module: str
@@ -26,10 +26,10 @@ ENGINES = {
     OURS: Engine("ours", "Q8_0 blocks as stored, float32 activations and cache"),
     LLAMA: Engine("llama", "Q8_0 blocks as stored, activations rounded to 8 bits, 16-bit cache"),
     TRANSFORMERS: Engine("transformers_f32", "the file's weights as float32, float32 activations and cache; PyTorch"),
-    MLX_LM: Engine("mlx_8bit", "the file's codes in MLX's 8-bit format, float32 activations and cache; MLX's CPU"),
+    MLX_LM: Engine("mlx_8bit", "the file's quants in MLX's 8-bit format, float32 activations and cache; MLX's CPU"),
 }
 
 
 def interpreters(given: Mapping[str, str]) -> dict[str, str]:
-    """Engine to Python; those not given run with this one."""
+    """Return the Python of every engine: the one that is given, else the one that runs this."""
     return {name: given.get(name, sys.executable) for name in ENGINES}

@@ -1,4 +1,4 @@
-"""Each engine's logits against exact ones: the same file, the same ids, a float64 computation as the judge."""
+"""Errors of each engine's logits: the same file and ids, compared with logits computed in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.peers.engines import ENGINES, OURS
 from benchmarks.peers.process import ROOT, PeerError, Process
 
-# A small Qwen3 with random weights; transformers computed its logits in float64, with the weights that the file stores.
+# A small Qwen3 with random weights. Its exact logits were computed by transformers in float64 with the stored weights.
 FOLDER = ROOT / "tests" / "data" / "qwen3-micro"
 MODEL = FOLDER / "model-q8_0.gguf"
 CONTEXT = 256
@@ -20,7 +20,7 @@ CONTEXT = 256
 
 @dataclass
 class Error:
-    """An engine's relative errors in the Frobenius norm: of all prompts together, and of each."""
+    """An engine's relative errors in the Frobenius norm, of all prompts together and of each prompt."""
 
     engine: str
     together: float | None = None
@@ -29,7 +29,7 @@ class Error:
 
 
 def exact_logits() -> tuple[list[list[int]], list[np.ndarray]]:
-    """Prompts, and logits (T, V) for each."""
+    """Return the prompts, and exact logits (T, V) of each."""
     with np.load(FOLDER / "golden.npz") as arrays:
         names = [key for key in arrays if key.startswith("prompt")]
         prompts = [[int(token) for token in arrays[name]] for name in names]
@@ -37,7 +37,7 @@ def exact_logits() -> tuple[list[list[int]], list[np.ndarray]]:
 
 
 def errors(interpreters: Mapping[str, str], backend: str) -> list[Error]:
-    """Of every engine that is here."""
+    """Return the errors of every engine; an absent engine has the reason."""
     prompts, exact = exact_logits()
     return [error_of(name, interpreters[name], backend, prompts, exact) for name in ENGINES]
 
@@ -45,7 +45,7 @@ def errors(interpreters: Mapping[str, str], backend: str) -> list[Error]:
 def error_of(
     name: str, python: str, backend: str, prompts: Sequence[Sequence[int]], exact: Sequence[np.ndarray]
 ) -> Error:
-    """Of one engine, in a process of its own."""
+    """Return the errors of one engine, which runs in its own process."""
     opening = {"backend": backend} if name == OURS else {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
@@ -61,6 +61,6 @@ def error_of(
 
 
 def relative(found: np.ndarray, exact: np.ndarray) -> float:
-    """The error's Frobenius norm over that of what is exact."""
+    """Return the Frobenius norm of the error over that of the exact logits."""
     wanted = exact.astype(np.float64)
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))

@@ -1,17 +1,17 @@
 """`python -m benchmarks.peers.folders`: GPT-2 and Gemma 3 from Hugging Face folders, beside transformers.
 
-Decode behind a short prompt: ours quantised on load, ours in float32, transformers in float32. Every round has fresh
-processes, in which each runs several times in turn; the rows go to benchmarks/results/folders.jsonl. Run it on an idle
-machine; it takes some six minutes, and 12 GB of memory.
+Decode after a short prompt: this engine with weights quantised on load and in float32, transformers in float32. Each of
+three sets has fresh processes, in which the contestants run several times, interleaved. The rows go to
+benchmarks/results/folders.jsonl. Run it on an idle machine; it takes some six minutes, and 12 GB of memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.log import Log
 from benchmarks.peers.engines import OURS, TRANSFORMERS, interpreters
 from benchmarks.peers.plan import Contest, Contestant
 from benchmarks.peers.rounds import Entry, contest_row, play, told
@@ -19,7 +19,7 @@ from benchmarks.peers.section import factor, latest, rate
 from benchmarks.text import Row, model, source, table
 from mlx_engine.bench import machine
 from mlx_engine.bench.cells import Test
-from mlx_engine.bench.run import describe, origin
+from mlx_engine.bench.run import describe
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 
@@ -29,20 +29,20 @@ PROMPT, WRITTEN = 16, 32
 # Sets of fresh processes, and rounds within each.
 FRESH, ROUNDS = 3, 3
 
-INTRO = """Tokens per second of writing behind a prompt of 16 tokens, random weights of the real shapes: the median of
-all runs, with the slowest and the fastest behind it. Each engine has a process of its own, three times a fresh one, and
-they take turns. The factors are ours, quantised on load, over transformers in float32 and over our own float32."""
+INTRO = """Decode in tokens per second after a prompt of 16 tokens, random weights of the real shapes: the median of all
+runs, then the slowest and the fastest. Each engine runs in its own process, three times a fresh one; runs are
+interleaved. The factors are this engine, quantised on load, over transformers in float32 and over its own float32."""
 
 
 def contest(backend: str, *, quick: bool) -> Contest:
-    """Who takes turns at what."""
+    """Return the contest: decode of this engine, quantised and in float32, and of transformers."""
     ours = [Contestant(OURS, {"backend": backend, "quant": quant}) for quant in ("q8_0", "f32")]
     test = Test(n_gen=4 if quick else WRITTEN, depth=PROMPT)
     return Contest(test, (*ours, Contestant(TRANSFORMERS)), rounds=1 if quick else ROUNDS)
 
 
 def joined(entries: Sequence[Entry]) -> Entry:
-    """One contestant's entries of all sets, as one."""
+    """Return one contestant's entries of all sets as one entry."""
     whole = Entry(entries[0].contestant)
     for entry in entries:
         whole.seconds += entry.seconds
@@ -53,11 +53,11 @@ def joined(entries: Sequence[Entry]) -> Entry:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """One per model and contestant."""
+    """Yield a row per model and contestant."""
     for name in options.model or MODELS:
         path = resolve(name)
-        # The digest has read the whole folder, so it lies in memory when the first engine opens it.
-        common = {**origin(), **describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
+        # The digest reads the whole folder, so the files are in memory when the first engine opens them.
+        common = {**describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
         of = contest(options.backend, quick=options.quick)
         sets = [play(of, str(path), options.python) for _ in range(1 if options.quick else FRESH)]
         for entries in zip(*sets, strict=True):
@@ -67,7 +67,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def section(rows: Sequence[Row]) -> str:
-    """The section of BENCHMARKS.md."""
+    """Return the section of BENCHMARKS.md."""
     rows = latest(rows)
     lines = []
     for name in dict.fromkeys(row["contest"] for row in rows):
@@ -87,18 +87,14 @@ def main() -> None:
     """Measure, print, and append."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers.folders", description="Measure transformers beside ours.")
     parser.add_argument("--model", action="append", help=f"a folder; may be given several times; else {MODELS}")
-    parser.add_argument("--backend", default="auto", help="ours")
+    parser.add_argument("--backend", default="auto", help="this engine's backend")
     parser.add_argument("--python", help="the interpreter that has transformers, if not this one")
-    parser.add_argument("--quick", action="store_true", help="few tokens, to try the machinery; nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="few tokens, to try the benchmark itself; nothing is kept")
     parser.add_argument("--out", type=Path, help=f"append to this file instead of {RESULTS.name}")
     options = parser.parse_args()
     options.python = interpreters({TRANSFORMERS: options.python} if options.python else {})
-    out = options.out or (None if options.quick else RESULTS)
-    found = list(rows(options))
-    if out is not None:
-        with out.open("a") as stream:
-            stream.writelines(json.dumps(row) + "\n" for row in found)
-    print(section(found))
+    log = Log("folders", options.out or (None if options.quick else RESULTS))
+    print(section([log.append(row) for row in rows(options)]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""llama.cpp through llama-cpp-python's C interface: none of the wrapper's own work is timed.
+"""llama.cpp through llama-cpp-python's C interface, so that the wrapper's own work is not timed.
 
-Its defaults are kept (batches of 2,048 in pieces of 512, keys and values in 16 bits), but for what `open_peer` and
-`use_threads` are told, because the fastest setting differs from machine to machine.
+Its defaults are kept (batches of 2,048 tokens in micro-batches of 512, 16-bit KV cache), except flash attention and the
+number of threads: the fastest setting differs from machine to machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.peers.loop import Answer, Peer, Request
 
-# What llama.cpp calls them; -1 leaves the choice to it.
+# llama.cpp's values; with -1 llama.cpp chooses.
 FLASH_ATTENTION = {False: 0, True: 1, None: -1}
 BATCH = 2048
 
@@ -45,30 +45,30 @@ class Llama(Peer):
         self.use_threads(None)
 
     def facts(self) -> Answer:
-        """The wrapper's version stands for llama.cpp's, which it contains."""
+        """Return the wrapper's version, which determines the version of llama.cpp."""
         built_for = api.llama_print_system_info().decode()
         return {"versions": {"llama-cpp-python": metadata.version("llama-cpp-python")}, "built_for": built_for}
 
     def use_threads(self, n: int | None) -> None:
-        """For single tokens and for batches."""
+        """Set the number of threads for decode and for batches."""
         count = n or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         api.llama_set_n_threads(self._context, count, count)
 
     def rewind(self, length: int) -> None:
-        """Give the cells behind free."""
+        """Free the KV cells after `length`."""
         api.llama_memory_seq_rm(api.llama_get_memory(self._context), 0, length, -1)
 
     def read(self, ids: Sequence[int]) -> int:
-        """Logits are computed of the last token of each batch, and of no other."""
+        """Read ids in batches; llama.cpp computes logits of the last token of each batch only."""
         for first in range(0, len(ids), BATCH):
             part = ids[first : first + BATCH]
-            # Held by a name: the batch has only its address.
+            # The name keeps the array alive: the batch has only its address.
             held = (api.llama_token * len(part))(*part)
             self._decode(api.llama_batch_get_one(held, len(part)))
         return int(np.argmax(self._row(-1)))
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """One batch that asks for all of them."""
+        """Return the logits of all tokens, from one batch."""
         self.rewind(0)
         batch = api.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)
@@ -81,14 +81,14 @@ class Llama(Peer):
         return rows
 
     def encode(self, text: str) -> list[int]:
-        """Text as ids."""
+        """Return the ids of a text."""
         raw = text.encode()
         out = (api.llama_token * (len(raw) + 8))()
         n = api.llama_tokenize(self._vocab, raw, len(raw), out, len(out), False, False)
         return [int(token) for token in out[:n]]
 
     def piece(self, token: int) -> bytes:
-        """The bytes that an id stands for."""
+        """Return the bytes of a token."""
         out = (ctypes.c_char * 256)()
         return out.raw[: api.llama_token_to_piece(self._vocab, token, out, len(out), 0, True)]
 
@@ -102,7 +102,7 @@ class Llama(Peer):
         return np.asarray(row)
 
 
-# Kept here because llama.cpp keeps only its address.
+# At module level, because llama.cpp keeps only the address of the callback.
 @api.llama_log_callback
 def _ignore(level: int, text: bytes, data: object) -> None:
-    """llama.cpp tells a great deal while it loads."""
+    """Discard the log: llama.cpp prints many lines while it loads."""

@@ -1,6 +1,6 @@
 """llama.cpp as a whole process: `python -m benchmarks.peers.llama_first_token MODEL PROMPT` prints the next token.
 
-It does what our own `generate --max-tokens 1` does, and no more: load, tokenise, read, choose, print.
+It does the same as `cli.py generate --max-tokens 1`: load, tokenise, prefill, choose a token, print it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CONTEXT = 512
 
 
 def main(model: str, prompt: str) -> None:
-    """Straight to stdout, as bytes: a token need not be a whole character."""
+    """Write the next token to stdout as bytes: a token need not be a whole character."""
     llama = Llama(model, context=CONTEXT)
     os.write(1, llama.piece(llama.read(llama.encode(prompt))))
 

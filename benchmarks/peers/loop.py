@@ -1,6 +1,6 @@
-"""What an engine must be able to do to be measured, and the one loop that times all of them.
+"""The interface of a measured engine, and the loop that times all engines.
 
-Nothing but the standard library is imported here: the process may be that of any interpreter.
+This module imports nothing but the standard library, because an engine may have its own interpreter.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from typing import Any
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
-# Tokens of the pass that tells how long a longer prompt would take.
+# Tokens of the pass from which the time of a longer prompt is estimated.
 PROBE = 16
 
 
 class Peer(ABC):
-    """An engine with a model and one context of tokens, greedy."""
+    """An engine with a model and one sequence; it chooses tokens greedily."""
 
     n_vocab: int
 
     @abstractmethod
     def facts(self) -> Answer:
-        """`versions` of what computes, and whatever else belongs to its measurements."""
+        """Return `versions` of the packages, and what else the rows record about the engine."""
 
     @abstractmethod
     def rewind(self, length: int) -> None:
-        """Keep the first `length` tokens of the context, forget the others."""
+        """Keep the first `length` tokens of the KV cache, drop the others."""
 
     @abstractmethod
     def read(self, ids: Sequence[int]) -> int:
-        """Run ids behind the context; the likeliest next id, on the host."""
+        """Append ids to the sequence and return the most likely next id, on the host."""
 
     @abstractmethod
     def logits(self, ids: Sequence[int]) -> Any:
-        """A float32 NumPy array (T, V): the logits at every position of a prompt of its own."""
+        """Return float32 logits (T, V) at every position of a separate prompt."""
 
     def use_threads(self, n: int | None) -> None:  # noqa: B027 - most engines take what they find
-        """Run on so many threads from now on; None means all."""
+        """Set the number of threads of later runs; None means all cores."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Held around every run."""
+        """Return a context manager that is entered around every run."""
         return nullcontext()
 
     def read_rates(self) -> dict[str, list[float]]:
-        """Bytes per second of reading the weights, by the way of reading; empty where it cannot tell."""
+        """Return bytes per second of reading the weights, by way of reading; empty if the engine cannot measure it."""
         return {}
 
 
 def run(peer: Peer, request: Request, clock: Callable[[], float] = time.perf_counter) -> Answer:
-    """One run of a test: `n_prompt` tokens read, then `n_gen` written, behind `n_depth` that are there already.
+    """Run a test once: prefill of `n_prompt` tokens, then decode of `n_gen`, after `n_depth` cached tokens.
 
-    With a `budget` in seconds, a prompt that would not fit is read in part, and writing stops when the time is over.
-    The rest is extrapolated; `estimated` says from what.
+    With a `budget` in seconds, a prompt that would not fit is read in part, and decode stops when the time is over.
+    The rest is extrapolated; `estimated` names the part that was measured.
     """
     n_prompt, n_gen, budget = request["n_prompt"], request["n_gen"], request.get("budget")
     ids = random_ids(peer.n_vocab, max(n_prompt, 1), seed=1)
@@ -85,7 +85,7 @@ def run(peer: Peer, request: Request, clock: Callable[[], float] = time.perf_cou
 
 
 def affordable(peer: Peer, ids: Sequence[int], budget: float, clock: Callable[[], float]) -> int:
-    """All tokens of a prompt, if a short pass lets one expect that they fit the budget; else as many as that pass."""
+    """Return the length of the prompt if the budget allows it, estimated from a short pass, else that pass's length."""
     if len(ids) <= PROBE:
         return len(ids)
     start = clock()
@@ -96,7 +96,7 @@ def affordable(peer: Peer, ids: Sequence[int], budget: float, clock: Callable[[]
 
 
 def fill(peer: Peer, n: int) -> None:
-    """Let the context hold n tokens and nothing else."""
+    """Fill the KV cache with exactly n tokens."""
     peer.use_threads(None)
     peer.rewind(0)
     with peer.session():
@@ -104,5 +104,5 @@ def fill(peer: Peer, n: int) -> None:
 
 
 def random_ids(n_vocab: int, n: int, seed: int) -> list[int]:
-    """The same for every engine."""
+    """Return random ids, the same for every engine."""
     return random.Random(seed).choices(range(n_vocab), k=n)

@@ -1,6 +1,6 @@
-"""mlx-lm on MLX's default device. It reads no GGUF, so its matrices are made of the same bytes without rounding.
+"""mlx-lm on MLX's default device. It reads no GGUF; `repack.py` converts the same Q8_0 blocks without rounding.
 
-See `repack.py`. Scales are float32, which makes the activations float32 too: 16-bit ones are far slower on a CPU.
+Scales are float32, which makes the activations float32 too: 16-bit activations are far slower on a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MLX(Peer):
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.n_vocab = checkpoint.settings["vocab_size"]
         self._model = qwen3.Model(qwen3.ModelArgs.from_dict(checkpoint.settings))
-        # Lazy: the random weights that are quantised here are never computed, for the next line replaces them.
+        # MLX is lazy: the random weights quantised here are replaced below before they are computed.
         quantize(self._model, group_size=GROUP, bits=BITS)
         arrays = (part for name, weight in checkpoint.weights for part in repacked(name, weight).items())
         self._model.load_weights([(name, mx.array(array)) for name, array in arrays])
@@ -39,19 +39,19 @@ class MLX(Peer):
         self._cache = make_prompt_cache(self._model)
 
     def facts(self) -> Answer:
-        """mlx-lm's version and MLX's."""
+        """Return the versions of mlx-lm and MLX, and the device."""
         versions = {name: metadata.version(name) for name in ("mlx-lm", "mlx")}
         return {"versions": versions, "device": str(mx.default_device())}
 
     def rewind(self, length: int) -> None:
-        """Trim every layer."""
+        """Trim the KV cache of every layer."""
         trim_prompt_cache(self._cache, self._cache[0].offset - length)
 
     def read(self, ids: Sequence[int]) -> int:
-        """Logits of all tokens are computed by mlx-lm's model; only the last are looked at."""
+        """Read ids; mlx-lm's model computes logits of all tokens, of which the last are used."""
         logits = self._model(mx.array([list(ids)]), cache=self._cache)
         return int(np.argmax(np.asarray(logits[0, -1])))
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Without a cache."""
+        """Return the logits of all tokens, without a KV cache."""
         return np.asarray(self._model(mx.array([list(ids)]))[0].astype(mx.float32))

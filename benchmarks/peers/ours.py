@@ -1,4 +1,4 @@
-"""mlx_engine itself, through the same loop as the others."""
+"""mlx_engine, measured by the same loop as the other engines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.models.conversion import Conversion
 
-# Samples of the machine's limits each time that they are asked for.
+# Samples of the memory bandwidth per request.
 SAMPLES = 3
 
 
 def open_peer(request: Request) -> Peer:
-    """Load the file on a backend, as it is stored or converted."""
+    """Load the file on a backend, with weights as stored or converted."""
     return Ours(
         Path(request["model"]),
         context=request["context"],
@@ -48,7 +48,7 @@ class Ours(Peer):
         self.n_vocab = self._engine.config.vocab_size
 
     def facts(self) -> Answer:
-        """Versions, what computes, and what a pass has to read and to multiply."""
+        """Return versions, backend, threads, and the bytes and multiplications of a pass."""
         of = sizes(self._checkpoint, lambda type_: bytes_per_weight(self._backend, type_), self._conversion)
         return {
             "versions": machine.versions(),
@@ -58,23 +58,23 @@ class Ours(Peer):
         }
 
     def session(self) -> AbstractContextManager[None]:
-        """As `bench` holds it: around a whole run."""
+        """Return the backend's session, which `bench` also enters around a whole run."""
         return self._backend.session()
 
     def rewind(self, length: int) -> None:
-        """Pages stay with the sequence."""
+        """Truncate the sequence; it keeps its pages."""
         self._kv.truncate(length)
 
     def read(self, ids: Sequence[int]) -> int:
-        """A prompt in chunks, as `generate` reads it."""
+        """Read a prompt in chunks, as `generate` does."""
         return self._pick(prefill(self._model, ids, self._kv))
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """The public way."""
+        """Return the logits of the public API."""
         return np.asarray(self._engine.logits(ids))
 
     def read_rates(self) -> dict[str, list[float]]:
-        """Over the bytes that a pass multiplies with, on as many threads: in order, and as fast as we can."""
+        """Return the bandwidth over the weights of a pass on the same threads: in one stream, and in eight."""
         limits = self._limits
         limits.in_order.clear()
         limits.read.clear()

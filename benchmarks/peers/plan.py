@@ -1,7 +1,7 @@
-"""What is compared: contests, each a test with its contestants.
+"""The contests: each is a test with its contestants.
 
-llama.cpp takes part with several settings, because the fastest differs from machine to machine and from test to test;
-two rounds decide which goes on. The slow engines run once, with a budget.
+llama.cpp runs with several settings, because the fastest differs between machines and tests; two rounds decide which
+setting continues. The slow engines run once, with a time budget.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Contestant:
     """An engine with settings.
 
     Attributes:
-        opening: what its process is told when it opens: those who are told the same share one.
-        threads: for this run; None means all.
-        budget: seconds for a run; an engine that has one runs in the first round alone.
-        stays: it runs in every round, even if another setting of its engine is faster.
+        opening: arguments of the request that opens its process; contestants with equal arguments share a process.
+        threads: threads of a run; None means all cores.
+        budget: seconds for a run; an engine with a budget runs in the first round only.
+        stays: whether it runs in every round, even if another setting of its engine is faster.
     """
 
     engine: str
@@ -40,7 +40,7 @@ class Contestant:
 
     @property
     def setting(self) -> str:
-        """What tells it from others of the same engine, for people."""
+        """Return the settings as text, to distinguish contestants of one engine."""
         words = [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
         if self.opening.get("quant", "keep") != "keep":
             words.append(str(self.opening["quant"]))
@@ -51,9 +51,11 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Contest:
-    """Contestants who take turns at one test. `title` is the test's name, unless the contest is about something else.
+    """Contestants whose runs of one test are interleaved.
 
-    `watches_memory`: the read rate of the memory is measured between the turns.
+    Attributes:
+        watches_memory: whether memory bandwidth is measured after each run.
+        about: the title of a contest that compares something else than the speed of the test.
     """
 
     test: Test
@@ -64,18 +66,18 @@ class Contest:
 
     @property
     def title(self) -> str:
-        """What results are filed under."""
+        """Return the name of the contest in the rows."""
         return self.about or self.test.name
 
 
 def plan(backend: str, cores: int, *, quick: bool = False) -> list[Contest]:
-    """The contests, cheapest first; quick ones are for trying the machinery, not for measuring."""
+    """Return the contests, cheapest first; quick contests try the benchmark itself and measure nothing useful."""
     ours, slow = Contestant(OURS, {"backend": backend}), (
         Contestant(TRANSFORMERS, budget=BUDGET),
         Contestant(MLX_LM, budget=BUDGET),
     )  # fmt: skip
     expanded = Contestant(OURS, {"backend": backend, "quant": "f32"})
-    # Unless it is told, llama.cpp itself chooses how attention is computed.
+    # Without this setting llama.cpp chooses whether it uses flash attention.
     plain: Mapping[str, Any] = {"flash_attention": False}
     reading = (Contestant(LLAMA, threads=cores), Contestant(LLAMA, plain, threads=cores))
     alone = (Contestant(LLAMA, threads=1), Contestant(LLAMA, plain, threads=1)) if cores > 1 else ()

@@ -1,4 +1,4 @@
-"""Our end of the conversation with an engine's process."""
+"""An engine's process, and the requests to it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from benchmarks.peers.loop import Answer
 
 ROOT = Path(__file__).parents[2]
 
-# Seconds for any one answer. The longest is a context of 4,096 tokens read by a slow machine.
+# Seconds to wait for a reply. The longest request is a context of 4,096 tokens on a slow machine.
 PATIENCE = 300.0
 
 
 class PeerError(Exception):
-    """An engine is not here, has died, or does not answer."""
+    """An engine is not installed, has exited, or does not reply."""
 
 
 class Process:
-    """An engine's process, from its first line to its last. The first line opened it; `facts` is what it replied.
+    """An engine's process. `facts` is the reply to the request that opened it.
 
     Raises:
         PeerError: its package is not installed, or it failed.
@@ -48,10 +48,10 @@ class Process:
             raise
 
     def ask(self, do: str, *, patience: float = PATIENCE, **request: Any) -> Answer:
-        """One line there, one line back.
+        """Send a request and return the reply.
 
         Raises:
-            PeerError: it has died, or says nothing for `patience` seconds.
+            PeerError: the process has exited, or does not reply within `patience` seconds.
         """
         if self._process.stdin is None or self._process.stdout is None:
             raise PeerError("the process was started without pipes")
@@ -70,7 +70,7 @@ class Process:
         return reply
 
     def close(self) -> None:
-        """No more lines; a process that does not end then is ended."""
+        """Close stdin, and kill the process if it does not exit."""
         try:
             self._process.communicate(timeout=10)
         except (subprocess.TimeoutExpired, BrokenPipeError):
@@ -79,7 +79,7 @@ class Process:
         self._errors.close()
 
     def _last_words(self) -> str:
-        """The last line of a traceback is the error."""
+        """Return the error: the last line of the traceback on stderr."""
         self._process.wait(timeout=10)
         self._errors.seek(0)
         said = self._errors.read().strip().splitlines()

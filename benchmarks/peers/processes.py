@@ -1,4 +1,4 @@
-"""The processes of one contest: each is opened and warmed up for its first turn, and kept until the contest ends."""
+"""The processes of one contest: each is opened and warmed up for its first run, and kept until the contest ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.peers.plan import Contest, Contestant
 from benchmarks.peers.process import PeerError, Process
 from mlx_engine.bench.cells import Test
 
-# Tokens of the run before the first that counts, and of that of an engine with a budget.
+# Tokens of the warm-up run, and of that of an engine with a budget.
 WARM = Test(n_prompt=512, n_gen=8)
 WARM_SLOW = Test(n_prompt=16, n_gen=1)
 # Slots of context beyond what the test needs.
@@ -19,17 +19,17 @@ SPARE = 8
 
 
 class Processes:
-    """By contestant. Those who differ in threads alone share a process, and with it the context that was read."""
+    """Processes by contestant. Contestants that differ only in threads share a process and its KV cache."""
 
     def __init__(self, contest: Contest, model: str, interpreters: Mapping[str, str]) -> None:
         self._contest, self._model, self._interpreters = contest, model, interpreters
         self._made: dict[str, Process | PeerError] = {}
 
     def of(self, contestant: Contestant) -> Process:
-        """Ready to run.
+        """Return the contestant's process, ready to run.
 
         Raises:
-            PeerError: it is not installed, or failed; each time that it is asked for.
+            PeerError: the engine is not installed, or failed; raised again for every later call.
         """
         key = f"{contestant.engine} {dict(contestant.opening)}"
         if key not in self._made:
@@ -74,7 +74,7 @@ class Processes:
 
 
 def asked(test: Test, contestant: Contestant) -> dict[str, Any]:
-    """A test as a line says it."""
+    """Return the arguments of a `run` request."""
     return {
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,

@@ -1,7 +1,7 @@
-"""Q8_0 blocks in the arrangement of MLX's 8-bit format, without rounding anything.
+"""Q8_0 blocks in the layout of MLX's 8-bit format, without rounding.
 
-MLX keeps codes from 0 to 255, four to a 32-bit word, and with every group of 32 a scale and a bias: a weight is
-`scale * code + bias`. A Q8_0 block is such a group: its codes are shifted by 128, and the bias shifts them back.
+MLX stores quants from 0 to 255, four to a 32-bit word, and for every group of 32 a scale and a bias: a weight is
+`scale * quant + bias`. A Q8_0 block is such a group: its quants are shifted by 128, and the bias shifts them back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GROUP, BITS = 32, 8
 
 
 def repacked(name: str, weight: Weight) -> dict[str, np.ndarray]:
-    """The arrays that MLX wants for a tensor, by name; one that is not Q8_0 becomes float32."""
+    """Return MLX's arrays for a tensor, by name; a tensor that is not Q8_0 becomes float32."""
     if weight.type != Q8_0:
         return {name: weight.dequantize()}
     stored = weight.data.view(blocks.Q8_0).reshape(weight.shape[0], -1)

@@ -1,4 +1,4 @@
-"""One contest: every contestant runs once a round, so that a machine that slows down slows all of them."""
+"""One contest: every contestant runs once per round, so that a machine that slows down slows all of them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from benchmarks.peers.process import PeerError
 from benchmarks.peers.processes import Processes, asked
 from mlx_engine.bench.work import Sizes, work
 
-# How many times slower than another setting of its engine one may be to run again, after the first round and the
-# second: then only the fastest goes on.
+# A setting runs again if it is at most so many times slower than the fastest setting of its engine, after the first
+# round and after the second: then only the fastest continues.
 BEHIND = (1.2, 1.0)
 
 
 @dataclass
 class Entry:
-    """A contestant and what it has done.
+    """A contestant and its results.
 
     Attributes:
         seconds: of the whole test, one per round.
-        passes: seconds of every token written, a list per round.
-        read_rates: bytes per second of the memory, read in order, measured after each of its turns.
-        fastest_read_rates: the same, read as fast as we can.
-        facts: what the engine says about itself.
-        estimated: why a time is no measurement of the whole test.
+        passes: seconds of every generated token, a list per round.
+        read_rates: memory bandwidth in bytes per second, read in one stream, measured after each of its runs.
+        fastest_read_rates: the same, read in eight streams.
+        facts: versions and settings that the engine reports.
+        estimated: from which part of the test a time was extrapolated; None if the whole test was measured.
         absent: why it has no more times.
     """
 
@@ -43,12 +43,12 @@ class Entry:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has run as often as it may."""
+        """Whether it has failed, or has a budget and has run once."""
         return self.absent is not None or (self.contestant.budget is not None and bool(self.seconds))
 
 
 def play(contest: Contest, model: str, interpreters: Mapping[str, str]) -> list[Entry]:
-    """All rounds. Every other round goes backwards, so that nobody always runs behind the same neighbour."""
+    """Run all rounds. Every other round is in reverse order, so that no engine always runs after the same one."""
     entries = [Entry(contestant) for contestant in contest.contestants]
     running = list(entries)
     with Processes(contest, model, interpreters) as processes:
@@ -62,7 +62,7 @@ def play(contest: Contest, model: str, interpreters: Mapping[str, str]) -> list[
 
 
 def turn(entry: Entry, contest: Contest, processes: Processes) -> None:
-    """One run; an engine that fails is out, the others go on."""
+    """Run a contestant once; an engine that fails is left out of later rounds."""
     try:
         process = processes.of(entry.contestant)
         entry.facts = process.facts
@@ -80,7 +80,7 @@ def turn(entry: Entry, contest: Contest, processes: Processes) -> None:
 
 
 def still_in_it(entries: Sequence[Entry], behind: float) -> list[Entry]:
-    """Those not further behind another setting of their engine, and those who stay anyway: all of ours do."""
+    """Return the contestants that run again: this engine, those that stay, and settings that are fast enough."""
     best: dict[str, float] = {}
     for entry in entries:
         if entry.seconds:
@@ -97,7 +97,7 @@ def still_in_it(entries: Sequence[Entry], behind: float) -> list[Entry]:
 
 
 def told(contest: Contest, entry: Entry) -> str:
-    """A line for whoever is watching."""
+    """Return a line that reports an entry."""
     who = f"{contest.title}: {entry.contestant.engine}, {entry.contestant.setting or 'as it is'}"
     if not entry.seconds:
         return f"{who}: {entry.absent}"
@@ -107,7 +107,7 @@ def told(contest: Contest, entry: Entry) -> str:
 
 
 def contest_row(contest: Contest, entry: Entry) -> dict[str, Any]:
-    """An entry, and where it is known the bytes that the test reads at least."""
+    """Return an entry as a row, with the bytes that the test must read if they are known."""
     known = entry.facts.get("sizes")
     return {
         "contest": contest.title,

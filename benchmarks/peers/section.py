@@ -1,4 +1,4 @@
-"""The section of BENCHMARKS.md about other engines, from the rows of `results/peers.jsonl`. Pure text."""
+"""The section of BENCHMARKS.md about other engines, from the rows of `results/peers.jsonl`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Sequence
 
 from benchmarks.peers.engines import ENGINES, LLAMA, OURS
 from benchmarks.peers.plan import FORMATS, PASSES
-from benchmarks.text import Row, figure, model, source, spread, table
+from benchmarks.text import Row, figure, model, note, source, spread, table
 from mlx_engine.bench.report import EARLY, LATE, growth_of
 
 START, ERRORS = "start", "errors"
 
-INTRO = """Every engine computes with the same weights. Each runs in a process of its own, and they take turns: in a
-round every one runs the test once, so that a machine that slows down slows all of them. Tokens are random ids, chosen
-greedily from then on; tokenisation is left out, and so is a first, shorter run. A rate is the median of the rounds,
-with the slowest and the fastest behind it; the factor is ours over llama.cpp's, with those of single rounds behind it.
-llama.cpp is given every setting listed, of which the fastest of two rounds goes on, and when it writes its default too.
-Slow engines run once, on a budget: `~` marks what was extrapolated from fewer tokens than the test has."""
+INTRO = """Every engine computes with the same weights, in its own process. Runs are interleaved: in a round every
+engine runs the test once, so that a machine that slows down slows all engines. Prompts are random ids; decode is
+greedy. Tokenisation and a warm-up run are not timed. A rate is the median over the rounds, then the slowest and the
+fastest; the factor is this engine over llama.cpp, then the smallest and the largest factor of a round. llama.cpp runs
+with every setting listed; the fastest of the first two rounds continues, in decode its default too. Slow engines run
+once, with a time budget: `~` marks figures extrapolated from fewer tokens than the test has."""
 
 
 def section(rows: Sequence[Row]) -> str:
-    """All of it; what was not measured is left out."""
+    """Return the whole section, without the parts that were not measured."""
     rows = latest(rows)
     parts = [f"{model(rows[0])}.\n\n{source(rows[0])}{later(rows)}", INTRO, engines(rows)]
     for title, part in (
         ("Tokens per second", speeds),
-        ("How near decode comes to what the memory gives", shares),
+        ("Decode and memory bandwidth", shares),
         ("A whole process", processes),
         ("Errors of the logits", errors),
-        ("Ours against ours", ourselves),
+        ("Formats, and late passes", ourselves),
     ):
         text = part(rows)
         parts += [f"### {title}", text] if text else []
@@ -37,7 +37,7 @@ def section(rows: Sequence[Row]) -> str:
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """Of each contest those of its newest run: what did not take turns is not compared."""
+    """Return the rows of each contest's newest run: rows that were not interleaved are not compared."""
     newest: dict[str, str] = {}
     for row in rows:
         newest[row["contest"]] = max(row["time"], newest.get(row["contest"], ""))
@@ -45,18 +45,21 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def later(rows: Sequence[Row]) -> str:
-    """Which contests are of another commit than the first, and on which processor, if that is another one, too."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    """Return which contests were measured at another commit than the first, and on which processor if it differs."""
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
     for row in rows:
         if row["commit"] != rows[0]["commit"]:
             same = row["machine"]["processor"] == rows[0]["machine"]["processor"]
             place = "" if same else f"on {row['machine']['processor']}, "
-            found.setdefault((place, row["commit"]), {})[row["contest"]] = None
-    return "".join(f" Measured since, {on}at commit {commit}: {', '.join(of)}." for (on, commit), of in found.items())
+            found.setdefault((place, row["commit"], note(row)), {})[row["contest"]] = None
+    return "".join(
+        f" Measured since, {place}at commit {commit}: {', '.join(of)}.{marked}"
+        for (place, commit, marked), of in found.items()
+    )
 
 
 def tests(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by test, of the contests that are about nothing else."""
+    """Return rows by test, of contests whose title is their test."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row["contest"] == row.get("test"):
@@ -65,23 +68,23 @@ def tests(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def rates(row: Row) -> list[float]:
-    """Tokens per second, one per round."""
+    """Return tokens per second, one per round."""
     return [(row["n_prompt"] + row["n_gen"]) / seconds for seconds in row["seconds"]]
 
 
 def fastest(rows: Sequence[Row], engine: str) -> Row | None:
-    """The engine's row with the best median, among those that ran in most rounds."""
+    """Return the engine's row with the best median among the settings that ran in most rounds."""
     measured = [row for row in rows if row["engine"] == engine and row["seconds"]]
     return max(measured, key=lambda row: (len(row["seconds"]), statistics.median(rates(row))), default=None)
 
 
 def defaults(rows: Sequence[Row]) -> list[Row]:
-    """Those of engines that were told nothing but a number of threads."""
+    """Return the rows of settings that give nothing but a number of threads."""
     return [row for row in rows if row["default"]]
 
 
 def engines(rows: Sequence[Row]) -> str:
-    """What each one is and computes; of an absent one the reason."""
+    """Return a table of the engines: versions and types of the computation, or why an engine is absent."""
     lines = []
     for name, engine in ENGINES.items():
         of = [row for row in rows if row.get("engine") == name]
@@ -94,7 +97,7 @@ def engines(rows: Sequence[Row]) -> str:
 
 
 def speeds(rows: Sequence[Row]) -> str:
-    """A table of the tests, and the settings that were tried."""
+    """Return a table of the tests, and the settings that were tried."""
     others = [name for name in ENGINES if name not in (OURS, LLAMA)]
     lines, tried = [], []
     for test, of in tests(rows).items():
@@ -118,12 +121,12 @@ def speeds(rows: Sequence[Row]) -> str:
 
 
 def rate(row: Row | None) -> str:
-    """Tokens per second."""
+    """Return tokens per second as text."""
     return "-" if row is None else ("~" if row["estimated"] else "") + spread(rates(row))
 
 
 def factor(ours: Row | None, theirs: Row | None) -> str:
-    """Median over median, and the same of single rounds."""
+    """Return median over median, then the smallest and the largest factor of a round."""
     if ours is None or theirs is None:
         return "-"
     mine, other = rates(ours), rates(theirs)
@@ -133,7 +136,7 @@ def factor(ours: Row | None, theirs: Row | None) -> str:
 
 
 def shares(rows: Sequence[Row]) -> str:
-    """Bytes that must be read over the time it takes, against reading the same bytes between the rounds."""
+    """Return a table of the bandwidth that decode reaches beside the bandwidth measured between the rounds."""
     lines = []
     for test, of in tests(rows).items():
         ours = fastest(of, OURS)
@@ -150,17 +153,17 @@ def shares(rows: Sequence[Row]) -> str:
             lines.append(line)
     if not lines:
         return ""
-    head = ["test", "MB per token", "GB/s", "a plain read, GB/s", "share", "in eight places, GB/s", "share"]
+    head = ["test", "MB per token", "GB/s", "plain read, GB/s", "share", "eight streams, GB/s", "share"]
     return (
-        "Weights and the keys and values looked back at, over the time of the test; the plain read is our own kernel "
-        "that only loads, over the same mapped bytes on the same threads, measured after every round. It reads them "
-        "one after the other, which is not the fastest way: the last two columns are for reading in eight places of "
-        "a matrix in turns, the machine's limit as far as we know it.\n\n" + table(head, lines)
+        "GB/s: the bytes of weights, keys and values that the test reads over its time. The plain read is a kernel "
+        "that only loads, over the same mapped bytes on the same threads, measured after every round, in one stream. "
+        "Eight interleaved streams are faster: the last two columns compare with them, the highest bandwidth that we "
+        "measured.\n\n" + table(head, lines)
     )
 
 
 def processes(rows: Sequence[Row]) -> str:
-    """Time to the first printed token, and memory."""
+    """Return a table of time to the first printed token and peak memory."""
     of = [row for row in rows if row["contest"] == START]
     if not of:
         return ""
@@ -176,30 +179,30 @@ def processes(rows: Sequence[Row]) -> str:
         factors = [
             statistics.median(ours[what]) / statistics.median(theirs[what]) for what in ("seconds", "peak_bytes")
         ]
-        lines.append(["ours over llama.cpp's", *map(figure, factors)])
+        lines.append(["mlx_engine over llama.cpp", *map(figure, factors)])
     head = ["engine", "seconds to the first printed token", "peak resident memory, MB"]
     return (
         f"From the start of the process: load the file, read {of[0]['prompt']!r} ({of[0]['n_tokens']} tokens), print "
-        "the next token. The file is in the system's memory already; its mapped pages count as resident for both. "
-        f"Ours is `python cli.py generate`, llama.cpp's the same in as few lines of Python.\n\n{table(head, lines)}"
+        "the next token. The file is in the page cache; its mapped pages count as resident for both engines. "
+        f"mlx_engine runs `python cli.py generate`, llama.cpp a script that does the same.\n\n{table(head, lines)}"
     )
 
 
 def errors(rows: Sequence[Row]) -> str:
-    """Relative errors."""
+    """Return a table of relative errors."""
     of = [row for row in rows if row["contest"] == ERRORS]
     lines = [[row["engine"], row["absent"] or f"{row['together']:.1e}"] for row in of]
     if not lines:
         return ""
     return (
-        "The Frobenius norm of the difference over that of logits computed in float64 with the weights that the file "
-        "stores: a small Qwen3 with random weights as Q8_0, every position of three prompts, the same ids for all.\n\n"
+        "Relative error in the Frobenius norm against logits computed in float64 with the stored weights: a small "
+        "Qwen3 with random Q8_0 weights, every position of three prompts, the same ids for all engines.\n\n"
         + table(["engine", "relative error"], lines)
     )
 
 
 def ourselves(rows: Sequence[Row]) -> str:
-    """The stored weights against expanded ones, and whether a pass takes longer the longer the text is."""
+    """Return stored weights against expanded ones, and the time of late passes over early ones."""
     lines = []
     both = [row for row in rows if row["contest"] == FORMATS and row["seconds"]]
     if len(both) == 2:
@@ -218,6 +221,6 @@ def ourselves(rows: Sequence[Row]) -> str:
 
 
 def growths(row: Row) -> list[float]:
-    """Late passes over early ones, of every run."""
+    """Return the time of late passes over early ones, of every run."""
     found = (growth_of({"passes_s": [passes]}) for passes in row["passes_s"])
     return [growth for growth in found if growth is not None]

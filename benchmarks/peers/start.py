@@ -1,7 +1,7 @@
-"""Whole processes: seconds from the start to the first printed token, and the most memory that was resident.
+"""Whole processes: seconds from the start to the first printed token, and peak resident memory.
 
-Each engine does the same work, once per process: load the file, read a prompt of a few tokens, print the next one.
-`stopwatch.py` watches it.
+Each engine does the same work once per process: load the file, read a prompt of a few tokens, print the next token.
+`stopwatch.py` measures the process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Start:
 
 
 def prompt(tokenizer: Tokenizer) -> str:
-    """The longest beginning of a text that has so few tokens in this vocabulary."""
+    """Return the longest beginning of TEXT that has at most N_TOKENS tokens in this vocabulary."""
     lengths = range(len(TEXT), 0, -1)
     return next(TEXT[:n] for n in lengths if len(tokenizer.encode(TEXT[:n])) <= N_TOKENS)
 
 
 def commands(model: str, text: str, backend: str, interpreters: Mapping[str, str]) -> dict[str, list[str]]:
-    """What a user would start, and its like for llama.cpp."""
+    """Return the command line of each engine: `cli.py generate`, and a script that does the same with llama.cpp."""
     options = ["--model", model, "--backend", backend, "--max-tokens", "1", "--ignore-eos", "--no-echo"]
     return {
         OURS: [interpreters[OURS], "cli.py", "generate", text, *options],
@@ -47,7 +47,7 @@ def commands(model: str, text: str, backend: str, interpreters: Mapping[str, str
 
 
 def starts(started: Mapping[str, Sequence[str]], rounds: int) -> list[Start]:
-    """Every engine once a round; after a round that is not counted, which brings the files into memory."""
+    """Run every engine once per round, after a warm-up round that brings the files into the page cache."""
     found = {engine: Start(engine) for engine in started}
     for number in range(rounds + 1):
         for engine, command in started.items():
@@ -57,9 +57,9 @@ def starts(started: Mapping[str, Sequence[str]], rounds: int) -> list[Start]:
 
 
 def sample(start: Start, command: Sequence[str], *, counts: bool) -> None:
-    """One process more."""
+    """Run one process, and add its figures if it counts."""
     watching = [sys.executable, "-m", "benchmarks.peers.stopwatch", *command]
-    # Python keeps what it has compiled; where it was told not to, a second start would be as slow as the first.
+    # Without this variable Python keeps compiled modules, as it does for users; with it every start compiles again.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(watching, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

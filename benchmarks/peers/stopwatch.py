@@ -1,7 +1,7 @@
-"""One process from its start to its end: `python -m benchmarks.peers.stopwatch COMMAND...` prints JSON.
+"""Time and peak memory of one process: `python -m benchmarks.peers.stopwatch COMMAND...` prints JSON.
 
-This is a program of its own because it must be small: until a new process runs its own program, the system counts the
-memory of the one that starts it as its own, and never forgets that peak.
+This is a separate program because it must be small: between fork and exec a new process has the memory of its parent,
+and the system counts that memory in the peak of the new process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-# The system tells the peak in KiB, but for macOS.
+# Peak memory is reported in KiB, on macOS in bytes.
 UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def watch(command: Sequence[str]) -> dict[str, object]:
-    """Seconds to the first byte that it prints, the most memory that was resident, its exit code and its last words."""
+    """Return seconds to the first printed byte, peak resident memory, exit code and the last line of stderr."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if process.stdout is None or process.stderr is None:
@@ -28,7 +28,7 @@ def watch(command: Sequence[str]) -> dict[str, object]:
         seconds = time.perf_counter() - began
         process.stdout.read()
         said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        # Not process.wait(): this also tells what the process has used.
+        # Not process.wait(): wait4 also returns the resources that the process has used.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     return {

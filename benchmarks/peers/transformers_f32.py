@@ -1,4 +1,4 @@
-"""transformers on PyTorch, eager, float32: what most people start from. The weights are the file's, expanded."""
+"""transformers on PyTorch, eager, in float32, with the file's weights expanded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlx_engine.bench.hugging_face import Checkpoint, open_qwen3
 
 
 def open_peer(request: Request) -> Peer:
-    """Read a folder, or expand the file of a Qwen3."""
+    """Load a folder, or expand the GGUF file of a Qwen3."""
     path = Path(request["model"])
     return Transformers(_from_folder(path) if path.is_dir() else _from_qwen3(open_qwen3(path)))
 
@@ -30,7 +30,7 @@ def _from_qwen3(checkpoint: Checkpoint) -> Any:
     rope = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
     model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings, rope_parameters=rope)).to(torch.float32)
     weights = {name: torch.from_numpy(weight.dequantize()) for name, weight in checkpoint.weights}
-    # A tied head has no weights of its own, and takes the table's.
+    # A tied head has no weights in the file: it shares those of the embedding table.
     found = model.load_state_dict(weights, strict=False)
     if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
         raise RuntimeError(f"transformers: expected the same tensors, found {found}")
@@ -39,7 +39,7 @@ def _from_qwen3(checkpoint: Checkpoint) -> Any:
 
 
 class Transformers(Peer):
-    """transformers' own model and cache."""
+    """transformers' model and KV cache."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.eval()
@@ -47,26 +47,26 @@ class Transformers(Peer):
         self._cache = transformers.DynamicCache(config=model.config)
 
     def facts(self) -> Answer:
-        """Both versions."""
+        """Return the versions of transformers and PyTorch."""
         return {"versions": {name: metadata.version(name) for name in ("transformers", "torch")}}
 
     def use_threads(self, n: int | None) -> None:
-        """PyTorch takes all cores by itself."""
+        """Set the number of threads; without a number PyTorch uses all cores."""
         if n is not None:
             torch.set_num_threads(n)
 
     def rewind(self, length: int) -> None:
-        """Crop every layer."""
+        """Crop the KV cache of every layer."""
         if (found := self._cache.get_seq_length()) > length:
-            self._cache.crop(length - found)  # how many less
+            self._cache.crop(length - found)  # a negative number: tokens to drop
 
     def read(self, ids: Sequence[int]) -> int:
-        """Logits of the last token only, as `generate` asks for them."""
+        """Read ids; only the last token's logits are computed, as in transformers' `generate`."""
         with torch.inference_mode():
             out = self._model(torch.tensor([list(ids)]), past_key_values=self._cache, logits_to_keep=1)
         return int(out.logits[0, -1].argmax())
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Without a cache."""
+        """Return the logits of all tokens, without a KV cache."""
         with torch.inference_mode():
             return np.asarray(self._model(torch.tensor([list(ids)]), use_cache=False).logits[0])

@@ -14,6 +14,8 @@ import mlx_engine
 from mlx_engine.backends.cores import usable_cores
 
 PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
+# What benchmarks write: several of them run in a row on one commit.
+WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
 def machine() -> dict[str, object]:
@@ -74,12 +76,16 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, followed by "+" if files have changed."""
+    """Return the commit of the checkout that this package runs from, followed by "+" if tracked files have changed.
+
+    Results of benchmarks are not counted as changes.
+    """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     head = _output("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
-    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    apart = [f":(exclude){path}" for path in WRITTEN]
+    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *apart)
     return f"{head}+" if head and changed else head
 
 

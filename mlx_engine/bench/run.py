@@ -148,7 +148,7 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
 
 
 def origin() -> Row:
-    """Return time, machine, versions and commit."""
+    """Return the time, commit, machine and versions of a measurement."""
     return {
         "schema": SCHEMA,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -5,8 +5,8 @@ in pages of several sizes, on one thread and on two: each of its rows has the sa
 
     python -m tests.golden.test_batch_bits
 
-runs all batches for all models, of which the tests run a part, and prints a digest of all logits. The digest is the same
-on every processor, and on a newer one with NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= (AVX2 alone).
+runs all batches for all models, of which the tests run a part, and prints a digest of all logits. The digest is the
+same on every processor, and on a newer one with NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= (AVX2 alone).
 """
 
 from __future__ import annotations

@@ -159,6 +159,19 @@ def test_a_checkout_has_a_commit_and_a_plus_once_a_file_has_changed(installed):
     assert machine.commit() == head[:12] + "+"
 
 
+def test_results_of_benchmarks_are_no_changes(installed):
+    page, rows = installed / "BENCHMARKS.md", installed / "benchmarks" / "results" / "rows.jsonl"
+    rows.parent.mkdir(parents=True)
+    for file in (page, rows):
+        file.write_text("one\n")
+    git(installed, "init", "-q")
+    git(installed, "add", ".")
+    git(installed, "commit", "-qm", "one")
+    for file in (page, rows):
+        file.write_text("two\n")
+    assert machine.commit() == git(installed, "rev-parse", "HEAD")[:12]
+
+
 def test_a_checkout_without_a_commit_has_none(installed):
     git(installed, "init", "-q")
     assert machine.commit() is None

@@ -104,7 +104,7 @@ def test_the_page_has_the_newest_cases_with_their_factor_over_scalar():
     text = ops_section.section(rows)
     assert f"| simd | 6.25 | 10 | {math.sqrt(4 * 36):.3g} |" in text
     assert "| op-1 | 90 | 2.5 (x36) |" in text
-    assert "As large as in a model" not in text
+    assert "Operations of a model's size" not in text
 
 
 def test_the_page_has_rates_of_the_sizes():

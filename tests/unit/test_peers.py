@@ -1,7 +1,8 @@
-"""Other engines beside ours: the loop that times them, the conversation, who takes turns, and what the page says."""
+"""Other engines beside ours: the loop that times them, requests and replies, rounds, and the section of the page."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sys
@@ -296,7 +297,7 @@ def test_the_page_has_what_else_was_measured():
     assert "factor 4 (4 to 4)" in text
     assert "Passes 241 to 256 of a text take 1.25 (1 to 1.5) times as long as passes 8 to 23" in text
     assert "| mlx_engine | 2 (1 to 3) | 900 (900 to 900) |" in text
-    assert "| ours over llama.cpp's | 2 | 1.5 |" in text
+    assert "| mlx_engine over llama.cpp | 2 | 1.5 |" in text
     assert "| mlx_engine | 6.1e-07 |" in text
     assert "Tokens per second" not in text
 
@@ -341,8 +342,16 @@ def test_their_contest_has_every_one_in_every_round():
     ]  # fmt: skip
 
 
+# Measured on no code at all, which has not changed.
+NOW = {"folders": [], "sha256": hashlib.sha256().hexdigest()}
+
+
 def test_contests_of_another_commit_and_processor_are_named():
     made = (("a", "x", "one"), ("b", "y", "one"), ("b", "y", "one"), ("b", "z", "one"), ("c", "z", "two"))
-    rows = [{"commit": commit, "contest": of, "machine": {"processor": on}} for commit, of, on in made]
+    rows = [{"commit": commit, "contest": of, "machine": {"processor": on}, "code": NOW} for commit, of, on in made]
     assert later(rows) == " Measured since, at commit b: y, z. Measured since, on two, at commit c: z."
     assert later(rows[:1]) == ""
+    del rows[3]["code"]
+    assert later(rows[:4]).endswith(
+        " at commit b: y. Measured since, at commit b: z. **Measured by an older version.**"
+    )

@@ -1,0 +1,100 @@
+"""How many different results one prompt's logits have: read in chunks, over pages, in batches, on threads.
+
+    python -m benchmarks.bits                appends to benchmarks/results/bits.jsonl
+
+The built-in model's logits at every position of a prompt, as a SHA-256 of their float32 bits. The order of summation
+of the compiled kernels does not depend on the shape of the pass, so there is one result. NumPy's products, whose order
+does, are measured for comparison, and so are MLX's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import mlx_engine
+from benchmarks.log import Log
+from benchmarks.text import Row, source, table
+from mlx_engine.backends.cores import usable_cores
+from mlx_engine.cache import New
+from mlx_engine.decode.step import forward
+
+RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
+
+MODEL, LENGTH = "builtin", 150
+BACKENDS = (
+    ("simd", 1),
+    *(("parallel", n) for n in sorted({1, 2, usable_cores()})),
+    ("simd, NumPy", None),
+    ("mlx", None),
+)
+CHUNKS, PAGES, SEQUENCES = (1, 2, 3, 8, 9, 17, 64, LENGTH), (16, 64), (1, 2, 4)
+
+
+def main() -> None:
+    """Count the results of every backend."""
+    log = Log("bits", RESULTS)
+    for backend, threads in BACKENDS:
+        name, _, plain = backend.partition(", ")
+        found = list(results(mlx_engine.load(MODEL, name, threads=threads, jit=not plain)))
+        row = log.append({"model_name": MODEL, "backend": backend, "threads": threads, "found": found})
+        print(f"{backend}, threads: {threads}: {len(found)} ways, {len(distinct([row]))} different results")
+
+
+def results(engine: mlx_engine.Engine) -> Iterator[Row]:
+    """Yield the digest of the logits for every length of chunk, size of page and number of sequences."""
+    for chunk, page, n_sequences in itertools.product(CHUNKS, PAGES, SEQUENCES):
+        logits = read(engine, chunk=chunk, page=page, n_sequences=n_sequences)
+        digest = hashlib.sha256(logits.tobytes()).hexdigest()
+        yield {"chunk": chunk, "page": page, "sequences": n_sequences, "sha256": digest}
+
+
+def read(engine: mlx_engine.Engine, *, chunk: int, page: int, n_sequences: int) -> np.ndarray:
+    """Return the logits (LENGTH, V) of the first of several prompts that are read together, in chunks."""
+    model, n_vocab = engine.model, engine.config.vocab_size
+    prompts = [[(7 * i * i + 31 * i + 5 * b) % n_vocab for i in range(LENGTH)] for b in range(n_sequences)]
+    pool = model.new_pool(n_sequences * LENGTH, n_sequences=n_sequences, page=page)
+    sequences, rows = [pool.sequence() for _ in prompts], []
+    with engine.backend.session():
+        for at in range(0, LENGTH, chunk):
+            new = [New(ids[at : at + chunk], kv, wanted=None) for ids, kv in zip(prompts, sequences, strict=True)]
+            logits = forward(model, *new)
+            rows.append(np.array(engine.backend.host(logits)[: len(new[0].ids)]))
+    return np.concatenate(rows)
+
+
+def distinct(rows: Sequence[Row]) -> set[str]:
+    """Return the different digests of some rows."""
+    return {way["sha256"] for row in rows for way in row["found"]}
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the last measurement."""
+    return [row for row in rows if row["time"] == rows[-1]["time"]]
+
+
+def section(rows: Sequence[Row]) -> str:
+    """Return the newest measurement as a table."""
+    rows = newest(rows)
+    lines = [
+        [row["backend"], str(row["threads"] or "-"), str(len(row["found"])), str(len(distinct([row]))),
+         str(len(distinct([rows[0], row]) - distinct([rows[0]])))]
+        for row in rows
+    ]  # fmt: skip
+    ways = [(way["chunk"], way["page"], way["sequences"]) for way in rows[0]["found"]]
+    chunks, pages, sequences = (", ".join(map(str, sorted(set(counts)))) for counts in zip(*ways, strict=True))
+    words = (
+        f"{source(rows[0])}\n\nLogits at all positions of a prompt of the model `{rows[0]['model_name']}`, "
+        f"read in chunks of {chunks} tokens, with pages of {pages} tokens, and with {sequences} sequences in the pass. "
+        "Two results differ if any bit differs.\n\n"
+    )
+    head = ["backend", "threads", "ways to read", "different results", f"not among those of {rows[0]['backend']}"]
+    return words + table(head, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The log of a benchmark: what all its rows have in common, and which rows are kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.measured_code import stamp
+from benchmarks.text import Row
+from mlx_engine.bench.run import origin
+
+FOLDER = Path(__file__).parent / "results"
+
+
+class Log:
+    """Rows of one benchmark, appended to a file.
+
+    The project's own results, `benchmarks/results/`, take rows of a commit alone: if files of the working tree have
+    changed, nothing is written, and stderr says so before anything is measured. Any other file takes all rows.
+
+    Attributes:
+        common: machine, versions, commit and measured code, which every row records.
+    """
+
+    def __init__(self, benchmark: str, path: Path | None) -> None:
+        self.common: Row = {**origin(), "code": stamp(benchmark)}
+        self.path = path
+        commit = self.common["commit"]
+        if path is not None and path.resolve().parent == FOLDER and (commit is None or commit.endswith("+")):
+            reason = "this is no git checkout" if commit is None else "files have changed since the commit (git status)"
+            print(f"{benchmark}: {reason}, so these figures are printed and not kept in {path.name}", file=sys.stderr)
+            self.path = None
+
+    def append(self, row: Row) -> Row:
+        """Write a row if rows are kept; return it with what all rows have in common."""
+        row = {**self.common, **row}
+        if self.path is not None:
+            with self.path.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+        return row
