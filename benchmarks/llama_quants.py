@@ -151,7 +151,7 @@ def head_of(path: Path) -> Row:
     """The type, bytes and time of the last product of a token."""
     weight = open_checkpoint(path).weight("token_embd.weight")
     backend = create_backend("parallel")
-    layer, x = Linear("head", backend.prepare(weight)), np.ones((1, weight.shape[1]), dtype=np.float32)
+    layer, x = Linear("head", backend.prepare(weight)), backend.array(np.ones((1, weight.shape[1])))
     seconds = []
     with backend.session():
         for _ in range(REPEATS):
