@@ -149,7 +149,7 @@ def head_of(path: Path) -> Row:
     """Return type, bytes and seconds of the output head, the last product of a token."""
     weight = open_checkpoint(path).weight("token_embd.weight")
     backend = create_backend("parallel")
-    layer, x = Linear("head", backend.prepare(weight)), np.ones((1, weight.shape[1]), dtype=np.float32)
+    layer, x = Linear("head", backend.prepare(weight)), backend.array(np.ones((1, weight.shape[1])))
     seconds = []
     with backend.session():
         for _ in range(REPEATS):

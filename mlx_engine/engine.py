@@ -21,7 +21,7 @@ from mlx_engine.decode.keywords import OptionValues, shows_options
 from mlx_engine.decode.loop import Progress
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
-from mlx_engine.decode.step import forward
+from mlx_engine.decode.step import forward_logits
 from mlx_engine.decode.stream import Generation, Stream
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, convert_model
@@ -109,7 +109,7 @@ class Engine:
         self._fitting(len(checked) - 1, 1, None)
         with self.backend.session():
             new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
-            return mx.array(self.backend.host(forward(self.model, new)))
+            return mx.array(self.backend.host(forward_logits(self.model, new)))
 
     @shows_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
@@ -270,7 +270,7 @@ def load(
     made.read_ahead()
     loaded = time.perf_counter()
     if made.profiler is None:  # a profiler would count the warm-up
-        made.warm_up(lambda: forward(model, New([0], model.scratch_kv(1))))
+        made.warm_up(lambda: forward_logits(model, New([0], model.scratch_kv(1))))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
     return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.program.fused.notes()))
 

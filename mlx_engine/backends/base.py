@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -86,12 +86,12 @@ class Backend(ABC):
 
     def token_id(self, token: Token) -> int:
         """Return the id of a chosen token as an int. A lazy backend waits for the device here."""
-        return int(token)
+        return int(cast(int, token))  # a lazy backend overrides this
 
-    def begin(self, x: Array) -> None:  # noqa: B027 - most backends are eager
+    def begin(self, x: Array | Token) -> None:  # noqa: B027 - most backends are eager
         """Start the computation of x, which may be several arrays, without waiting. Only lazy backends override it."""
 
-    def wait(self, x: Array) -> None:  # noqa: B027 - most backends are eager
+    def wait(self, x: Array | Token | Sequence[Array]) -> None:  # noqa: B027 - most backends are eager
         """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""
 
     @contextmanager
@@ -103,7 +103,7 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
-    def embed(self, table: Array, ids: Sequence[Token]) -> Array:
+    def embed(self, table: Array | Weight, ids: Sequence[Token]) -> Array:
         """Return (T, D): the rows `ids` of a (V, D) embedding table."""
 
     @primitive

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Array, Token
+from mlx_engine.backends.parameters import Array, Native, Token
 
 # Which tokens' logits a pass returns: every, some, or none (a chunk of a long prompt that is not the last).
 Wanted = Literal["every", "some", "none"]
@@ -60,7 +60,7 @@ class KVView(NamedTuple):
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
     """
 
-    store: Array
+    store: Native
     page: int
     spans: Sequence[KVSpan]
     window: int | None = None

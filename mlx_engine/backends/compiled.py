@@ -10,7 +10,7 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, Linear, Native, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
@@ -57,7 +57,7 @@ class CompiledBackend(SimdBackend):
         with self._lock, super().session():
             yield
 
-    def prepare(self, weight: Weight) -> Array:
+    def prepare(self, weight: Weight) -> Native:
         """Return a view of the mapped file for types that the kernels multiply; dequantise all other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
@@ -81,7 +81,7 @@ class CompiledBackend(SimdBackend):
 
         threading.Thread(target=touch, name="mlx_engine-read-ahead", daemon=True).start()
 
-    def embed(self, table: Array, ids: Sequence[int]) -> Array:
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         """Return rows of the table; only these rows are dequantised."""
         if isinstance(table, Weight):
             return table.rows(ids)
@@ -95,36 +95,36 @@ class CompiledBackend(SimdBackend):
         )  # fmt: skip
         return expanded
 
-    def linear(self, x: Array, linear: Linear) -> Array:
+    def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
 
-    def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
+    def norm_project(self, x: Native, norm: Norm, projections: Sequence[Linear]) -> list[Native]:
         if not _fits(norm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
         block = self._block(tuple(projections), norm)
         y = self._project(x, block)
         return [y[:, columns] for columns in block.columns]
 
-    def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
+    def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
         """Add the residual in the same kernel as the product."""
         return self._project(x, self._block((projection,)), residual)
 
-    def project_norm_add(self, x: Array, projection: Linear, norm: Norm, residual: Array) -> Array:
+    def project_norm_add(self, x: Native, projection: Linear, norm: Norm, residual: Native) -> Native:
         """Norm the product and add the residual in the same call."""
         return self._project(x, self._block((projection,), post=norm), residual)
 
-    def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
+    def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
         """Multiply x with the same row of `gate` and `up` in turn, and gate the result in the same job."""
         if not _fits(norm) or not _gates(gate, up):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
-    def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
+    def norm_up(self, x: Native, norm: Norm, up: Linear, activation: Activation) -> Native:
         if not _fits(norm):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
-    def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
+    def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
         return self._project(x, self._block((head,), norm)) if _fits(norm) else super().norm_head(x, norm, head)
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
@@ -169,14 +169,14 @@ class CompiledBackend(SimdBackend):
 
     def head_norm_rope(
         self,
-        q: Array,
-        k: Array,
-        v: Array,
+        q: Native,
+        k: Native,
+        v: Native,
         head_dim: int,
         norms: tuple[RMSNorm, RMSNorm] | None,
         rope: Rope,
         positions: Sequence[int],
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Native, Native, Native]:
         """Norm and rotate each head in one read of its memory."""
         cos, sin = self.rope_table(rope, max(positions) + 1)
         at = np.array(positions, dtype=np.int64)
@@ -209,7 +209,7 @@ class CompiledBackend(SimdBackend):
             found = self._tables[rope] = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
         return found
 
-    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place, on all threads. Rows of k and v may have a stride, as columns of a larger array have."""
         n, n_heads, width = k.shape
         # Arguments of wrong shape or stride go to the NumPy implementation, which raises the error.
@@ -224,7 +224,7 @@ class CompiledBackend(SimdBackend):
         )  # fmt: skip
         return store
 
-    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         _, n_kv_heads, slots, _ = kv.store.shape

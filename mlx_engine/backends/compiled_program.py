@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from kernels.cpu import layout
 from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
 from mlx_engine.backends.lowering import Lowered
 from mlx_engine.backends.matrices import address
-from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.parameters import Native
 from mlx_engine.backends.program import Program
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class CompiledProgram(Program):
         self.fused = variants["every"].fused
         self._variants = {want: _Steps(backend, lowered) for want, lowered in variants.items()}
 
-    def run(self, x: Array, batch: Batch) -> Array:
+    def run(self, x: Native, batch: Batch) -> Native:
         """Run the steps that were lowered for the tokens whose logits are wanted."""
         return self._variants[batch.want].run(x, batch)
 
@@ -62,10 +62,11 @@ class _Steps:
     def _bind_stores(self, batch: Batch) -> None:
         """Write the addresses of each layer's KV store and page group."""
         stores = batch.stores
-        found = [store.shape[1::2] for store in stores.layers]
+        layers = cast(list[np.ndarray], stores.layers)
+        found = [store.shape[1::2] for store in layers]
         if found != self._of.kv:
             raise ValueError(f"expected KV stores of (KV heads, head dim) {self._of.kv} by layer, found {found}")
-        for layer, (words, store) in enumerate(zip(self._layers, stores.layers, strict=True)):
+        for layer, (words, store) in enumerate(zip(self._layers, layers, strict=True)):
             words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
             words[layout.KV_WINDOW] = batch.group(layer).window or 0
             words[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])

@@ -30,7 +30,7 @@ from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend, indices
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, Linear, Native, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, record
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
@@ -58,7 +58,7 @@ class MetalBackend(MlxBackend):
         with super().session(), use(self.executor):
             yield
 
-    def prepare(self, weight: Weight) -> Array:
+    def prepare(self, weight: Weight) -> Native:
         """Split Q8_0 matrices into quants and scales; dequantise all other weights."""
         if weight.type == Q8_0 and len(weight.shape) == 2:
             matrix = split(weight, self.kernels)
@@ -66,18 +66,18 @@ class MetalBackend(MlxBackend):
                 return matrix
         return mx.array(weight.dequantize())
 
-    def warm_up(self, run: Callable[[], Array]) -> None:
+    def warm_up(self, run: Callable[[], Native]) -> None:
         """Compile, try and tune every kernel of decode now, and not while a user waits for a token."""
         with self.session():
             self.wait(run())
 
-    def host(self, x: Array) -> np.ndarray:
+    def host(self, x: Native) -> np.ndarray:
         return super().host(_whole(x))
 
-    def wait(self, x: Array) -> None:
+    def wait(self, x: Native) -> None:
         super().wait(_whole(x))
 
-    def linear(self, x: Array, linear: Linear) -> Array:
+    def linear(self, x: Native, linear: Linear) -> Native:
         """Multiply float32 matrices with our kernel, which has one order of summation for any number of rows."""
         if isinstance(linear.weight, SplitMatrix) or linear.weight.shape[1] < NARROWEST:
             return super().linear(x, linear)
@@ -86,12 +86,12 @@ class MetalBackend(MlxBackend):
             return super().linear(x, linear)
         return y if linear.bias is None else y + linear.bias
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         """Norm whole rows in the summation order of the fused kernels; MLX norms heads."""
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
-    def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
+    def norm_project(self, x: Native, norm: Norm, projections: Sequence[Linear]) -> list[Native]:
         """Launch norm, q, k and v as one kernel, or norm and product as one kernel per projection."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
@@ -105,14 +105,14 @@ class MetalBackend(MlxBackend):
 
     def head_norm_rope(
         self,
-        q: Array,
-        k: Array,
-        v: Array,
+        q: Native,
+        k: Native,
+        v: Native,
         head_dim: int,
         norms: tuple[RMSNorm, RMSNorm] | None,
         rope: Rope,
         positions: Sequence[int],
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Native, Native, Native]:
         if head_dim >= NARROWEST_HEAD:
             cos_sin = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
             made = self.kernels.head_norm_rope(q, k, v, cos_sin, head_dim, norms)
@@ -129,13 +129,13 @@ class MetalBackend(MlxBackend):
             found = self._rope_tables[rope] = mx.array(table)
         return found
 
-    def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
+    def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
         """Add the residual in the same kernel as the product."""
         weights = _split((projection,))
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
 
-    def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
+    def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)
@@ -154,13 +154,13 @@ class MetalBackend(MlxBackend):
         ]
         return OpByOp(self, layers, Fused(*count))
 
-    def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
+    def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((head,))):
             y = self.kernels.norm_project(x, norm, weights[0])
         return super().norm_head(x, norm, head) if y is None else y
 
-    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
         """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
         if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
@@ -170,7 +170,7 @@ class MetalBackend(MlxBackend):
             y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scale)
         return super().attention(q, kv, counts, scale) if y is None else y
 
-    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write keys and values in one update if they are the halves of one array."""
         both = joined(k, v)
         if both is None:
@@ -200,7 +200,7 @@ class Places:
         return self._spans is kv.spans and self._counts == tuple(counts)
 
 
-def _whole(x: Array) -> Array:
+def _whole(x: Native) -> Native:
     """Return x with every `Half` replaced by an `mx.array`; x may be several results."""
     if isinstance(x, tuple | list):
         return [_whole(part) for part in x]

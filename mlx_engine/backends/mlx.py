@@ -19,7 +19,7 @@ from mlx_engine.backends import mlx_device, mlx_sampling
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.mlx_weights import BlockMatrix, reinterpret
-from mlx_engine.backends.parameters import Array, Linear, Rope
+from mlx_engine.backends.parameters import Linear, Native, Rope
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.simd import hidden_keys, rope_table
 from mlx_engine.quant.types import Q8_0
@@ -49,7 +49,7 @@ class MlxBackend(Backend):
         with self._lock, mx.stream(self._stream):
             yield
 
-    def prepare(self, weight: Weight) -> Array:
+    def prepare(self, weight: Weight) -> Native:
         """Repack Q8_0 matrices without changing their values (`mlx_weights.py`); dequantise all other weights."""
         if weight.type == Q8_0 and len(weight.shape) == 2:
             matrix = reinterpret(weight)
@@ -57,23 +57,23 @@ class MlxBackend(Backend):
                 return matrix
         return mx.array(weight.dequantize())
 
-    def array(self, values: np.ndarray) -> Array:
+    def array(self, values: np.ndarray) -> Native:
         return mx.array(np.asarray(values, dtype=np.float32))
 
-    def host(self, x: Array) -> np.ndarray:
+    def host(self, x: Native) -> np.ndarray:
         """Wait for x, and share its memory if the device has no memory of its own."""
         return np.asarray(x)
 
-    def token_id(self, token: Array) -> int:
+    def token_id(self, token: Native) -> int:
         return int(token.item())
 
-    def begin(self, x: Array) -> None:
+    def begin(self, x: Native) -> None:
         mx.async_eval(x)  # type: ignore[no-untyped-call]
 
-    def wait(self, x: Array) -> None:
+    def wait(self, x: Native) -> None:
         mx.eval(x)
 
-    def embed(self, table: Array, ids: Sequence[Any]) -> Array:
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         """Return rows of the table; only these rows are dequantised."""
         known = [i for i in ids if not isinstance(i, mx.array)]
         if known and not 0 <= min(known) <= max(known) < table.shape[0]:
@@ -82,18 +82,18 @@ class MlxBackend(Backend):
         rows = mlx_sampling.id_array(ids)
         return table[rows] if isinstance(table, mx.array) else table.rows(rows)
 
-    def linear(self, x: Array, linear: Linear) -> Array:
+    def linear(self, x: Native, linear: Linear) -> Native:
         w: mx.array | BlockMatrix = linear.weight
         y = x @ w.T if isinstance(w, mx.array) else w.multiply(x)
         return y if linear.bias is None else y + linear.bias
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         return mx.fast.rms_norm(x, weight, eps)
 
-    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
         return mx.fast.layer_norm(x, weight, bias, eps)
 
-    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
+    def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
         """Rotate both halves of each head at once.
 
         `mx.fast.rope` computes angles in float32, which are wrong in the third decimal at position 40,000.
@@ -116,7 +116,7 @@ class MlxBackend(Backend):
             found = self._rotations[rope] = (mx.array(cos[:, 0]), mx.array(signed))
         return found
 
-    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
         """Call `mx.fast.scaled_dot_product_attention` for each sequence; KV heads are not repeated.
 
         Consecutive pages are read in place; other pages are gathered into a copy.
@@ -134,52 +134,52 @@ class MlxBackend(Backend):
                 outs.append(y.squeeze(0).transpose(1, 0, 2))  # y[0] would be a copy
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
-    def silu(self, x: Array) -> Array:
+    def silu(self, x: Native) -> Native:
         """Use `mx.sigmoid`, which does not overflow."""
         return x * mx.sigmoid(x)
 
-    def gelu(self, x: Array) -> Array:
+    def gelu(self, x: Native) -> Native:
         """If the cube overflows, tanh is still 1, which is correct."""
         return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Native, b: Native) -> Native:
         return a + b
 
-    def multiply(self, a: Array, b: Array) -> Array:
+    def multiply(self, a: Native, b: Native) -> Native:
         return a * b
 
-    def scale(self, x: Array, factor: float) -> Array:
+    def scale(self, x: Native, factor: float) -> Native:
         return x * factor
 
-    def heads(self, x: Array, head_dim: int) -> Array:
+    def heads(self, x: Native, head_dim: int) -> Native:
         return x.reshape(len(x), -1, head_dim)
 
-    def merge(self, x: Array) -> Array:
+    def merge(self, x: Native) -> Native:
         return x.reshape(len(x), -1)
 
-    def take(self, x: Array, rows: Sequence[int]) -> Array:
+    def take(self, x: Native, rows: Sequence[int]) -> Native:
         return x[indices(np.asarray(rows))]
 
-    def argmax(self, logits: Array) -> Array:
+    def argmax(self, logits: Native) -> Native:
         """`mx.argmax` returns the first of equal values, as required."""
         return mx.argmax(logits.squeeze(0))
 
-    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[Any], u: float) -> Array:
+    def sample(self, logits: Native, sampling: Sampling, recent: Sequence[Any], u: float) -> Native:
         row = mlx_sampling.penalize(logits.squeeze(0), recent, sampling.repetition_penalty)
         return mx.argmax(row) if sampling.is_greedy else mlx_sampling.draw(row, sampling, u, self._real)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
         return mx.zeros((2, n_kv_heads, n_slots, head_dim), stream=self._stream)
 
-    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write in place. MLX also writes in place on the device, because no other array uses the store's memory."""
         where = indices(slots)
         store[0, :, where] = k.transpose(1, 0, 2)
         store[1, :, where] = v.transpose(1, 0, 2)
         return store
 
-    def kv_nbytes(self, store: Array) -> int:
+    def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
 

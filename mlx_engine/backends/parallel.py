@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Array, Linear
+from mlx_engine.backends.parameters import Linear, Native
 from mlx_engine.backends.simd import SimdBackend
 
 # Multiplications per chunk, at least. Submitting a chunk costs about 50 microseconds, in which one core does a few
@@ -31,7 +31,7 @@ class ParallelBackend(SimdBackend):
         self.threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mlx_engine")
 
-    def linear(self, x: Array, linear: Linear) -> Array:
+    def linear(self, x: Native, linear: Linear) -> Native:
         """Each chunk multiplies some rows of the weight and writes the same columns of the result."""
         w = linear.weight
         y = np.empty((len(x), len(w)), dtype=np.float32)
@@ -42,7 +42,7 @@ class ParallelBackend(SimdBackend):
         self._run(multiply, len(w), x.size * len(w))
         return y if linear.bias is None else y + linear.bias
 
-    def _attend(self, q: Array, keys: Array, values: Array, window: int | None, scale: float) -> Array:
+    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, scale: float) -> Native:
         """Each chunk computes some KV heads."""
         n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)

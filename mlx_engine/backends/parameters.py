@@ -9,13 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-# A backend's own array type: nested Python lists, np.ndarray or mx.array. Models, cache and decode pass arrays on and
-# never read their contents.
-Array: TypeAlias = Any
+# A backend's own type: nested Python lists, np.ndarray or mx.array. The implementations of operations have this type in
+# place of `Array`, and so do parameters and KV views, which only backends read.
+Native: TypeAlias = Any
 
-# A token id: an int, or on a lazy backend an array whose id has not been computed yet. Operations accept both;
-# `Backend.token_id` waits for the array and returns the int.
-Token: TypeAlias = Any
+
+class Array:
+    """A backend's array, as models, cache and decode see it: they pass it on and never read its contents.
+
+    The class has no members and no instances. It makes `x.shape`, `x[0]` and `x + y` above the backends a type error.
+    """
+
+
+class LazyToken:
+    """A chosen token of a lazy backend, whose id has not been computed yet. Like `Array`, without members."""
+
+
+# A token id. Operations accept both forms; `Backend.token_id` waits for the id and returns the int.
+Token: TypeAlias = int | LazyToken
 
 Activation: TypeAlias = Literal["silu", "gelu"]
 
@@ -25,7 +36,7 @@ class RMSNorm:
     """`weight * x / sqrt(mean(x**2) + eps)` over the last axis; `weight` is one-dimensional."""
 
     name: str
-    weight: Array
+    weight: Native
     eps: float
 
 
@@ -34,8 +45,8 @@ class LayerNorm:
     """`weight * (x - mean) / sqrt(var + eps) + bias` over the last axis."""
 
     name: str
-    weight: Array
-    bias: Array
+    weight: Native
+    bias: Native
     eps: float
 
 
@@ -47,8 +58,8 @@ class Linear:
     """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None."""
 
     name: str
-    weight: Array
-    bias: Array | None = None
+    weight: Native
+    bias: Native | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from mlx_engine.backends.base import OPERATIONS, Backend
 from mlx_engine.backends.batch import KVView
-from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
+from mlx_engine.backends.parameters import LayerNorm, Linear, Native, RMSNorm
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Cost, Profiler, Span, rate
@@ -98,7 +98,7 @@ def role_of(linears: Sequence[Linear]) -> str:
     return "+".join([stems[0], *(stem.removeprefix(shared) for stem in stems[1:])])
 
 
-def _cost(name: str, args: tuple[Any, ...], result: Array) -> Cost:
+def _cost(name: str, args: tuple[Any, ...], result: Native) -> Cost:
     """Return the operation's least cost: each input read once, the result written once."""
     nbytes = sum(map(nbytes_of, _arrays(args))) + nbytes_of(result)
     if name == "embed":
@@ -129,7 +129,7 @@ def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
     return whole * most + rest * most - rest * (rest + 1) // 2
 
 
-def _slots_nbytes(store: Array, n: int) -> float:
+def _slots_nbytes(store: Native, n: int) -> float:
     """Return the bytes of n slots; in a store that is one array, axis -2 is the slots."""
     shape = shape_of(store)
     return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
@@ -144,9 +144,9 @@ def _flat(args: Iterable[Any]) -> Iterator[Any]:
             yield arg
 
 
-def _arrays(args: tuple[Any, ...]) -> list[Array]:
+def _arrays(args: tuple[Any, ...]) -> list[Native]:
     """Return the arrays among the arguments, including the arrays of parameters."""
-    found: list[Array] = []
+    found: list[Native] = []
     for arg in _flat(args):
         if isinstance(arg, Linear):
             found += [a for a in (arg.weight, arg.bias) if a is not None]

@@ -65,7 +65,7 @@ class OpByOp(Program):
 # ---- recording ----
 
 
-class Value:
+class Value(Array):
     """A placeholder for an array: an input of the recording, or the result of a recorded operation.
 
     A definition that branches on a value cannot be recorded: another pass might take the other branch.
@@ -103,7 +103,7 @@ class Recording(NamedTuple):
     steps: list[Step]
     x: Value
     batch: BatchValue
-    y: Value
+    y: Array
 
 
 class CannotCompileError(Exception):

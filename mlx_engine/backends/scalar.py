@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from operator import mul
+from typing import Any
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
-from mlx_engine.backends.parameters import Array, Linear, Rope
+from mlx_engine.backends.parameters import Linear, Native, Rope
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant.weight import Weight
 
@@ -25,33 +26,33 @@ class ScalarBackend(Backend):
 
     name = "scalar"
 
-    def prepare(self, weight: Weight) -> Array:
+    def prepare(self, weight: Weight) -> Native:
         return weight.dequantize().tolist()
 
-    def array(self, values: np.ndarray) -> Array:
+    def array(self, values: np.ndarray) -> Native:
         return np.asarray(values, dtype=np.float32).tolist()
 
-    def host(self, x: Array) -> np.ndarray:
+    def host(self, x: Native) -> np.ndarray:
         return np.array(x, dtype=np.float32)
 
-    def embed(self, table: Array, ids: Sequence[int]) -> Array:
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         return [table[i] for i in ids]
 
-    def linear(self, x: Array, linear: Linear) -> Array:
+    def linear(self, x: Native, linear: Linear) -> Native:
         bias = linear.bias or [0.0] * len(linear.weight)
         return [[dot(row, w) + b for w, b in zip(linear.weight, bias, strict=True)] for row in x]
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         return on_rows(lambda row: _rms_norm(row, weight, eps), x)
 
-    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
         """The variance is the mean squared distance from the mean, which avoids cancellation."""
         return on_rows(lambda row: _layer_norm(row, weight, bias, eps), x)
 
-    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
+    def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
         return [[_rotate(head, rope, p) for head in heads] for heads, p in zip(x, positions, strict=True)]
 
-    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
         keys, values = kv.store
         queries, out = iter(q), []
         for span, n in zip(kv.spans, counts, strict=True):
@@ -70,36 +71,36 @@ class ScalarBackend(Backend):
                 )
         return out
 
-    def silu(self, x: Array) -> Array:
+    def silu(self, x: Native) -> Native:
         return [[v * _sigmoid(v) for v in row] for row in x]
 
-    def gelu(self, x: Array) -> Array:
+    def gelu(self, x: Native) -> Native:
         c = math.sqrt(2 / math.pi)
         return [[0.5 * v * (1 + math.tanh(c * (v + 0.044715 * v**3))) for v in row] for row in x]
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Native, b: Native) -> Native:
         return [[u + v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
-    def multiply(self, a: Array, b: Array) -> Array:
+    def multiply(self, a: Native, b: Native) -> Native:
         return [[u * v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
 
-    def scale(self, x: Array, factor: float) -> Array:
+    def scale(self, x: Native, factor: float) -> Native:
         return [[v * factor for v in row] for row in x]
 
-    def heads(self, x: Array, head_dim: int) -> Array:
+    def heads(self, x: Native, head_dim: int) -> Native:
         return [[row[i : i + head_dim] for i in range(0, len(row), head_dim)] for row in x]
 
-    def merge(self, x: Array) -> Array:
+    def merge(self, x: Native) -> Native:
         return [[v for head in heads for v in head] for heads in x]
 
-    def take(self, x: Array, rows: Sequence[int]) -> Array:
+    def take(self, x: Native, rows: Sequence[int]) -> Native:
         return [x[r] for r in rows]
 
-    def argmax(self, logits: Array) -> Array:
+    def argmax(self, logits: Native) -> Native:
         (row,) = logits
         return row.index(max(row))
 
-    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
+    def sample(self, logits: Native, sampling: Sampling, recent: Sequence[Any], u: float) -> Native:
         (row,) = logits
         row = _penalized(row, recent, sampling.repetition_penalty)
         top = max(row)
@@ -114,15 +115,15 @@ class ScalarBackend(Backend):
                 return i
         return max(kept)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         return ([None] * n_slots, [None] * n_slots)
 
-    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         for t, slot in enumerate(slots):
             store[0][slot], store[1][slot] = k[t], v[t]
         return store
 
-    def kv_nbytes(self, store: Array) -> int:
+    def kv_nbytes(self, store: Native) -> int:
         """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
         return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)
 
@@ -132,7 +133,7 @@ def dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(map(mul, a, b), 0.0)
 
 
-def on_rows(f: Callable[[list[float]], list[float]], x: Array) -> Array:
+def on_rows(f: Callable[[list[float]], list[float]], x: Native) -> Native:
     """Apply f to the innermost lists of x, at any depth."""
     return [on_rows(f, y) for y in x] if isinstance(x[0], list) else f(x)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
-from mlx_engine.backends.parameters import Array, Linear, Rope
+from mlx_engine.backends.parameters import Linear, Native, Rope
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.quant.weight import Weight
 
@@ -36,40 +37,40 @@ class SimdBackend(Backend):
         with one_blas_thread():
             yield
 
-    def prepare(self, weight: Weight) -> Array:
+    def prepare(self, weight: Weight) -> Native:
         return weight.dequantize()
 
-    def array(self, values: np.ndarray) -> Array:
+    def array(self, values: np.ndarray) -> Native:
         return np.asarray(values, dtype=np.float32)
 
-    def host(self, x: Array) -> np.ndarray:
+    def host(self, x: Native) -> np.ndarray:
         return np.asarray(x)
 
-    def embed(self, table: Array, ids: Sequence[int]) -> Array:
+    def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         return table[np.asarray(ids, dtype=np.int64)]
 
-    def linear(self, x: Array, linear: Linear) -> Array:
+    def linear(self, x: Native, linear: Linear) -> Native:
         y = x @ linear.weight.T
         return y if linear.bias is None else y + linear.bias
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+    def rms_norm(self, x: Native, weight: Native, eps: float) -> Native:
         """The mean is float32; NumPy sums pairwise, which keeps the error small."""
         mean = np.mean(np.square(x), axis=-1, keepdims=True)
         return weight * (x / np.sqrt(mean + np.float32(eps)))
 
-    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    def layer_norm(self, x: Native, weight: Native, bias: Native, eps: float) -> Native:
         """The variance is computed after the mean, in a second read of x, which avoids cancellation."""
         centered = x - np.mean(x, axis=-1, keepdims=True)
         variance = np.mean(np.square(centered), axis=-1, keepdims=True)
         return weight * (centered / np.sqrt(variance + np.float32(eps))) + bias
 
-    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
+    def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
         cos, sin = rope_table(rope, tuple(positions))
         half = x.shape[-1] // 2
         a, b = x[..., :half], x[..., half:]
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
-    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
         """Compute one sequence at a time. Pages that are not consecutive are gathered into a copy."""
         y, ends = np.empty_like(q), np.cumsum(counts)
         for span, end, n in zip(kv.spans, ends, counts, strict=True):
@@ -79,7 +80,7 @@ class SimdBackend(Backend):
                 y[rows] = self._attend(q[rows], keys, values, kv.window, scale)
         return y
 
-    def _attend(self, q: Array, keys: Array, values: Array, window: int | None, scale: float) -> Array:
+    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, scale: float) -> Native:
         """Return attention (T, H, E) of a sequence's last T tokens over keys and values (G, S, E).
 
         The query heads of one KV head are stacked, so that keys and values are not repeated.
@@ -94,56 +95,56 @@ class SimdBackend(Backend):
         weights = softmax(scores).reshape(G, -1, S)
         return (weights @ values).reshape(G, H // G, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
 
-    def silu(self, x: Array) -> Array:
+    def silu(self, x: Native) -> Native:
         """For a very negative x the exponential overflows to infinity, and x / infinity is 0, which is correct."""
         with np.errstate(over="ignore"):
             return x / (np.float32(1) + np.exp(-x))
 
-    def gelu(self, x: Array) -> Array:
+    def gelu(self, x: Native) -> Native:
         """If the cube overflows, tanh is still 1, which is correct."""
         with np.errstate(over="ignore"):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Native, b: Native) -> Native:
         return a + b
 
-    def multiply(self, a: Array, b: Array) -> Array:
+    def multiply(self, a: Native, b: Native) -> Native:
         return a * b
 
-    def scale(self, x: Array, factor: float) -> Array:
+    def scale(self, x: Native, factor: float) -> Native:
         return x * np.float32(factor)
 
-    def heads(self, x: Array, head_dim: int) -> Array:
+    def heads(self, x: Native, head_dim: int) -> Native:
         return x.reshape(len(x), -1, head_dim)
 
-    def merge(self, x: Array) -> Array:
+    def merge(self, x: Native) -> Native:
         return x.reshape(len(x), -1)
 
-    def take(self, x: Array, rows: Sequence[int]) -> Array:
+    def take(self, x: Native, rows: Sequence[int]) -> Native:
         return x[list(rows)]
 
-    def argmax(self, logits: Array) -> Array:
+    def argmax(self, logits: Native) -> Native:
         """`np.argmax` returns the first of equal values, as required."""
         return int(np.argmax(logits))
 
-    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[int], u: float) -> Array:
+    def sample(self, logits: Native, sampling: Sampling, recent: Sequence[Any], u: float) -> Native:
         row = definition.penalize(logits[0], recent, sampling.repetition_penalty)
         if sampling.is_greedy:
             return int(np.argmax(row))
         return definition.draw(definition.probabilities(row, sampling), u)
 
-    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Array:
+    def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""
         return np.empty((2, n_kv_heads, n_slots, head_dim), dtype=np.float32)
 
-    def kv_write(self, store: Array, slots: np.ndarray, k: Array, v: Array) -> Array:
+    def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         where = in_order(slots)
         store[0][:, where] = k.transpose(1, 0, 2)
         store[1][:, where] = v.transpose(1, 0, 2)
         return store
 
-    def kv_nbytes(self, store: Array) -> int:
+    def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 
 

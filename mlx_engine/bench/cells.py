@@ -22,7 +22,7 @@ from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, decode_without_cache, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
 from mlx_engine.errors import require
 
@@ -166,7 +166,7 @@ def _probe(engine: Engine, ids: list[int], deadline: float) -> tuple[int, float]
                 start = time.perf_counter()
                 if probed and start + n * per_token > deadline:
                     break
-                engine.backend.wait(forward(engine.model, New(ids[:n], engine.model.scratch_kv(n))))
+                engine.backend.wait(forward_logits(engine.model, New(ids[:n], engine.model.scratch_kv(n))))
                 probed, per_token = n, (time.perf_counter() - start) / n
     return probed, per_token
 

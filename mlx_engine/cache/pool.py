@@ -13,6 +13,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Stores
+from mlx_engine.backends.parameters import Array
 from mlx_engine.cache.sequence import KVSequence
 
 # Default number of tokens per page.
@@ -72,7 +73,7 @@ class KVPool:
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in layers))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]
         group_of = [self.windows.index(layer.window) for layer in layers]
-        shared: dict[KVLayer, object] = {}
+        shared: dict[KVLayer, Array] = {}
         stores = []
         for layer, group in zip(layers, group_of, strict=True):
             if kept or layer not in shared:

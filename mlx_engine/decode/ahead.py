@@ -15,7 +15,7 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import KVSequence, New, begin
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Choice, Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.decode.step import forward_logits, wanted_logits
 from mlx_engine.errors import CacheFullError
 from mlx_engine.models import Model
 
@@ -55,7 +55,7 @@ def decode_ahead(
 
 
 def _reader(model: Model, token: int, kv: KVSequence) -> Callable[[], Array]:
-    return lambda: forward(model, New([token], kv))
+    return lambda: forward_logits(model, New([token], kv))
 
 
 def _choose(model: Model, logits: Array, pick: Sampler) -> Choice:
@@ -70,4 +70,4 @@ def _begin_next(model: Model, chosen: Choice, kv: KVSequence, pick: Sampler) -> 
         batch = begin([New([chosen.token], kv)])
     except CacheFullError:
         return None
-    return _Begun(_choose(model, model.forward(batch), pick), batch)
+    return _Begun(_choose(model, wanted_logits(model.forward(batch)), pick), batch)

@@ -15,7 +15,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.decode.ahead import decode_ahead
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import choose, forward
+from mlx_engine.decode.step import choose, forward, forward_logits, wanted_logits
 from mlx_engine.models import Model
 from mlx_engine.observe.log import event
 
@@ -33,7 +33,7 @@ def prefill(
 
     `progress` is called with (tokens done, tokens in total) after each chunk.
     """
-    logits = None
+    logits: Array | None = None
     for start in range(0, len(ids), chunk):
         if start:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
@@ -42,7 +42,7 @@ def prefill(
         logits = forward(model, New(ids[start : start + chunk], kv, wanted=int(is_last)))
         if progress is not None:
             progress(min(start + chunk, len(ids)), len(ids))
-    return logits
+    return wanted_logits(logits)
 
 
 def decode(
@@ -75,14 +75,14 @@ def _decode_in_order(
     while True:
         token = _timed_pass(model, metrics, pick, read)
         yield token
-        read = partial(forward, model, New([token], kv))
+        read = partial(forward_logits, model, New([token], kv))
 
 
 def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, metrics: Metrics) -> Iterator[int]:
     """Yield the same ids as `decode`, but run the whole sequence again for each, to show what the KV cache saves."""
     ids = list(prompt)
     while True:
-        token = _timed_pass(model, metrics, pick, lambda: forward(model, New(ids, model.scratch_kv(len(ids)))))
+        token = _timed_pass(model, metrics, pick, lambda: forward_logits(model, New(ids, model.scratch_kv(len(ids)))))
         yield token
         ids.append(token)
 

@@ -27,7 +27,7 @@ class Running:
     unread: list[int] = field(default_factory=list)
 
 
-def forward(model: Model, *parts: New) -> Array:
+def forward(model: Model, *parts: New) -> Array | None:
     """Run one forward pass and return logits (R, V) of the wanted tokens, or None if there are none.
 
     The new tokens are committed when the pass has run, or on a lazy backend has been submitted. A pass that fails or is
@@ -46,6 +46,18 @@ def forward(model: Model, *parts: New) -> Array:
     return logits
 
 
+def forward_logits(model: Model, *parts: New) -> Array:
+    """Run one forward pass as `forward` does, with at least one wanted token, and return logits (R, V)."""
+    return wanted_logits(forward(model, *parts))
+
+
+def wanted_logits(logits: Array | None) -> Array:
+    """Return the logits of a pass; raise ValueError if it had no wanted tokens."""
+    if logits is None:
+        raise ValueError("expected a forward pass with wanted tokens, found none")
+    return logits
+
+
 def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list[int]:
     """Choose a token for each row of (B, V) logits and return the ids, on the host."""
     tokens = backend.choose(logits, [sampler.draw() for sampler in samplers])
@@ -60,7 +72,7 @@ def step(model: Model, running: Sequence[Running]) -> list[int]:
     Raises:
         CacheFullError: there are too few pages for the new tokens; no sequence has changed.
     """
-    logits = forward(model, *(New(sequence.unread, sequence.kv) for sequence in running))
+    logits = forward_logits(model, *(New(sequence.unread, sequence.kv) for sequence in running))
     tokens = choose(model.backend, logits, [sequence.pick for sequence in running])
     for sequence, token in zip(running, tokens, strict=True):
         sequence.unread = [token]

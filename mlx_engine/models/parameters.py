@@ -195,7 +195,7 @@ class Parameters:
         """The types of the linear layers so far."""
         return Converted.of(self._conversion, self._rows)
 
-    def table(self, name: str) -> Array:
+    def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
         if not self._backend.embeds_stored(weight):

@@ -22,7 +22,7 @@ from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import forward
+from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
 from mlx_engine.observe.profiler import Profiler, Span
 
@@ -104,5 +104,5 @@ def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> l
             start = clock()
             token = pick(read())
             found.append(Pass(profiler.spans, clock() - start))
-            read = partial(forward, model, New([token], kv))
+            read = partial(forward_logits, model, New([token], kv))
     return found
