@@ -1,8 +1,8 @@
 // Q8_0 in units of 16 quants: one 16-byte load reads half a block. All kernels of this folder share this and the other
 // headers.
 //
-// Multiply-adds are written fma(). If the compiler could choose, two instantiations might differ, and the same row would
-// have other bits in another batch.
+// Multiply-adds are written fma(). If the compiler could choose, two instantiations might differ, and the same row
+// would have other bits in another batch.
 
 #ifndef UNROLL
 #define UNROLL _Pragma("clang loop unroll(full)")
