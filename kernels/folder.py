@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def cache_folder(name: str, *, given: str | None = None) -> Path:
-    """Return the first of these folders that only this user can write: `given`, `name` in the user's cache, a temporary one."""
+    """Return the first folder that only this user can write: `given`, `name` in the user's cache, a temporary one."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's raises
     return _first(name, home, given)
 

@@ -1,16 +1,16 @@
-"""Runs the text of Metal kernels on the CPU, and says where it is wrong.
+"""Run Metal kernels on the CPU and report their mistakes.
 
-`metal_kernel` is the twin of `mx.fast.metal_kernel`. A kernel becomes machine code through clang (`compiler`), for
-which `include/` is the Metal Shading Language; every GPU thread is a fibre (`runtime/`), and every buffer lies between
-unmapped pages (`memory`). One call runs at a time in a process; calls from other threads wait.
+`metal_kernel` is the twin of `mx.fast.metal_kernel`. clang compiles a kernel (`compiler`) with headers that implement
+the Metal Shading Language (`include/`); every GPU thread is a fibre (`runtime/`), and every buffer has unmapped pages
+around it (`memory`). One call runs at a time in a process; calls from other threads wait.
 
-It finds reads and writes out of bounds, races, threads that do not come to a barrier or SIMD-group operation together,
-undefined behaviour, missing address spaces, and memory that nobody has written: that is full of NaN. A right kernel
-passes in each of three builds, and gives the same bits for every `seed`, that is, every order of threads.
+The emulator finds reads and writes out of bounds, data races, divergent barriers and SIMD-group operations, undefined
+behaviour, missing address spaces, and reads of unwritten memory, which is filled with NaN. A correct kernel passes in
+each of three builds, with the same bits for every `seed`, that is, every order of threads.
 
-It cannot tell how fast a kernel is, how exact a GPU's own functions are, or whether Apple's compiler takes every
-construct. Not there: textures, packed vectors of three, copies of structures out of device memory, member functions
-called on objects in other spaces than `thread`.
+The emulator does not show the speed of a kernel, the precision of a GPU's own functions, or what Apple's compiler
+refuses. Not supported: textures, packed vectors of three, copies of structures out of device memory, member functions
+of objects in other address spaces than `thread`.
 """
 
 from __future__ import annotations

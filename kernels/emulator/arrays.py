@@ -1,4 +1,4 @@
-"""MLX arrays as memory, and memory as MLX arrays."""
+"""Convert MLX arrays to memory, and memory to MLX arrays."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _SIZES = {"bfloat16": 2}
 
 
 class Memory(NamedTuple):
-    """An array where it lies.
+    """The memory of an array.
 
     Attributes:
         dtype: its MLX name.
         shape: elements per axis.
         strides: elements from one index to the next, per axis.
         origin: the address of element 0.
-        first: the address of the lowest byte that any element has.
-        size: bytes from there to the highest.
-        owner: what keeps the memory alive.
-        source: what the caller gave.
+        first: the lowest address of any element.
+        size: bytes from `first` to the highest address.
+        owner: the object that keeps the memory alive.
+        source: the object that the caller passed.
     """
 
     dtype: str
@@ -40,17 +40,17 @@ class Memory(NamedTuple):
 
 
 def item_size(dtype: str) -> int:
-    """Bytes per element."""
+    """Return the bytes per element."""
     return _SIZES.get(dtype) or np.dtype(dtype).itemsize
 
 
 def memory_of(array: Any, *, row_contiguous: bool) -> Memory:
-    """Where an array's elements lie; copied first if that is asked for and they do not follow one another."""
+    """Return the memory of an array, copied first if it must be row-contiguous and is not."""
     # Numbers and lists become arrays as in MLX; NumPy's arrays too if MLX lacks their dtype.
     if not isinstance(array, mx.array) and dtype_name(getattr(array, "dtype", None)) not in TYPES:
         array = mx.array(array)
     dtype = dtype_name(array.dtype)
-    # NumPy has no bfloat16, so it sees whole numbers of the same size.
+    # NumPy has no bfloat16, so it gets integers of the same size.
     view = np.asarray(array.view(mx.uint16) if dtype == "bfloat16" else array)
     if row_contiguous and not view.flags.c_contiguous:
         view = np.ascontiguousarray(view)
@@ -65,7 +65,7 @@ def memory_of(array: Any, *, row_contiguous: bool) -> Memory:
 
 
 def output_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Bytes of a row-contiguous array."""
+    """Return the bytes of a row-contiguous array."""
     return math.prod(shape) * item_size(dtype)
 
 
@@ -81,7 +81,7 @@ def _mlx_dtype(name: str) -> mx.Dtype:
 
 
 def array_at(address: int, shape: Sequence[int], dtype: str) -> mx.array:
-    """A copy of memory as an MLX array."""
+    """Return a copy of memory as an MLX array."""
     size = output_bytes(shape, dtype)
     kind = np.dtype("uint16" if dtype == "bfloat16" else dtype)
     values = mx.array(_bytes_at(address, size).view(kind).reshape(tuple(shape)))

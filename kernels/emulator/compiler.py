@@ -1,10 +1,10 @@
-"""Clang, from the `ziglang` package or from the system, and the folder that keeps what it has compiled.
+"""Find clang, from the `ziglang` package or the system, compile with it, and cache the results.
 
-Kernels are linked with nothing: no C++ library has to be built or found, so the first compilation takes no longer than
-the others. What they call is in the process already: the runtime, and exact functions of the C library such as `fmodf`.
+Kernels are linked without libraries, so that no C++ library has to be built or found. The functions they call are in
+the process already: the runtime, and exact functions of the C library such as `fmodf`.
 
-Kernels are compiled for a fixed instruction set per architecture, never for the processor at hand, so that results,
-findings and the lines that reports name are equal on all of them. Three rules keep the bits equal between
+Kernels are compiled for a fixed instruction set per architecture, never for the current processor, so that results,
+findings and reported lines are equal on all processors. Three rules keep the bits equal between
 architectures, too: multiplications and additions are not contracted, elementary functions are the runtime's own
 (`runtime/math.c`), and half precision is rounded after every operation. The sign of a NaN that an operation produces
 differs: negative on x86-64, positive on arm64.
@@ -32,7 +32,7 @@ from typing import NamedTuple
 from kernels.emulator.errors import CompileError, CompilerMissingError
 from kernels.folder import cache_folder
 
-# Names a clang to use instead of what is found: a command, or a path, perhaps with options.
+# The variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"
 _OLDEST = 17
 _HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class Compiler(NamedTuple):
-    """How clang is called, and what it says it is."""
+    """The command of clang, and the version it reports."""
 
     command: tuple[str, ...]
     version: str
@@ -65,15 +65,15 @@ RACES = Build(
     (
         "-DMSL_FLAT",
         "-DMSL_RACES",
-        *("-fno-vectorize", "-fno-slp-vectorize"),  # what is vectorised may be masked, and is not told
+        *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
         "-fno-sanitize=all",
         *("-Xclang", "-fsanitize=thread"),  # past zig, which would link its own runtime
         *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
     ),
 )
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
-# Optimised code has a load where the processor wants it, and its line is that of the instruction it was merged into.
-# Without optimisation, the first access that faults is the first one in the kernel's text, on every processor.
+# The optimiser moves loads and merges their lines. Without optimisation, the first access that faults is the first one
+# in the kernel's text, on every processor.
 UNOPTIMIZED = Build("unoptimized", ("-fno-sanitize=all", "-O0"))
 
 _KERNEL_FLAGS = (
@@ -92,7 +92,7 @@ _KERNEL_FLAGS = (
     "-fno-stack-protector",
     "-fstack-clash-protection",  # a large private array meets the unmapped page below its stack
     "-fno-threadsafe-statics",
-    "-ftrivial-auto-var-init=pattern",  # NaN in what nobody has written
+    "-ftrivial-auto-var-init=pattern",  # NaN in uninitialised variables
     "-fsigned-char",
     # A half is rounded after each operation, as on a GPU.
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
@@ -109,7 +109,7 @@ _KERNEL_FLAGS = (
     *("-Werror=return-type", "-Werror=uninitialized", "-Wdouble-promotion", "-Wimplicit-float-conversion"),
     f"-I{_HERE / 'include'}",
 )
-# Literals without a suffix are floats, as Metal has it.
+# Literals without a suffix are floats, as in Metal.
 _LENIENT_FLAGS = ("-Xclang", "-cl-single-precision-constant")
 _RUNTIME_FLAGS = (
     "-O2",
@@ -121,7 +121,7 @@ _RUNTIME_FLAGS = (
     "-Wall",
     "-Wextra",
 )
-# The instruction set by architecture. AVX-512 makes kernels no faster and moves the lines that faults are blamed on;
+# The instruction set by architecture. AVX-512 makes kernels no faster and changes the lines that faults report;
 # without the half-precision conversions of x86-64-v3, kernels take twice as long. Both clang and zig accept "haswell"
 # as the name of a processor with x86-64-v3; they spell the level itself differently. All arm64 processors have the
 # instructions of "generic"; functions for atomics, which clang would then call from a library, are switched off.
@@ -129,7 +129,7 @@ BASELINES = {
     "x86_64": ("-march=haswell",),
     "aarch64": ("-mcpu=generic", "-mno-outline-atomics"),
 }
-# What Linux calls the extensions in that set that x86 processors may lack.
+# Linux's names of the extensions in that set that x86 processors may lack.
 _NEEDED_ON_X86 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm")
 _LINK_FLAGS = ("-shared", "-nostdlib", *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()))
 
@@ -138,7 +138,7 @@ _LINK_FLAGS = ("-shared", "-nostdlib", *(("-undefined", "dynamic_lookup") if sys
 
 
 def unavailable() -> str | None:
-    """Why kernels cannot be compiled here, or None."""
+    """Return why kernels cannot be compiled here, or None if they can."""
     try:
         compiler()
     except CompilerMissingError as error:
@@ -147,11 +147,11 @@ def unavailable() -> str | None:
 
 
 def compiler() -> Compiler:
-    """The clang to use.
+    """Return the clang to use.
 
     Raises:
-        CompilerMissingError: there is none, the one that is asked for will not do, or the processor cannot run code
-            for the baseline.
+        CompilerMissingError: there is none, the chosen one is unusable, or the processor cannot run code for the
+            baseline.
     """
     if missing := _lacking():
         raise CompilerMissingError(
@@ -184,7 +184,7 @@ def _compiler(chosen: str | None, path: str | None) -> Compiler:
 
 
 def _clang(command: tuple[str, ...]) -> Compiler | str:
-    """It, or what is wrong with it."""
+    """Return the compiler, or a description of why the command is unusable."""
     try:
         result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
@@ -202,7 +202,7 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 @cache
 def _surroundings() -> bytes:
-    """A digest of all that decides about machine code, but the kernels and the flags."""
+    """Return a digest of everything that determines machine code except kernels and flags."""
     digest = hashlib.sha256()
     for file in sorted([*(_HERE / "include").rglob("*"), *(_HERE / "runtime").glob("*.[ch]")]):
         if file.is_file():
@@ -235,7 +235,7 @@ def _lacking() -> list[str]:
 
 
 def runtime_library() -> Path:
-    """The runtime, compiled unless it is there."""
+    """Return the runtime's library; compile it if it is not cached."""
     sources = sorted((_HERE / "runtime").glob("*.c"))
     flags = (*_RUNTIME_FLAGS, *_baseline())
     name = f"runtime-{_digest(b'', flags)}.so"
@@ -255,10 +255,10 @@ def runtime_library() -> Path:
 
 
 def kernel_library(text: str, build: Build, *, strict: bool = True) -> Path:
-    """A unit of kernels, compiled unless it is there.
+    """Return the library of a unit of kernels; compile it if it is not cached.
 
     Raises:
-        CompileError: with what clang says.
+        CompileError: clang reports errors; the message has them.
     """
     flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags, *(() if strict else _LENIENT_FLAGS))
     name = f"{build.name}-{_digest(text.encode(), flags)}.so"
@@ -277,13 +277,13 @@ def _link(items: Sequence[Path], file: Path) -> None:
 
 
 def _digest(text: bytes, flags: Sequence[str]) -> str:
-    # What the headers say counts, not where they lie: another checkout finds what this one has compiled.
+    # The digest has the headers' contents, not their path, so that other checkouts share the cache.
     told = [flag for flag in flags if not flag.startswith("-I")]
     return hashlib.sha256(repr((text, told, compiler().version, _surroundings())).encode()).hexdigest()[:24]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:
-    """The file of that name in our folder; all of it or nothing, whoever else makes it at this moment."""
+    """Return the cached file of this name; create it atomically, because other processes may do so now."""
     file = cache_folder("emulator") / name
     if file.exists():
         return file
@@ -295,7 +295,7 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _judge(said: str) -> None:
-    """Warnings of clang that are errors in Metal."""
+    """Raise an error for warnings of clang that are errors in Metal."""
     for line in said.splitlines():
         if "-Wimplicit-float-conversion" in line and "to 'bfloat" in line:
             raise CompileError(f"{line}\nMetal does not convert to bfloat by itself; write `bfloat(...)` or `T(...)`")

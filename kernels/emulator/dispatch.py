@@ -1,4 +1,4 @@
-"""One run of a compiled kernel: buffers in, the grid, arrays or an error out."""
+"""Run a compiled kernel once: fill buffers, run the grid, return arrays or raise an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POISON = 0xFF  # NaN in every floating type
 
 @dataclass(frozen=True)
 class Run:
-    """What a run needs besides its arrays; see `MetalKernel.__call__`."""
+    """The parameters of a run besides its arrays; see `MetalKernel.__call__`."""
 
     kernel: str
     texts: Mapping[str, str]  # header and body
@@ -37,10 +37,10 @@ class Run:
 def dispatch(
     run: Run, signature: Signature, entry: Entry, inputs: Sequence[Memory], shapes: Sequence[Sequence[int]]
 ) -> tuple[list[mx.array], Statistics]:
-    """Run it; outputs have these shapes.
+    """Run the kernel and return its outputs, with these shapes.
 
     Raises:
-        EmulatorError: what the kernel did wrong.
+        EmulatorError: the kernel made a mistake.
     """
     produced = [parameter for parameter in signature.parameters if parameter.role == "output"]
     with turn, pool.lending():
@@ -84,7 +84,7 @@ def _output(run: Run, shape: Sequence[int], dtype: str) -> Buffer:
 
 
 def _input(run: Run, parameter: Parameter, memory: Memory) -> tuple[Buffer, int]:
-    """A buffer for an input, or for what is told of it, and where in it element 0 lies."""
+    """Return a buffer with an input, or with its shape, strides or ndim, and the offset of element 0."""
     if parameter.role == "input":
         buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end)
         return buffer, memory.origin - memory.first

@@ -1,21 +1,21 @@
-"""What the emulator raises. Each message says where, what was found, what was expected, and what to do.
+"""Exceptions of the emulator. Each message has the place, what was found, what was expected, and what to do.
 
 EmulatorError
 +-- LaunchError (ValueError)    the call does not fit the kernel: counts, shapes, dtypes, grid
 +-- CompilerMissingError        no clang on this machine
-+-- CompileError                the text is no kernel
-|   +-- LintError               clang would take it, Metal or MLX would not
++-- CompileError                clang refuses the text
+|   +-- LintError               clang accepts the text, Metal or MLX does not
 +-- MemoryFaultError            touched memory outside a buffer, or wrote to an input
-+-- ConvergenceError            threads that must meet do not: SIMD-group operations and barriers
++-- ConvergenceError            divergent SIMD-group operations and barriers
 +-- UndefinedBehaviorError      signed overflow, shifts, alignment, divisions, casts
-+-- RaceError                   two threads at one place, one of them writing, and nothing that orders them
++-- RaceError                   two unordered accesses to the same bytes, at least one a write
 """
 
 from __future__ import annotations
 
 
 class EmulatorError(Exception):
-    """The root of everything that a kernel or its call can cause."""
+    """The base class of all errors of a kernel or its call."""
 
 
 class LaunchError(EmulatorError, ValueError):
@@ -23,7 +23,7 @@ class LaunchError(EmulatorError, ValueError):
 
 
 class CompilerMissingError(EmulatorError):
-    """There is no compiler that the emulator could use."""
+    """There is no usable compiler."""
 
 
 class CompileError(EmulatorError):
@@ -31,20 +31,20 @@ class CompileError(EmulatorError):
 
 
 class LintError(CompileError):
-    """A rule of Metal or MLX that clang does not know."""
+    """The text breaks a rule of Metal or MLX that clang does not check."""
 
 
 class MemoryFaultError(EmulatorError):
-    """A thread touched what is not there, or wrote to what is only read."""
+    """A thread accessed memory out of bounds, or wrote to an input."""
 
 
 class ConvergenceError(EmulatorError):
-    """Threads do not come to a SIMD-group operation or a barrier together."""
+    """Not all threads reach a SIMD-group operation or a barrier together."""
 
 
 class UndefinedBehaviorError(EmulatorError):
-    """The language gives no meaning to what a thread did."""
+    """A thread executed undefined behaviour."""
 
 
 class RaceError(EmulatorError):
-    """The result depends on which of two threads comes first."""
+    """The result depends on the order of two threads."""

@@ -1,4 +1,4 @@
-"""A kernel's text for certain types, and how that becomes machine code."""
+"""Instantiations of kernels: their text, and its compilation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_
 from kernels.emulator.source import Part, unit
 
 Template = Sequence[tuple[str, Any]]
-# An input, or what is needed to know of one: its shape and dtype.
+# An input, or its shape and dtype.
 InputSpec = Any
 
 
 class Instance(NamedTuple):
-    """What decides, besides its text, about a kernel's machine code."""
+    """Everything besides its text that determines a kernel's machine code."""
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
@@ -29,7 +29,7 @@ class Instance(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """An instance that can be run."""
+    """A compiled instance."""
 
     signature: Signature
     entry: Entry
@@ -37,7 +37,7 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelText:
-    """What the user wrote."""
+    """The kernel as the user wrote it."""
 
     name: str
     input_names: tuple[str, ...]
@@ -55,10 +55,10 @@ class KernelText:
         build: str = "spaces",
         strict: bool = True,
     ) -> Instance:
-        """For inputs like these.
+        """Return the instance for inputs like these.
 
         Raises:
-            LaunchError: MLX or Metal has no such dtype or template argument.
+            LaunchError: MLX or Metal does not support a dtype or template argument.
         """
         outputs = tuple(map(dtype_name, output_dtypes))
         for dtype in outputs:
@@ -68,7 +68,7 @@ class KernelText:
         return Instance(tuple(map(_input_of, inputs)), outputs, arguments, build, strict)
 
     def signature(self, instance: Instance) -> Signature:
-        """How such an instance begins and ends."""
+        """Return the signature of an instance."""
         return signature(
             self.name,
             self.source,
@@ -79,12 +79,12 @@ class KernelText:
         )
 
     def generated(self, instance: Instance) -> str:
-        """What MLX compiles, after its preamble."""
+        """Return the text that MLX compiles, without its preamble."""
         return self.signature(instance).text(self.header, self.source)
 
 
 def _input_of(spec: InputSpec) -> Input:
-    """What the signature needs of an array, or of a pair of shape and dtype."""
+    """Return the signature's input for an array, or for a pair of shape and dtype."""
     if isinstance(spec, Input):
         return spec
     shape, dtype = spec if isinstance(spec, tuple) else (spec.shape, spec.dtype)
@@ -92,10 +92,10 @@ def _input_of(spec: InputSpec) -> Input:
 
 
 def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Compiled]:
-    """All of them as one unit; their builds and strictness are the same.
+    """Compile instances as one unit; their builds and strictness are equal.
 
     Raises:
-        CompileError: of the first that does not compile.
+        CompileError: for the first that does not compile.
     """
     build, strict = BUILDS.get(wanted[0][1].build, UNOPTIMIZED), wanted[0][1].strict
     for text in dict.fromkeys(text for text, _ in wanted):

@@ -1,4 +1,4 @@
-"""A kernel that is called like MLX's, and runs on the CPU."""
+"""Kernels with the interface of `mx.fast.metal_kernel` that run on the CPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MATH_MODES = ("safe", "relaxed", "fast")
 
 
 class MetalKernel:
-    """The twin of what `mx.fast.metal_kernel` returns; see `metal_kernel`.
+    """The twin of the result of `mx.fast.metal_kernel`; see `metal_kernel`.
 
     Attributes:
-        statistics: of the last call; None before it.
+        statistics: statistics of the last call; None before the first.
     """
 
     def __init__(self, text: KernelText, *, ensure_row_contiguous: bool) -> None:
@@ -51,7 +51,7 @@ class MetalKernel:
         strict: bool = True,
         guard: str | None = None,
     ) -> list[mx.array]:
-        """Run the kernel over the grid; the result is there when this returns.
+        """Run the kernel over the grid and return its results, not lazily.
 
         Args:
             inputs: arrays of MLX or NumPy, or numbers.
@@ -60,22 +60,22 @@ class MetalKernel:
             grid: threads per axis, not threadgroups.
             threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
             template: name and value (int, bool, dtype) of each template parameter.
-            init_value: what outputs hold before; without it they are full of NaN.
+            init_value: initial value of outputs; without it they are filled with NaN.
             verbose: print the generated text.
-            stream: ignored; there for MLX's sake.
-            seed: the order of threads: 0 in order, 1 backwards, others shuffled. A right kernel does not care.
-            build: what is checked besides bounds and convergence. "spaces": address spaces. "undefined": undefined
-                behaviour. "races": that nothing depends on which thread comes first; several times slower.
-            strict: SIMD-group operations need all lanes, and literals a suffix. Without it lanes that have returned
-                are left out, and literals without a suffix are floats, as in Metal.
-            guard: whether buffers touch unmapped memory at their "end" or their "start"; by default the end for even
-                seeds.
+            stream: ignored; accepted because MLX has it.
+            seed: the order of threads: 0 in order, 1 backwards, others shuffled. Results must not depend on it.
+            build: the check besides bounds and convergence. "spaces": address spaces. "undefined": undefined
+                behaviour. "races": data races; several times slower.
+            strict: require all lanes in SIMD-group operations, and suffixes of literals. Without it returned lanes are
+                ignored, and literals without a suffix are floats, as in Metal.
+            guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
+                even seeds.
 
         Returns:
             One array per output.
 
         Raises:
-            EmulatorError: the kernel is wrong, or its call; see `errors`.
+            EmulatorError: the kernel or its call is wrong; see `errors`.
         """
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
@@ -112,9 +112,9 @@ class MetalKernel:
         memories: Sequence[Memory],
         output_shapes: Sequence[Sequence[int]],
     ) -> MemoryFaultError:
-        """Run a kernel that has faulted again, unoptimised; return its fault: its line is the same on every machine.
+        """Run a kernel that has faulted again, unoptimised; return this fault, whose line is equal on all machines.
 
-        Where there is none, because the order of memory accesses matters, return the one that was found.
+        If it does not fault, because the order of memory accesses matters, return the first fault.
         """
         plain = instance._replace(build=UNOPTIMIZED.name)
         try:
@@ -143,7 +143,7 @@ class MetalKernel:
         prepare([(self, *instance) for instance in instances], build=build, strict=strict)
 
     def text(self, inputs: Sequence[InputSpec], output_dtypes: Sequence[Any], template: Template | None = None) -> str:
-        """What MLX would compile for such arrays, byte for byte, after its preamble."""
+        """Return the text that MLX would compile for such arrays, byte for byte, without its preamble."""
         return self._text.generated(self._text.instance(inputs, output_dtypes, template))
 
 
@@ -161,7 +161,7 @@ def prepare(
         strict: as in a call.
 
     Raises:
-        CompileError: of the first kernel that does not compile.
+        CompileError: for the first kernel that does not compile.
     """
     wanted = []
     for kernel, inputs, output_dtypes, template in requests:
@@ -172,7 +172,7 @@ def prepare(
 
 
 def _compile(wanted: Sequence[tuple[MetalKernel, Instance]]) -> None:
-    """What is not there yet."""
+    """Compile the instances that are not compiled yet."""
     with turn:
         missing = list(dict.fromkeys((kernel, one) for kernel, one in wanted if one not in kernel._compiled))
         if missing:
@@ -181,7 +181,7 @@ def _compile(wanted: Sequence[tuple[MetalKernel, Instance]]) -> None:
                 kernel._compiled[instance] = one
 
 
-# ---- calls that do not fit ----
+# ---- checks of calls ----
 
 
 def _check_arrays(
@@ -231,20 +231,20 @@ def metal_kernel(
     atomic_outputs: bool = False,
     compile_options: Mapping[str, str] | None = None,
 ) -> MetalKernel:
-    """A kernel for the emulator, from the arguments of `mx.fast.metal_kernel`.
+    """Return a kernel for the emulator, from the arguments of `mx.fast.metal_kernel`.
 
     Args:
         name: an identifier.
-        input_names: one per input; `x_shape`, `x_strides` and `x_ndim` are there where the body names them.
+        input_names: one per input; `x_shape`, `x_strides` and `x_ndim` exist if the body names them.
         output_names: one per output.
         source: the body of the kernel.
         header: text before it: functions, types, constants.
-        ensure_row_contiguous: copy inputs whose elements do not follow one another.
+        ensure_row_contiguous: copy inputs that are not row-contiguous.
         atomic_outputs: outputs are `device atomic<T>*`.
-        compile_options: `math_mode`, which changes nothing here: arithmetic is always exact.
+        compile_options: `math_mode`, which has no effect: arithmetic is always exact.
 
     Raises:
-        LaunchError: a name or an option that MLX or Metal would not take.
+        LaunchError: MLX or Metal does not accept a name or an option.
     """
     if not (name.isascii() and name.isidentifier()):
         raise LaunchError(f"kernel name {name!r}: expected an identifier, as it becomes part of a function's name")

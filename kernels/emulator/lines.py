@@ -1,7 +1,7 @@
-"""From an instruction's address to the line that it was compiled from: the line table of an ELF file, DWARF 4.
+"""Map the address of an instruction to its source line with the line table of an ELF file, DWARF 4.
 
-Of the format only what clang writes is read. Source: DWARF Debugging Information Format, version 4, section 6.2,
-https://dwarfstd.org/doc/DWARF4.pdf
+Only the part of the format that clang writes is supported. Source: DWARF Debugging Information Format, version 4,
+section 6.2, https://dwarfstd.org/doc/DWARF4.pdf
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Row(NamedTuple):
 
 
 def line_at(library: Path, offset: int) -> Line | None:
-    """The line of the instruction at `offset` from where the library is loaded; None where that is not known."""
+    """Return the line of the instruction at `offset` from the library's base address; None if it is unknown."""
     try:
         data = _section(library.read_bytes(), b".debug_line")
     except (OSError, struct.error, IndexError):
@@ -43,7 +43,7 @@ def line_at(library: Path, offset: int) -> Line | None:
 
 
 def _section(elf: bytes, name: bytes) -> bytes | None:
-    """The content of a section of a 64-bit little-endian file, or None."""
+    """Return the content of a section of a 64-bit little-endian file, or None."""
     if elf[:6] != b"\x7fELF\x02\x01":
         return None
     table, size, count, names = struct.unpack_from("<Q10xHHH", elf, 40)
@@ -56,7 +56,7 @@ def _section(elf: bytes, name: bytes) -> bytes | None:
 
 
 class _Reader:
-    """Bytes in the order in which they come."""
+    """A sequential reader of bytes."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self.data, self.position = data, position
@@ -66,12 +66,12 @@ class _Reader:
         return self.position < len(self.data)
 
     def number(self, size: int, *, signed: bool = False) -> int:
-        """An integer of so many bytes."""
+        """Read an integer of `size` bytes."""
         self.position += size
         return int.from_bytes(self.data[self.position - size : self.position], "little", signed=signed)
 
     def leb(self, *, signed: bool = False) -> int:
-        """An integer of as many bytes as it takes, seven bits in each."""
+        """Read a LEB128 integer: seven bits per byte."""
         value = shift = 0
         while True:
             byte = self.number(1)
@@ -81,7 +81,7 @@ class _Reader:
                 return value - (1 << shift) if signed and byte & 0x40 else value
 
     def text(self) -> str:
-        """Up to a zero byte."""
+        """Read text up to a zero byte."""
         end = self.data.index(0, self.position)
         self.position, start = end + 1, self.position
         return self.data[start:end].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Rules of Metal and of MLX that clang does not know, looked for in the text before it is compiled."""
+"""Check rules of Metal and of MLX that clang does not know, before the text is compiled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.emulator.signature import ATTRIBUTES, Input
 from kernels.emulator.source import BODY, HEADER
 from kernels.emulator.text import code_only, line_of, threadgroup_declarations
 
-# Where it is, as a position in the text, and what it is.
+# Position in the text, and description.
 Finding = tuple[int, str]
 
 _SCALAR = r"(?:bool|u?char|u?short|u?int|u?long|half|b?float|b?float16_t|u?int(?:8|16|32|64)_t)"
@@ -20,10 +20,10 @@ _DECLARED = r"\b(?:uint|ushort|int)[23]?\s+{name}\b"
 
 
 def check(name: str, header: str, source: str, *, strict: bool) -> None:
-    """Refuse a kernel that Metal or MLX would refuse, or, if strict, one that leaves to them what it means.
+    """Refuse a kernel that Metal or MLX would refuse, or, if strict, whose meaning depends on them.
 
     Raises:
-        LintError: with all that was found.
+        LintError: the message has all findings.
     """
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
@@ -64,7 +64,7 @@ def _threadgroup_memory(text: str, *, everywhere: bool) -> Iterator[Finding]:
 
 
 def _attributes(text: str) -> Iterator[Finding]:
-    """A function that has a parameter of that name may use it."""
+    """Find attributes that a function uses without a parameter of that name."""
     code = code_only(text)
     for name in ATTRIBUTES:
         used = re.search(rf"\b{name}\b", code)
@@ -73,7 +73,7 @@ def _attributes(text: str) -> Iterator[Finding]:
 
 
 def tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
-    """A hint for a kernel that does not compile: what it takes for `device` memory may be `constant` memory."""
+    """Return a hint for a kernel that does not compile, if `device` memory in it may be `constant` memory."""
     tiny = [name for name, kind in inputs if kind.small]
     if not tiny or not re.search(r"constant|address space '2'", error):
         return ""

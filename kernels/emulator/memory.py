@@ -1,4 +1,4 @@
-"""Buffers between unmapped pages, so that a read or write beyond either end is noticed when it happens."""
+"""Buffers between unmapped pages, so that a read or write out of bounds faults at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 PAGE = mmap.PAGESIZE
-# Unmapped memory on either side, so much that an index gone wrong still hits it. Only addresses are spent.
+# Unmapped memory on either side, large enough to catch most wrong indices. It uses only addresses.
 GUARD = 64 << 20
 # MLX's buffers begin at multiples of this, and kernels may load 16 bytes at a time.
 ALIGNMENT = 16
-# What fills our pages around a buffer; NaN to who reads it.
+# The byte that fills the pages around a buffer; floats of it are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
-# Inputs of at least as many bytes are kept between calls, up to the total.
+# Inputs of at least this many bytes are kept between calls, up to the total.
 RESIDENT = 64 << 10
 TOTAL = 2 << 30
 
@@ -33,11 +33,11 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Buffer:
-    """Pages of our own with a place for `bytes` bytes at `start`, against the end's or the beginning's guard.
+    """Mapped pages with `bytes` usable bytes at `start`, adjacent to the guard at the end or at the start.
 
     Attributes:
         start: the address of the first byte.
-        bytes: how many may be used.
+        bytes: the number of usable bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -53,7 +53,7 @@ class Buffer:
         self.bytes = 0
 
     def allow(self, *, write: bool) -> None:
-        """Make it writable, or read-only."""
+        """Make the pages writable or read-only."""
         access = _READ_WRITE if write else _READ
         if access != self._access:
             if _libc.mprotect(self._first, self.capacity, access):
@@ -61,7 +61,7 @@ class Buffer:
             self._access = access
 
     def place(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> None:
-        """Decide where its bytes lie, and set canaries around them; it is writable afterwards."""
+        """Choose the place of the usable bytes and set canaries around them; the pages are writable afterwards."""
         self.allow(write=True)
         self.bytes = size
         self.start = self._first
@@ -71,12 +71,12 @@ class Buffer:
             ctypes.memset(start, CANARY, length)
 
     def _slack(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """What lies before and behind within our pages, less than a page in all."""
+        """Return the unused ranges of the pages before and after the usable bytes."""
         end = self.start + self.bytes
         return (self._first, self.start - self._first), (end, self._first + self.capacity - end)
 
     def damaged(self) -> int | None:
-        """The offset of a byte outside that was written, or None."""
+        """Return the offset of a byte that was written out of bounds, or None."""
         for start, length in self._slack():
             found = ctypes.string_at(start, length)
             if found != _CANARIES[:length]:
@@ -85,7 +85,7 @@ class Buffer:
 
 
 def capacity_for(size: int) -> int:
-    """Whole pages, at least one."""
+    """Return a size rounded up to whole pages, at least one."""
     return max(1, -(-size // PAGE)) * PAGE
 
 
@@ -96,10 +96,10 @@ class _Key(NamedTuple):
 
 
 class Pool:
-    """Buffers that are used again.
+    """A pool of reusable buffers.
 
-    A large input stays where it was put, under the address that it came from. It is compared with what is there now
-    before it is used again: MLX may have given the address to another array, and NumPy may have written to it.
+    A copy of a large input is kept under the input's address. It is compared with the input before it is used again,
+    because MLX may have reused the address for another array, and NumPy may have written to it.
     """
 
     def __init__(self, total: int = TOTAL) -> None:
@@ -112,7 +112,7 @@ class Pool:
 
     @contextmanager
     def lending(self) -> Iterator[Pool]:
-        """Buffers taken within come back at the end."""
+        """Return the buffers that were taken within this context to the pool at its end."""
         try:
             yield self
         finally:
@@ -124,11 +124,11 @@ class Pool:
 
     @property
     def resident_bytes(self) -> int:
-        """How much memory inputs of earlier calls take."""
+        """The bytes of inputs of earlier calls."""
         return sum(buffer.capacity for buffer in self._resident.values())
 
     def writable(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> Buffer:
-        """Room for an output; what is in it is not defined."""
+        """Return a writable buffer with undefined content."""
         capacity = capacity_for(size)
         free = self._free.get(capacity)
         buffer = free.pop() if free else Buffer(capacity)
@@ -139,7 +139,7 @@ class Pool:
     def readable(
         self, address: int, size: int, owner: Any = None, *, at_end: bool, alignment: int = ALIGNMENT
     ) -> Buffer:
-        """A read-only copy of memory; a large one is kept for as long as its owner lives."""
+        """Return a read-only copy of memory; a large copy is kept while its owner lives."""
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
             ctypes.memmove(buffer.start, address, size)
@@ -164,7 +164,7 @@ class Pool:
         return buffer
 
     def _forget(self) -> None:
-        """Inputs whose arrays are gone, and, beyond the total, those not used for longest."""
+        """Drop inputs whose arrays are gone and, above the total, the least recently used ones."""
         while self._dead:
             self._resident.pop(self._dead.popleft(), None)
         size = self.resident_bytes

@@ -1,4 +1,4 @@
-"""What went wrong, in sentences: kernel, line, threadgroup, thread, buffer, byte, and what to do."""
+"""Error messages for faults: kernel, line, threadgroup, thread, buffer, byte, and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernels.emulator.runtime import Failure, Report, Site
 
 
 class Region(NamedTuple):
-    """Memory that a kernel knows: an input, an output, an array of threadgroup memory."""
+    """Memory of a kernel: an input, an output, or an array in threadgroup memory."""
 
     name: str  # input 'x'
     start: int
@@ -28,11 +28,11 @@ class Region(NamedTuple):
     read_only: bool = False
 
     def distance(self, address: int) -> int:
-        """0 inside, else bytes to the nearer end."""
+        """Return 0 for an address inside, else the distance in bytes to the nearer end."""
         return max(self.start - address, address - (self.start + self.bytes - 1), 0)
 
     def place(self, address: int) -> str:
-        """An address in words."""
+        """Return a description of an address."""
         offset = address - self.start
         name = f"{self.name} ({self.bytes:,} bytes)"
         if offset < 0:
@@ -45,7 +45,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Failed:
-    """A dispatch that ended early, and what is known of it."""
+    """A failed dispatch with its report."""
 
     kernel: str
     texts: Mapping[str, str]  # header and body
@@ -53,55 +53,55 @@ class Failed:
     regions: Sequence[Region]
 
     def error(self) -> EmulatorError:
-        """The exception for it."""
+        """Return the exception."""
         kind, describe = _KINDS[Failure(self.report.kind)]
         return kind(f"kernel '{self.kernel}': " + "\n  ".join(describe(self)))
 
     @property
     def thread(self) -> str:
-        """Who it was."""
+        """The thread that failed."""
         group, thread = ("(" + ", ".join(map(str, three)) + ")" for three in (self.report.group, self.report.thread))
         return f"threadgroup {group}, thread {thread}, lane {self.report.lane}"
 
     @property
     def site(self) -> str:
-        """Where the thread was, if it told so."""
+        """The place of the thread, if it was recorded."""
         return self.at(self.report.site)
 
     @property
     def other(self) -> str:
-        """Where the other thread was that is part of it."""
+        """The place of the other thread."""
         return self.at(self.report.other)
 
     @property
     def what(self) -> str:
-        """The operation, variable or mistake that the report names."""
+        """The operation, variable or mistake in the report."""
         return (self.report.site.what or b"").decode()
 
     @property
     def nearest(self) -> Region:
-        """The region that the address belongs to, or would."""
+        """The region that contains the address, or is nearest to it."""
         return min(self.regions, key=lambda region: region.distance(self.report.address))
 
     def at(self, site: Site) -> str:
-        """An operation, and where it stands."""
+        """Return an operation with its line."""
         return f"{(site.what or b'').decode()} ({self.line((site.file or b'body').decode(), site.line)})"
 
     def line(self, file: str, number: int) -> str:
-        """A line of the kernel's own text, with what stands there."""
+        """Return the number and the text of a line of the kernel."""
         lines = self.texts.get(file, "").splitlines()
         text = f": `{lines[number - 1].strip()}`" if 0 < number <= len(lines) else ""
         return f"{file}, line {number}{text}"
 
     def line_of(self, code: int) -> str:
-        """The line of an instruction."""
+        """Return the line of an instruction."""
         report = self.report
         found = line_at(Path(report.object.decode()), code) if report.object else None
         return self.line(found.file, found.number) if found and found.file in self.texts else "a line that is not known"
 
     @property
     def stopped(self) -> str:
-        """The line of the instruction that was stopped; the compiler moves some by a line or two."""
+        """The line of the instruction that faulted; the compiler moves some by a line or two."""
         return f"near {self.line_of(self.report.code)}"
 
 
@@ -193,7 +193,7 @@ def _race(failed: Failed) -> list[str]:
     report = failed.report
     before, now = failed.what.split(", ")
     other = "a thread of another threadgroup" if report.count else f"thread {report.other_lane} of this threadgroup"
-    # A call is recorded by where it returns to: behind the instruction.
+    # A call is recorded by its return address, which is after the instruction.
     return [
         f"two threads use {failed.nearest.place(report.address)}, and nothing says which comes first",
         f"{other} {before} it at {failed.line_of(report.other_code - 1)}",

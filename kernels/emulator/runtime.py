@@ -1,4 +1,4 @@
-"""The runtime as Python calls it; see runtime/abi.h for what the fields mean."""
+"""The Python interface of the runtime; runtime/abi.h documents the fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Three = ctypes.c_uint * 3
 
 
 class Failure(IntEnum):
-    """What ends a dispatch early."""
+    """The reason why a dispatch failed."""
 
     FINE = 0
     FAULT = 1
@@ -39,7 +39,7 @@ class Failure(IntEnum):
 
 
 class Site(ctypes.Structure):
-    """A place in the kernel's text, and what stands there."""
+    """A place in the kernel's text, with the operation there."""
 
     _fields_ = (
         ("what", ctypes.c_char_p),
@@ -54,7 +54,7 @@ class Site(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """How a dispatch ended."""
+    """The result of a dispatch."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -89,7 +89,7 @@ class Report(ctypes.Structure):
 
 
 class ThreadgroupArray(ctypes.Structure):
-    """Where an array of threadgroup memory lies."""
+    """The address of an array in threadgroup memory."""
 
     _fields_ = (("name", ctypes.c_char_p), ("start", ctypes.c_ulong), ("bytes", ctypes.c_ulong))
     name: bytes
@@ -98,21 +98,21 @@ class ThreadgroupArray(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    """How to run a grid."""
+    """Options of a dispatch."""
 
     _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "strict", "races", "at_end"))
 
 
 class Statistics(ctypes.Structure):
-    """What a dispatch did, counted.
+    """Counts of a dispatch.
 
     Attributes:
-        threads: that ran.
-        threadgroups: that ran.
-        simd_operations: one per lane and operation.
-        barriers: one per thread and barrier.
-        switches: between fibres.
-        threadgroup_bytes: of memory that a threadgroup has.
+        threads: threads that ran.
+        threadgroups: threadgroups that ran.
+        simd_operations: SIMD-group operations, one per lane.
+        barriers: barriers, one per thread.
+        switches: switches between fibres.
+        threadgroup_bytes: bytes of threadgroup memory.
     """
 
     NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
@@ -128,13 +128,13 @@ class Statistics(ctypes.Structure):
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"
 
 
-# One dispatch at a time: fibres, threadgroup memory and signal handlers are the process's.
+# One dispatch at a time, because fibres, threadgroup memory and signal handlers are global.
 turn = threading.RLock()
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The runtime, compiled first where that has not happened yet."""
+    """Return the runtime; compile it if it is not cached."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
     loaded = ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
@@ -167,9 +167,9 @@ class Entry:
         at_end: bool,
         watched: Sequence[tuple[int, int]] = (),
     ) -> tuple[Statistics, Report]:
-        """Run the grid on buffers at these addresses; whoever calls holds `turn`.
+        """Run the grid on buffers at these addresses; the caller holds `turn`.
 
-        `watched` is where races are looked for, as starts and sizes, in a kernel that is compiled for it.
+        `watched` has the starts and sizes of memory that is checked for races, in a kernel compiled for this.
         """
         for start, size in watched:
             self._runtime.msl_watch(start, size)
@@ -187,6 +187,6 @@ class Entry:
 
 
 def threadgroup_arrays() -> list[ThreadgroupArray]:
-    """The arrays of the last dispatch."""
+    """Return the threadgroup arrays of the last dispatch."""
     arrays = (ThreadgroupArray * _ARRAYS)()
     return list(arrays)[: library().msl_threadgroup_arrays(arrays)]

@@ -1,7 +1,7 @@
-"""The text that MLX hands to Metal: a kernel's signature made from names, arrays and templates.
+"""Generate the text that MLX passes to Metal: a kernel's signature from names, arrays and template arguments.
 
-A copy of MLX's generator, in its bytes; the tests compare both. Whether an array is asked for its shape, or a thread
-for its position, is decided by looking for the names in the body: a comment counts, the header does not.
+The text equals that of MLX's generator byte for byte; the tests compare both. A shape or a thread attribute becomes a
+parameter if its name occurs in the body, comments included, but not if it occurs only in the header.
 
 Source: `write_signature` and `metal_kernel` in mlx/backend/common/metal_kernel.cpp,
 https://github.com/ml-explore/mlx/blob/846d17622/mlx/backend/common/metal_kernel.cpp
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kernels.emulator.errors import LaunchError
 
-# An MLX dtype by name -> what it is called in Metal.
+# MLX dtype -> Metal type.
 TYPES = {
     "bool": "bool",
     "uint8": "uint8_t",
@@ -32,7 +32,7 @@ TYPES = {
     "complex64": "complex64_t",
 }
 
-# What a thread may ask about itself, in MLX's order, and the type of the answer.
+# Attributes of a thread, in MLX's order, and their types.
 ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": "uint",
     "dispatch_simdgroups_per_threadgroup": "uint",
@@ -61,7 +61,7 @@ SMALL = 8
 
 
 class Input(NamedTuple):
-    """What the signature depends on."""
+    """The properties of an input that the signature depends on."""
 
     dtype: str
     ndim: int
@@ -69,7 +69,7 @@ class Input(NamedTuple):
 
     @classmethod
     def of(cls, dtype: str, shape: Sequence[int]) -> Input:
-        """An array's, from its dtype and shape."""
+        """Return the properties of an array with this dtype and shape."""
         size = 1
         for n in shape:
             size *= n
@@ -77,7 +77,7 @@ class Input(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """One buffer of the kernel: an input or output by its place, or what is told of an input."""
+    """One buffer of the kernel: an input, an output, or the shape, strides or ndim of an input."""
 
     declaration: str  # as MLX writes it, up to the name
     name: str
@@ -88,7 +88,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel for certain types: all that is needed to write its text, and to call it."""
+    """The signature of an instantiation: everything needed to generate its text and to call it."""
 
     function: str
     template: str  # the line before, or nothing
@@ -98,26 +98,26 @@ class Signature:
 
     @property
     def head(self) -> str:
-        """Everything between the header and the body."""
+        """The text between the header and the body."""
         lines = [f"  {p.declaration} {p.name} [[buffer({i})]]" for i, p in enumerate(self.parameters)]
         lines += [f"  {ATTRIBUTES[name]} {name} [[{name}]]" for name in self.attributes]
         return f"{self.template}[[kernel]] void {self.function}(\n" + ",\n".join(lines) + ") {\n"
 
     @property
     def tail(self) -> str:
-        """What instantiates a template."""
+        """The explicit instantiation of a template."""
         if not self.template:
             return ""
         whole = self.function + self.arguments
         return f'\ntemplate [[host_name("{self.function}")]] [[kernel]] decltype({whole}) {whole};\n'
 
     def text(self, header: str, source: str) -> str:
-        """What MLX compiles, after its own preamble."""
+        """Return the text that MLX compiles, without its own preamble."""
         return f"{header}{self.head}{source}\n}}\n{self.tail}"
 
 
 class Argument(NamedTuple):
-    """A template argument as it is written."""
+    """A template argument as text."""
 
     name: str
     kind: str  # int, bool or typename
@@ -125,7 +125,7 @@ class Argument(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> Argument:
-        """A dtype by its Metal name, a number as it is, a bool as 0 or 1."""
+        """Return the argument: a dtype by its Metal name, a number unchanged, a bool as 0 or 1."""
         if isinstance(value, bool):
             return cls(name, "bool", str(int(value)))
         if isinstance(value, int):
@@ -137,7 +137,7 @@ class Argument(NamedTuple):
 
 
 def dtype_name(dtype: Any) -> str:
-    """`float32` for mlx.core.float32, numpy.float32 or "float32"."""
+    """Return `float32` for mlx.core.float32, numpy.float32 or "float32"."""
     name = str(getattr(dtype, "__name__", None) or dtype).rsplit(".", 1)[-1]
     return "bool" if name == "bool_" else name
 
@@ -151,10 +151,10 @@ def signature(
     *,
     atomic_outputs: bool = False,
 ) -> Signature:
-    """The signature of a kernel.
+    """Return the signature of a kernel.
 
     Args:
-        name: of the kernel.
+        name: name of the kernel.
         source: its body.
         inputs: name and kind of each.
         outputs: name and dtype of each.

@@ -1,4 +1,4 @@
-"""From kernels to one file for clang: each in a namespace of its own, with an entry that the runtime can call."""
+"""Generate one source file of several kernels for clang: a namespace and an entry function for each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 from kernels.emulator.signature import ATTRIBUTES, Signature
 from kernels.emulator.text import code_only, line_of, threadgroup_declarations
 
-# How clang names the parts of a kernel in what it says of them.
+# Names of the parts of a kernel in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
-# A thread's attribute -> where runtime/abi.h keeps it.
+# Attribute of a thread -> its field in runtime/abi.h.
 _KNOWN = {
     "dispatch_quadgroups_per_threadgroup": "(threads_of(g.dispatched) + 3) / 4",
     "dispatch_simdgroups_per_threadgroup": "(threads_of(g.dispatched) + 31) / 32",
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 def unit(parts: Sequence[Part]) -> str:
-    """The text of all parts; part i is called through `msl_entry_i`."""
+    """Return the text of all parts; `msl_entry_i` calls part i."""
     functions = [
         f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {_KNOWN[name]}; }}\n"
         for name, kind in ATTRIBUTES.items()
@@ -86,7 +86,7 @@ def _entry(index: int, function: str, signature: Signature) -> str:
 
 
 def place_threadgroup_memory(source: str) -> str:
-    """The body with its threadgroup variables as references to where the runtime has put them; same lines."""
+    """Return the body with threadgroup variables as references to the runtime's memory, with the same lines."""
     pieces, last, ordinal = [], 0, 0
     for declared in threadgroup_declarations(source):
         pieces.append(source[last : declared.start])

@@ -1,4 +1,4 @@
-"""Reading kernel text without a parser: comments blanked out, and arrays in threadgroup memory found."""
+"""Analyse kernel text without a parser: blank comments, find variables in threadgroup memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
 
 
 def code_only(text: str, *, directives: bool = True) -> str:
-    """The text with spaces for comments and literals of characters, every other character where it was.
+    """Return the text with comments and character literals replaced by spaces, at unchanged positions.
 
-    With `directives=False`, lines of the preprocessor are blank as well.
+    With `directives=False`, preprocessor lines are replaced, too.
     """
     code = _IGNORED.sub(_blank, text)
     return code if directives else _DIRECTIVE.sub(_blank, code)
@@ -24,7 +24,7 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def line_of(text: str, position: int) -> int:
-    """Which line, from 1 on, a position is in."""
+    """Return the line number of a position, from 1 on."""
     return text.count("\n", 0, position) + 1
 
 
@@ -32,8 +32,8 @@ class Declaration(NamedTuple):
     """A statement that declares threadgroup variables."""
 
     start: int
-    end: int  # behind its semicolon
-    depth: int  # how many braces are open around it
+    end: int  # after its semicolon
+    depth: int  # number of open braces around it
     element: str
     variables: tuple[tuple[str, str], ...]  # name, and dimensions as they are written
 
@@ -48,7 +48,7 @@ _VARIABLE = re.compile(rf"\s*([A-Za-z_]\w*)\s*((?:{_INDEX}\s*)*)")
 
 
 def threadgroup_declarations(text: str) -> Iterator[Declaration]:
-    """Variables in threadgroup memory, in order; pointers into it are none."""
+    """Yield declarations of variables in threadgroup memory, in order; pointers to it are not included."""
     code = code_only(text, directives=False)
     depth = parentheses = 0
     begins = True  # whether a statement may begin here

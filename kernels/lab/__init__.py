@@ -1,1 +1,1 @@
-"""The kernel lab: your own kernel as a value, `check` against float64 over ragged shapes, `bench` with cold weights."""
+"""The kernel lab: describe a kernel, `check` it against float64 over ragged shapes, `bench` it with cold caches."""

@@ -1,4 +1,4 @@
-"""The arrays of an experiment: what "float16 V K" and "q8_0 N K" mean, for given sizes of the axes."""
+"""The arrays of an experiment: parse descriptions such as "float16 V K", compute shapes, generate random values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sizes = Mapping[str, int]
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# Of a type that the caller of a kernel chooses; the kernel's text knows it as T.
+# A type that the caller of a kernel chooses; the kernel's text names it T.
 CHOSEN = "T"
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, "q8_0")
 
@@ -36,16 +36,16 @@ class Axis:
 
     @property
     def name(self) -> str | None:
-        """The name in it, if there is one."""
+        """The name in it, or None."""
         return None if self.base.isdigit() else self.base
 
     @property
     def multiple(self) -> int:
-        """What its named size must be a multiple of."""
+        """The number that its named size must be a multiple of."""
         return prod(factor for operator, factor in self.factors if operator == "/")
 
     def size(self, sizes: Sizes) -> int:
-        """Its length.
+        """Return its length.
 
         Raises:
             ValueError: the size is unknown, or not divisible.
@@ -62,24 +62,24 @@ class Axis:
 
 @dataclass(frozen=True)
 class Array:
-    """An array's name, type and axes. A "q8_0" one is a matrix, which a kernel gets as two arrays, `q` and `s`."""
+    """An array's name, type and axes. A "q8_0" array is a matrix, passed to a kernel as two arrays."""
 
     name: str
     type: str
     axes: tuple[Axis, ...]
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Its shape, for these sizes of the axes."""
+        """Return its shape for these sizes of the axes."""
         return tuple(axis.size(sizes) for axis in self.axes)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names by which a kernel knows it: codes `wq` and scales `ws` of a Q8_0 matrix `w`."""
+        """Its names in the kernel: quants `wq` and scales `ws` of a Q8_0 matrix `w`."""
         return (f"{self.name}q", f"{self.name}s") if self.type == "q8_0" else (self.name,)
 
     @property
     def multiples(self) -> dict[str, int]:
-        """What the sizes that it names must be multiples of."""
+        """The numbers that its named sizes must be multiples of."""
         found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
         last = self.axes[-1].name if self.axes else None
         if self.type == "q8_0" and last is not None:
@@ -88,10 +88,10 @@ class Array:
 
 
 def parse(name: str, text: str, kernel: str) -> Array:
-    """The array that `text` describes: its type, float32 if none is given, then its axes.
+    """Parse a description: a type, float32 if none is given, then axes.
 
     Raises:
-        ValueError: it cannot be understood.
+        ValueError: the text is not a description.
     """
     words = text.split()
     type_ = words.pop(0) if words and words[0] in TYPES else "float32"
@@ -111,15 +111,15 @@ def parse(name: str, text: str, kernel: str) -> Array:
 
 
 def dtype_of(type_: str, chosen: str) -> mx.Dtype:
-    """MLX's name for a type; `chosen` is what T stands for."""
+    """Return the MLX dtype of a type; `chosen` is the type that T stands for."""
     dtype: mx.Dtype = getattr(mx, "bool_" if type_ == "bool" else chosen if type_ == CHOSEN else type_)
     return dtype
 
 
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Values to try a kernel with: normal ones, small whole ones, or Q8_0 blocks with every code.
+    """Return random test values: normally distributed, small integers, or Q8_0 blocks with all quants.
 
-    A quarter of the mean is not noise: sums that cancel would hide what is missing from them.
+    The mean is not 0, because a missing term may go unnoticed in sums that cancel.
     """
     if array.type == "q8_0":
         blocks = np.empty((shape[0], shape[1] // BLOCK), Q8_0)
@@ -134,7 +134,7 @@ def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator
 
 
 def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], NDArray[Any]]:
-    """What the kernel is given, and the same numbers for a reference: float64, or whole numbers as int64."""
+    """Return the arrays for the kernel, and the same values for a reference, in float64 or int64."""
     if array.type == "q8_0":
         shape = values.shape[0], values.shape[1] * BLOCK
         matrix = split_q8_0(values.view(np.uint8), shape)
@@ -144,7 +144,7 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
 
 
 def in_numpy(array: mx.array) -> NDArray[Any]:
-    """The numbers of an array as NumPy computes with them exactly: float64, int64 or bool."""
+    """Return an array in NumPy without loss: as float64, int64 or bool."""
     if array.dtype == mx.bfloat16:
         array = array.astype(mx.float32)
     values = np.array(array)

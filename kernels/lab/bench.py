@@ -1,4 +1,4 @@
-"""`bench`: how fast a kernel is with weights that no cache holds; without a GPU, what it would have to do."""
+"""`bench`: measure a kernel with cold caches on a GPU, or count its operations in the emulator."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from kernels.launch import executor as default_executor
 from kernels.metal.layout import BLOCK
 from kernels.metal.twins import Expected
 
-# Beyond so many numbers a reference in float64 takes longer than the measurement.
+# With more elements the reference in float64 takes longer than the measurement.
 MOST_CHECKED = 1 << 25
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a launch takes on a GPU.
+    """The measured time of a launch on a GPU.
 
     Attributes:
-        name: of the kernel.
-        executor: who ran it.
+        name: name of the kernel.
+        executor: the executor.
         chip: the GPU.
         shape: the sizes of the axes.
-        seconds: the median sample, per launch.
-        nbytes: of all inputs and outputs, each once.
-        is_cold: whether no launch found its inputs in a cache; tiny arrays do not fill one.
-        nominal_gbs: the chip's bandwidth on paper, if it is known.
-        read_gbs: what a kernel that only reads reaches here.
-        stock_seconds: `mx.quantized_matmul` with the same numbers, where the kernel is a product with a Q8_0 matrix.
-        wrong: the first number that is wrong, if one is; a fast kernel may be fast because it is.
+        seconds: seconds per launch, the median of samples.
+        nbytes: bytes of all inputs and outputs.
+        is_cold: whether caches were cold; tiny arrays do not exceed a cache.
+        nominal_gbs: the chip's specified memory bandwidth, if known.
+        read_gbs: memory bandwidth that a kernel without arithmetic reaches on this chip.
+        stock_seconds: seconds of `mx.quantized_matmul` with the same values, if the kernel is a product with a Q8_0
+            matrix.
+        wrong: the first wrong element, if any, because a wrong kernel may be fast for that reason.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Timing:
 
     @property
     def gbs(self) -> float:
-        """Bytes per nanosecond."""
+        """Gigabytes per second."""
         return self.nbytes / self.seconds / 1e9
 
     def __str__(self) -> str:
@@ -78,20 +79,20 @@ class Timing:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a launch would have a GPU do. No time follows from it.
+    """Operation counts of a launch. They do not predict time.
 
     Attributes:
-        name: of the kernel.
+        name: name of the kernel.
         shape: the sizes of the axes.
-        threads: of all threadgroups.
-        threadgroups: how many.
-        simd_operations: such as `simd_sum`, once per SIMD-group.
-        barriers: once per threadgroup.
-        threadgroup_bytes: of a threadgroup's own memory.
+        threads: number of threads.
+        threadgroups: number of threadgroups.
+        simd_operations: operations such as `simd_sum`, counted once per SIMD-group.
+        barriers: barriers, counted once per threadgroup.
+        threadgroup_bytes: bytes of threadgroup memory.
         nbytes: of all inputs and outputs, each once.
         weight_bytes: bytes per weight of the Q8_0 matrices among the inputs, or of the largest input.
-        threads_per_output: threads that there are, by numbers that they write.
-        wrong: the first number that is wrong, if one is.
+        threads_per_output: threads per element that is written.
+        wrong: the first wrong element, if any.
     """
 
     name: str
@@ -125,16 +126,16 @@ class Counts:
 def bench(
     experiment: Experiment, sizes: Sizes, *, dtype: str = "float32", executor: ExecutorName | None = None
 ) -> Timing | Counts:
-    """Measure a kernel: each launch of a row reads other copies of the inputs, more bytes than a cache holds.
+    """Measure a kernel. Consecutive launches read different copies of the inputs, so that caches are cold.
 
-    Launches are handed over together, and a GPU may overlap the end of one with the beginning of the next: this is
-    the rate that a kernel sustains, not the time until a lone launch has its result.
+    Launches are submitted together, and a GPU may overlap the end of one with the start of the next. So this measures
+    throughput, not the latency of a single launch.
 
     Args:
         experiment: the kernel.
-        sizes: of the axes, {"N": 4096, "K": 1024}.
-        dtype: what the type T stands for, where it occurs.
-        executor: "metal" or "cuda"; without it, the one that this machine has. "emulator" counts instead.
+        sizes: sizes of the axes, {"N": 4096, "K": 1024}.
+        dtype: the type that T stands for.
+        executor: "metal" or "cuda", by default the one that this machine has; "emulator" counts operations.
 
     Raises:
         ValueError: the sizes do not fit the experiment.
@@ -179,9 +180,10 @@ def bench(
 def stock_product(
     experiment: Experiment, launch: Launch
 ) -> Callable[[Sequence[mx.array]], Callable[[], mx.array]] | None:
-    """MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T`; None for any other experiment.
+    """Return MLX's own product for an experiment `y (..., N) = x (..., K) @ w (N, K).T`; None for any other experiment.
 
-    Given the inputs of a launch, a call. Scales and biases have the type of x: else MLX would convert them each time.
+    The returned function takes the inputs of a launch and returns a call. Scales and biases get the type of x, because
+    MLX would otherwise convert them in each call.
     """
     given, made = experiment.arrays
     matrices = [array for array in given if array.type == "q8_0"]
@@ -204,7 +206,7 @@ def stock_product(
 
 
 def mlx_product(x: mx.array, codes: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-    """MLX's product with a Q8_0 matrix in its own arrangement."""
+    """Return MLX's product with a Q8_0 matrix in its affine format."""
     return mx.quantized_matmul(x, codes, scales, biases, group_size=BLOCK, bits=8)
 
 

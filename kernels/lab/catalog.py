@@ -1,4 +1,4 @@
-"""The kernels of this package: what each is for, what it is given and gives, and what it needs."""
+"""The list of kernels of this package: purpose, arrays, requirements, error bounds, checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernels.metal.twins import PRODUCT, SEQUENTIAL
 
 
 class About(NamedTuple):
-    """What a kernel needs of its arrays; the error it may have, and in which unit."""
+    """Requirements of a kernel's arrays, and its error bound with its unit."""
 
     needs: str
     bound: float
@@ -28,10 +28,10 @@ class About(NamedTuple):
 
 _ROWS = "K a multiple of 32, 1 to 8 vectors, or any number with the factors of norm_rows"
 _ANY = "K a multiple of 32, any number of vectors"
-# What the twins call a rounding is half an epsilon.
+# A rounding in the twins is half an epsilon.
 _LANES, _ONE_BY_ONE = PRODUCT / 2, SEQUENTIAL / 2
 _SUM = "epsilons of sum |w||x|"
-# Fused kernels: that of their products, carried through their formula by their twins.
+# Fused kernels: their twins propagate the error of their products through the formula.
 _CARRIED = "what its formula allows"
 # In the order of the ladder.
 _ABOUT = {
@@ -54,36 +54,36 @@ _ABOUT = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel of the list."""
+    """A kernel in the list."""
 
     name: str
 
     @cached_property
     def module(self) -> ModuleType:
-        """Where its geometry, its twin and its typed call are."""
+        """The module with its geometry, its twin and its typed function."""
         return importlib.import_module(f"kernels.metal.{self.name}")
 
     @property
     def kernel(self) -> Kernel:
-        """What is launched."""
+        """The kernel that is launched."""
         kernel: Kernel = self.module.KERNEL
         return kernel
 
     @property
     def rung(self) -> int | None:
-        """Its place on the ladder of products, from the slowest on; None for what is no product alone."""
+        """Its rung on the ladder of products, the slowest first; None for other kernels."""
         found = re.match(r"Rung (\d+)", self._first_line)
         return int(found[1]) if found else None
 
     @property
     def summary(self) -> str:
-        """What it does, in a line."""
+        """A summary in one line."""
         text = re.sub(r"^Rung \d+ of the Q8_0 ladder: ", "", self._first_line)
         return text[:1].lower() + text[1:].rstrip(".") if not text[1:2].isupper() else text.rstrip(".")
 
     @property
     def about(self) -> About:
-        """What it needs, and how exact it is."""
+        """Its requirements and its error bound."""
         return _ABOUT[self.name]
 
     @property
@@ -93,40 +93,40 @@ class Entry:
 
     @cached_property
     def n_cases(self) -> int:
-        """How many launches a check consists of."""
+        """The number of launches of a check."""
         return len(cases(self.name))
 
     def cases(self) -> list[Case]:
-        """Its launches over all shapes, with what must come out."""
+        """Return its launches over all shapes, with expected results."""
         return [Case(case.label, case.launch(), case.expected) for case in cases(self.name)]
 
     def typical(self) -> Launch:
-        """The largest of these launches: its arrays lie where those of a model do."""
+        """Return the largest of these launches: MLX passes its arrays in the address spaces of a model's arrays."""
         return max((case.launch() for case in cases(self.name)), key=lambda launch: sum(x.size for x in launch.inputs))
 
     def metal_text(self) -> str:
-        """What MLX hands to Metal for a typical launch, after its own preamble."""
+        """Return the text that MLX passes to Metal for a typical launch, after its own preamble."""
         return metal_text(self.typical())
 
     def cuda_text(self) -> str:
-        """What MLX hands to CUDA: the same, translated."""
+        """Return the text that MLX passes to CUDA: the same, translated."""
         return cuda_text(self.kernel)
 
     def check(self, executor: ExecutorName, orders: Orders, progress: Progress | None = None) -> Verdict:
-        """Run it over all shapes."""
+        """Check it over all shapes."""
         return check_cases(self.name, self.cases(), executor, orders, bound=self.about.bound, progress=progress)
 
 
 def entries() -> list[Entry]:
-    """All kernels, the ladder first."""
+    """Return all kernels, the ladder first."""
     return [Entry(name) for name in _ABOUT]
 
 
 def entry(name: str) -> Entry:
-    """One of them.
+    """Return a kernel by name.
 
     Raises:
-        KeyError: there is none of this name.
+        KeyError: there is none.
     """
     if name not in _ABOUT:
         raise KeyError(name)

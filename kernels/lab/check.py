@@ -1,4 +1,4 @@
-"""`check`: a kernel over ragged shapes, in several orders of its threads, against float64."""
+"""`check`: compare a kernel with float64 over ragged shapes, in several orders of its threads."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from kernels.metal.twins import Expected
 
 DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
-# With so many shapes wrong, more of them tell nothing new. As many are compiled before the rest, in case they are.
+# Stop after this many wrong shapes. The same number is compiled before the rest, because most new kernels are wrong.
 MOST_FAILURES = 4
-# Half a unit in the last place, relative and, where numbers are tiny, absolute.
+# Half a unit in the last place: relative, and absolute for tiny numbers.
 ROUNDING = {mx.float16: (2.0**-11, 2.0**-25), mx.bfloat16: (2.0**-8, 0.0)}
 
 Progress = Callable[[int, int], None]
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, what it should give for each output, and the sizes that made it, as a person and as Python say them."""
+    """A launch, its expected outputs, and its sizes as a label and as Python code."""
 
     label: str
     launch: Launch
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Orders:
-    """In which orders threads run, and from which of the emulator's builds."""
+    """The orders in which threads run, and the emulator's builds."""
 
     seeds: Sequence[int] = SEEDS
     builds: Sequence[str] = BUILDS
@@ -61,27 +61,27 @@ def check(
     builds: Sequence[str] = BUILDS,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Run a kernel over many shapes and compare what it gives with its reference in float64.
+    """Run a kernel over many shapes and compare its outputs with its reference in float64.
 
-    Threads run in a different order with each seed; a result whose bits depend on it is wrong however small the
-    difference. On a GPU, where the order cannot be chosen, each shape runs as many times.
+    Threads run in a different order with each seed. A result whose bits depend on the order is wrong, however small the
+    difference. A GPU chooses the order itself, so each shape runs once per seed.
 
     Args:
         experiment: the kernel.
         sizes: a list of sizes, {"N": 33, "K": 64}; or for each axis the sizes that are combined with those of all
             others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes.
-        dtypes: what the type T stands for, where it occurs.
+        dtypes: the types that T stands for.
         executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has.
-        seeds: orders of the threads.
-        builds: the emulator's builds: "spaces" keeps pointers to memory of different kinds apart, "undefined" finds
-            overflow and misalignment; "races", which is slower and has to be asked for, watches who touches what.
-        progress: told after each shape how many are done, and of how many.
+        seeds: seeds of the orders of threads.
+        builds: the emulator's builds: "spaces" checks address spaces, "undefined" finds overflow and misalignment,
+            "races" (slower, not a default) finds data races.
+        progress: called after each shape with the number of finished shapes and of all shapes.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
 
     Raises:
-        ValueError: there is nothing to run, the sizes do not fit the experiment, or the reference's shape does not.
+        ValueError: there is nothing to run, or the sizes or the reference's shape do not fit the experiment.
         ExecutorUnavailableError: the machine lacks the executor.
     """
     chosen = executor or default_executor()
@@ -94,7 +94,7 @@ def check(
 def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
-    """Each of the sizes with each of the types, the smallest first."""
+    """Return a case for each of the sizes and types, the smallest first."""
     if sizes is None:
         every: Sequence[Sizes] = experiment.ragged()
     elif isinstance(sizes, Mapping):
@@ -127,10 +127,10 @@ def check_cases(
     wary: bool = False,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Run the cases in turn, until too many are wrong to tell anything new.
+    """Run the cases sequentially, until enough of them are wrong.
 
-    The emulator compiles all of them together; with `wary` the first ones apart, as most kernels that are being
-    written are wrong.
+    The emulator compiles them together; with `wary` it compiles the first ones separately, because most kernels under
+    development are wrong.
     """
     if not cases or not orders.seeds or not orders.builds:
         raise ValueError(
@@ -159,16 +159,16 @@ def check_cases(
 
 
 def _prepare(cases: Sequence[Case], orders: Orders) -> float:
-    """Compile them as one unit; the seconds that it took."""
+    """Compile the cases as one unit; return the seconds that this took."""
     started = time.perf_counter()
-    # What does not compile is said by the case that it belongs to, when it runs.
+    # A case that does not compile reports this when it runs.
     with suppress(EmulatorError):
         prepare((case.launch for case in cases), orders.builds)
     return time.perf_counter() - started
 
 
 def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float, int, Failure | None]:
-    """The largest error as a share of what is allowed, the number of runs, and what went wrong."""
+    """Return the largest error as a share of its bound, the number of runs, and the failure, if any."""
     expected, worst, runs = case.expected(), 0.0, 0
     for build in orders.builds if executor == "emulator" else (None,):
         results: dict[int, list[NDArray[Any]]] = {}
@@ -191,7 +191,7 @@ def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float,
 
 
 def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str | None:
-    """What differs between runs, which nothing may."""
+    """Return a description of a difference between runs, or None."""
     (first, reference), *others = results.items()
     for seed, found in others:
         for name, one, other in zip(launch.kernel.output_names, reference, found, strict=True):
@@ -206,7 +206,7 @@ def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str 
 
 
 def compare(launch: Launch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]) -> tuple[float, str | None]:
-    """The largest error of all outputs as a share of what is allowed, and the first number that is wrong."""
+    """Return the largest error of all outputs as a share of its bound, and the first wrong element."""
     worst, text = 0.0, None
     for name, dtype, got, (value, bound) in zip(
         launch.kernel.output_names, launch.output_dtypes, found, expected, strict=True
@@ -240,5 +240,5 @@ def _first(wrong: NDArray[Any]) -> tuple[int, ...]:
 
 
 def element(name: str, at: tuple[int, ...]) -> str:
-    """One number of an output: "y[0, 32]"."""
+    """Return the name of an element of an output: "y[0, 32]"."""
     return f"{name}[{', '.join(map(str, at))}]" if at else name

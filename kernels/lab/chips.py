@@ -1,4 +1,4 @@
-"""What memory bandwidth Apple promises for its chips, and what a kernel that only reads reaches."""
+"""Memory bandwidth of Apple's chips: as specified, and as measured with a kernel that only reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.lab.experiment import Experiment
 from kernels.lab.timing import cold_inputs, nbytes, seconds_per_launch
 from kernels.launch import ExecutorName
 
-# Bytes per nanosecond by the name that MLX gives. Where a chip is sold with several memories, the fastest.
+# GB/s by the device name that MLX reports. For a chip that is sold with several memories, the fastest.
 NOMINAL = {
     "Apple M1": 68.25,
     "Apple M1 Pro": 204.8,
@@ -34,7 +34,7 @@ NOMINAL = {
     "Apple M5 Max": 614.0,
 }
 
-# What a plain read reads: more than any cache holds, together with its copies.
+# Bytes that `READ` reads: with its copies more than any cache holds.
 READ_BYTES = 64 << 20
 
 READ = Experiment(
@@ -58,7 +58,7 @@ READ = Experiment(
 
 
 def chip() -> str:
-    """The device's name, as MLX has it."""
+    """Return the device name that MLX reports."""
     if not (mx.metal.is_available() or mx.cuda.is_available()):
         return "no GPU"
     information: dict[str, Any] = mx.device_info()
@@ -66,12 +66,12 @@ def chip() -> str:
 
 
 def nominal_gbs() -> float | None:
-    """Its bandwidth on paper, where that is known."""
+    """Return the specified bandwidth of the chip; None if it is unknown."""
     return NOMINAL.get(chip())
 
 
 @cache
 def read_gbs(executor: ExecutorName) -> float:
-    """What `READ` reaches on this machine, in GB/s; measured once."""
+    """Return the GB/s of `READ` on this machine; measured once."""
     launch, _ = READ.launch({"N": READ_BYTES // 4})
     return nbytes(launch) / seconds_per_launch(launch, cold_inputs(launch.inputs), executor) / 1e9

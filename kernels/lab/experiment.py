@@ -1,4 +1,4 @@
-"""A kernel of your own, as a value: its text, its arrays, how many threads run it, and what it should compute."""
+"""An experiment: a kernel with its text, arrays, grid and NumPy reference."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from kernels.kernel import Kernel
 from kernels.lab.arrays import CHOSEN, Array, Sizes, dtype_of, on_device, parse, random_values
 from kernels.launch import Launch, Size
 
-# Sizes at which kernels go wrong: around 1, around a SIMD-group, around a threadgroup, and odd.
+# Sizes that reveal mistakes: around 1, around a SIMD-group, around a threadgroup, and odd sizes.
 RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
 SHAPES = 24
-# Numbers that the axes of one automatic shape span together: NumPy and the emulator are quick below.
+# The most elements of an automatic shape, the product of its axes, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A kernel, and all that is needed to run it and to tell whether it is right.
+    """A kernel with everything needed to run and check it.
 
     Arrays are described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
-    The type T stands for float32 and for float16: both are tried. "q8_0 N K" is a Q8_0 matrix `w`; the kernel gets it
+    The type T stands for float32 and float16; both are tested. "q8_0 N K" is a Q8_0 matrix `w`; the kernel gets it
     as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64.
 
-    Every named axis is a number that the kernel's text can use by that name, and so is every constant.
+    The kernel's text can use every named axis and every constant as a number.
 
-    Functions name what they want to know as their parameters: arrays, axes, constants, or `rng` in `data`.
+    The parameters of functions are chosen by name: arrays, axes, constants, or `rng` in `data`.
 
     Attributes:
         name: an identifier.
@@ -43,16 +43,16 @@ class Experiment:
         inputs: array descriptions by name.
         outputs: the same.
         reference: the outputs, in NumPy, from float64 inputs; a tuple if there are several.
-        threads: how many in each direction; rounded up to whole threadgroups.
+        threads: threads in each direction; rounded up to whole threadgroups.
         threadgroup: threads of a threadgroup in each direction.
         constants: more numbers for the text.
         header: text before the kernel, for functions.
-        data: inputs by name that must not be random.
-        magnitude: what an error is measured against, of an output's shape: for a product, that of absolute values.
-            Without it, the largest expected number.
-        bound: the error that is accepted, in float32 epsilons of the magnitude, and that of rounding the result to
-            its type, if that is shorter.
-        init_value: what outputs hold beforehand.
+        data: function that returns inputs by name, for inputs that must not be random.
+        magnitude: scale of errors, of an output's shape: for a product, the product of absolute values. By default the
+            largest expected number.
+        bound: largest accepted error, in float32 epsilons of the magnitude, plus the rounding of the result to a
+            shorter type.
+        init_value: initial value of outputs.
         atomic_outputs: whether the outputs are atomic.
     """
 
@@ -72,17 +72,17 @@ class Experiment:
     atomic_outputs: bool = False
 
     def __post_init__(self) -> None:
-        self.kernel, self.axes  # noqa: B018 - what is wrong with them is said now
+        self.kernel, self.axes  # noqa: B018 - raises errors now
         unknown = set(self.constants) & set(self.axes)
         if unknown:
             raise ValueError(f"{self.name}: expected constants beside the axes, found {', '.join(unknown)} as both")
 
     @cached_property
     def arrays(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        """Inputs and outputs, understood.
+        """The parsed inputs and outputs.
 
         Raises:
-            ValueError: one of them cannot be; or an output is q8_0.
+            ValueError: a description is invalid, or an output is q8_0.
         """
         given, made = (
             tuple(parse(name, text, self.name) for name, text in described.items())
@@ -94,7 +94,7 @@ class Experiment:
 
     @cached_property
     def kernel(self) -> Kernel:
-        """What is launched."""
+        """The kernel that is launched."""
         given, made = self.arrays
         return Kernel(
             self.name,
@@ -107,7 +107,7 @@ class Experiment:
 
     @cached_property
     def axes(self) -> dict[str, int]:
-        """The named axes in the order of their appearance, and what each must be a multiple of."""
+        """The named axes in order of appearance, with the number that each must be a multiple of."""
         found: dict[str, int] = {}
         for array in (*self.arrays[0], *self.arrays[1]):
             for name, multiple in array.multiples.items():
@@ -120,19 +120,19 @@ class Experiment:
         return any(array.type == CHOSEN for arrays in self.arrays for array in arrays)
 
     def label(self, sizes: Sizes, dtype: str) -> str:
-        """The sizes, and the type where there is a choice, as a person reads them."""
+        """Return the sizes, and the type if T occurs, as text."""
         text = " ".join(f"{name}={size}" for name, size in sizes.items())
         return f"{text} T={dtype}" if self.has_choice else text
 
     def ragged(self, n: int = SHAPES) -> list[dict[str, int]]:
-        """Sizes that find mistakes, smallest first, the same ones each time; fewer if there are not so many."""
+        """Return at most n sizes that reveal mistakes, smallest first, the same ones each time."""
         choices = [[multiple * size for size in RAGGED] for multiple in self.axes.values()]
         every = [sizes for sizes in product(*choices) if prod(sizes) <= MOST_NUMBERS]
         chosen = [every[0], *random.Random(0).sample(every[1:], min(n, len(every)) - 1)]
         return [dict(zip(self.axes, sizes, strict=True)) for sizes in sorted(chosen, key=lambda s: (prod(s), s))]
 
     def launch(self, sizes: Sizes, dtype: str = "float32", seed: int = 0) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """A launch with values that `seed` chooses, and the inputs as the reference wants them.
+        """Return a launch with random values from `seed`, and the inputs of the reference.
 
         Raises:
             ValueError: sizes are missing or not divisible, or a function's result has the wrong shape.
@@ -159,14 +159,14 @@ class Experiment:
         return Launch(self.kernel, given, template, grid, threadgroup, shapes, dtypes, self.init_value), numbers
 
     def geometry(self, sizes: Sizes) -> tuple[Size, Size]:
-        """Threads in all, a whole number of threadgroups, and threads of one."""
+        """Return the grid, in whole threadgroups, and the threadgroup."""
         wanted = _three(call(self.threads, {**sizes, **self.constants}, f"{self.name}.threads"))
         group = _three(self.threadgroup)
         x, y, z = (-(-threads // size) * size for threads, size in zip(wanted, group, strict=True))
         return (x, y, z), group
 
     def expected(self, sizes: Sizes, numbers: Mapping[str, Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """For each output: what it should be, and the magnitude that errors are measured against.
+        """Yield for each output the expected value and the magnitude, the scale of errors.
 
         Raises:
             ValueError: the reference's result has the wrong shape.
@@ -196,10 +196,10 @@ class Experiment:
 
 
 def call(function: Callable[..., Any], known: Mapping[str, Any], where: str) -> Any:
-    """`function` with those of the known values that its parameters name.
+    """Call `function` with the known values that its parameters name.
 
     Raises:
-        ValueError: it wants something else.
+        ValueError: a parameter is unknown.
     """
     wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     unknown = [name for name in wanted if name not in known]

@@ -1,4 +1,4 @@
-"""The Q8_0 ladder on the matrices of a model: every rung, every tuning, and MLX's own product beside them."""
+"""Measure the Q8_0 ladder on the matrices of a model: every rung, every tuning, and MLX's own product."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Product:
-    """One product of a decode step: the rows of its matrices, which share their columns."""
+    """One product of a decode step: matrices that share their input."""
 
     title: str
     rows: tuple[int, ...]
@@ -45,7 +45,7 @@ class Product:
 def products(
     *, hidden_size: int, intermediate_size: int, n_heads: int, n_kv_heads: int, head_dim: int, vocab_size: int
 ) -> list[Product]:
-    """Those of a layer, and the head."""
+    """Return the products of a layer and of the head."""
     queries, keys = n_heads * head_dim, n_kv_heads * head_dim
     return [
         Product("q+k+v", (queries, keys, keys), hidden_size),
@@ -59,9 +59,9 @@ def products(
 def climb(
     every: Sequence[Product], executor: ExecutorName, vectors: int = 1, tunings: Sequence[Tuning] = TUNINGS
 ) -> Iterator[Row]:
-    """A row per product and rung, as they are measured; in the emulator counted instead.
+    """Yield one result per product and rung: measured, or counted in the emulator.
 
-    The rungs before the fused ones, and MLX, multiply all rows of a product as one matrix.
+    Rungs that are not fused, and MLX, multiply all rows of a product as one matrix.
     """
     for product in every:
         rng = np.random.default_rng(0)
@@ -79,9 +79,9 @@ def climb(
 
 
 def _fused(product: Product, x: mx.array, matrices: list[Q8_0Matrix], rng: np.random.Generator) -> Call:
-    """What the `metal` backend launches for this product."""
+    """Return the call that the `metal` backend makes for this product."""
     norm_weight = numbers(rng, (product.columns,), mean=1)
-    # Of many vectors the norm is taken by a launch before.
+    # With more vectors than a tile a launch before computes the norm.
     factors = mx.ones(len(x)) if len(x) > MOST_VECTORS else None
     if product.title == "q+k+v":
         q, k, v = matrices
@@ -110,7 +110,7 @@ def _planned(call: Call) -> Launch:
 
 
 def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
-    """A launch for each tuning that the kernel takes: SIMD-groups that share rows must stand in one threadgroup."""
+    """Return a launch for each valid tuning: SIMD-groups that share rows must be in one threadgroup."""
     launches = []
     for tuning in tunings:
         try:
@@ -121,7 +121,7 @@ def _tuned(call: Call, tunings: Sequence[Tuning]) -> list[Launch]:
 
 
 def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
-    """The fastest of them, or in the emulator the first; and what all took."""
+    """Return the fastest launch, or in the emulator the first, and the times of all."""
     row: Row = {"kernel": launches[0].kernel.name, "nbytes": nbytes(launches[0])}
     if executor == "emulator":
         return row | _parameters(launches[0]) | {"counts": counted(launches[0])}
@@ -132,13 +132,13 @@ def _measured(launches: list[Launch], executor: ExecutorName) -> Row:
 
 
 def _parameters(launch: Launch) -> Row:
-    """Rows per SIMD-group, SIMD-groups per threadgroup, and how many share a row, where a kernel has them."""
+    """Return rows per SIMD-group, SIMD-groups per threadgroup and per row, if the kernel has them."""
     template = dict(launch.template)
     return {name: template[name] for name in ("R", "NSG", "KS") if name in template}
 
 
 def _stock(x: mx.array, weight: Q8_0Matrix) -> Row:
-    """MLX's product with the same numbers, float32: it reads 40 bytes for 32 weights, of which we count 34."""
+    """Measure MLX's product with the same values in float32: it reads 40 bytes for 32 weights; 34 are counted."""
     scales = weight.ws.astype(mx.float32)
     biases = -128 * scales
     mx.eval(scales, biases)

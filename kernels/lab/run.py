@@ -1,4 +1,4 @@
-"""One launch, run as the lab needs it: on a given executor, in a given order of threads, from a given build."""
+"""Run one launch on a given executor, in a given order of threads, with a given build."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kernels.emulator.runtime import Statistics
 from kernels.kernel import Kernel
 from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
 
-# The emulator's, see there: real address spaces, and checks of undefined behaviour instead.
+# The emulator's default builds: real address spaces; checks of undefined behaviour.
 BUILDS = ("spaces", "undefined")
 # Threads in order, backwards, shuffled.
 SEEDS = (0, 1, 2)
 
 
 def require(name: ExecutorName) -> None:
-    """Refuse an executor that this machine lacks.
+    """Raise an error if this machine lacks an executor.
 
     Raises:
         ExecutorUnavailableError: with the reason.
@@ -31,7 +31,7 @@ def require(name: ExecutorName) -> None:
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """The outputs, which a GPU computes when they are looked at. `options`, `seed` and `build`, are the emulator's."""
+    """Return the outputs, lazy on a GPU. The options `seed` and `build` are for the emulator."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -45,19 +45,19 @@ def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.a
 
 
 def run(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """The outputs, computed."""
+    """Return the computed outputs."""
     outputs = promise(launch, executor, **options)
     mx.eval(outputs)
     return outputs
 
 
 def emulated(kernel: Kernel) -> MetalKernel:
-    """The emulator's object for a kernel."""
+    """Return the emulator's object for a kernel."""
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
 def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS) -> None:
-    """Compile all that these launches need in the emulator, each kernel's instantiations as one unit."""
+    """Compile these launches for the emulator, all instantiations of a kernel as one unit."""
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
         wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
@@ -67,11 +67,11 @@ def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS) -> None:
 
 
 def counted(launch: Launch) -> dict[str, int]:
-    """What the launch does, counted while the emulator runs it.
+    """Run a launch in the emulator and count its operations.
 
     Returns:
-        threads and threadgroups; SIMD operations, one per SIMD-group; barriers, one per threadgroup; bytes of a
-        threadgroup's own memory.
+        threads and threadgroups; SIMD operations, one per SIMD-group; barriers, one per threadgroup; bytes of
+        threadgroup memory.
     """
     kernel = emulated(launch.kernel)
     run(launch, "emulator")
@@ -86,12 +86,12 @@ def counted(launch: Launch) -> dict[str, int]:
 
 
 def metal_text(launch: Launch) -> str:
-    """What MLX hands to Metal for this launch, after its own preamble."""
+    """Return the text that MLX passes to Metal for this launch, after its own preamble."""
     return emulated(launch.kernel).text(launch.inputs, launch.output_dtypes, list(launch.template))
 
 
 def cuda_text(kernel: Kernel) -> str:
-    """The header and the body that MLX hands to CUDA's compiler; templates become constants at the body's top."""
+    """Return the header and the body for CUDA's compiler; template arguments become constants in the body."""
     from kernels.cuda import header, translated
 
     return f"{header()}{translated(kernel.header)}\n{translated(kernel.source)}"

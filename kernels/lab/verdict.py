@@ -1,4 +1,4 @@
-"""What a check found, as values, and as text for a person who looks for a mistake."""
+"""The result of a check, as values and as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Failure:
-    """A shape that goes wrong.
+    """A shape with a wrong result.
 
     Attributes:
         shape: the sizes of the axes, and the type that T stands for.
-        seed: of the order in which threads ran; on a GPU, the number of the run. None where runs differ.
-        build: the emulator's build that noticed; None on a GPU.
-        text: what went wrong.
+        seed: seed of the order of threads; on a GPU, the number of the run. None if runs differ.
+        build: the emulator's build that found it; None on a GPU.
+        text: description of the mistake.
     """
 
     shape: str
@@ -30,16 +30,16 @@ class Verdict:
     """The outcome of a check; true if everything was right, and readable when printed.
 
     Attributes:
-        name: of the kernel.
-        executor: who ran it.
-        shapes: how many were tried.
-        runs: with all seeds and builds.
+        name: name of the kernel.
+        executor: the executor.
+        shapes: number of shapes.
+        runs: number of runs with all seeds and builds.
         worst: the largest error, in the unit of `bound`.
-        bound: the error that is accepted, for an experiment in float32 epsilons (2^-23) of its magnitude.
-        failures: shapes that go wrong, the smallest first.
-        seconds: that it took, compiling included.
-        compile_seconds: of these, compiling.
-        again: how to run the smallest of them alone, as Python.
+        bound: the largest accepted error, for an experiment in float32 epsilons (2^-23) of its magnitude.
+        failures: wrong shapes, the smallest first.
+        seconds: duration, including compilation.
+        compile_seconds: duration of compilation.
+        again: Python code that runs the smallest wrong shape alone.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether all shapes were right."""
+        """Whether all shapes are right."""
         return self.runs > 0 and not self.failures
 
     def __bool__(self) -> bool:
@@ -79,6 +79,6 @@ class Verdict:
 
 
 def where(failure: Failure) -> str:
-    """Which run it was."""
+    """Return the seed and the build of a failure as text."""
     seed = "all seeds" if failure.seed is None else f"seed {failure.seed}"
     return seed if failure.build is None else f"{seed}, build {failure.build!r}"

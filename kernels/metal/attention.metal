@@ -1,11 +1,11 @@
-// Softmax attention of rows to keys and values in pages: a threadgroup has a row and HEADS query heads that share keys.
-// H query heads, G key/value heads of E numbers; PAGE positions per page; WINDOW: how many of its latest positions a row
-// sees, 0 for all. The order of summation is told in attention.py: CHAINS chains, a SIMD-group each, of blocks of 32 keys.
+// Softmax attention over pages of keys and values: a threadgroup has a row and HEADS query heads that share a KV head.
+// H query heads, G KV heads of E elements; PAGE positions per page; WINDOW: the number of latest positions that a row
+// attends to, 0 for all. attention.py defines the order of summation: a chain of blocks of 32 keys per SIMD-group.
   threadgroup float totals[CHAINS * HEADS * E];
   threadgroup float weights[CHAINS * HEADS * 2];
   const int lane = int(thread_index_in_simdgroup);
   const int chain = int(simdgroup_index_in_threadgroup);
-  // Eight lanes share a key, and a SIMD-group has four keys side by side.
+  // Eight lanes share a key, and a SIMD-group processes four keys at a time.
   const int part = lane % 8;
   const int stream = lane / 8;
   const int head0 = int(threadgroup_position_in_grid.x) % (H / HEADS) * HEADS;
@@ -26,12 +26,12 @@
     weight[h] = 0.0f;
   }
 
-  // The first block of this chain that the row sees.
+  // The first visible block of this chain.
   for (int block = first / 32 + (chain + CHAINS - first / 32 % CHAINS) % CHAINS; block * 32 <= last; block += CHAINS) {
     int slot[8];
     float scores[HEADS * 8];
     UNROLL for (int j = 0; j < 8; j++) {
-      // What the row does not see is not read: it may never have been written.
+      // Masked keys are not read: they may never have been written.
       const int p = min(max(block * 32 + j * 4 + stream, first), last);
       slot[j] = pages[table + p / PAGE] + p % PAGE;
     }
@@ -43,7 +43,7 @@
         float score = 0.0f;
         UNROLL for (int i = 0; i < E / 8; i++) score = fma(queries[h * E / 8 + i], key[i], score);
         score = add_streams(score) * scale[0];
-        // So low that the weight is 0, and not infinite: infinity less infinity is not a number.
+        // So low that the weight is 0, but finite, because infinity minus infinity is NaN.
         scores[h * 8 + j] = p >= first && p <= last ? score : -3.0e38f;
       }
     }

@@ -1,11 +1,11 @@
-// Rows of a table by their number, sixteen weights per thread. N rows, K columns.
+// Embedding lookup: rows of a table by id, sixteen weights per thread. N rows, K columns.
   const int column = int(thread_position_in_grid.x) * 16;
   const int token = int(threadgroup_position_in_grid.y);
   if (column < K) {
     const int id = ids[token];
     const bool known = id >= 0 && id < N;
     const size_t at = size_t(known ? id : 0) * K + column;
-    // What the table does not have is not a number: the host may not have seen the id.
+    // Rows of invalid ids are NaN: the host cannot check the ids.
     const float d = known ? float(ws[at / 32]) : as_type<float>(0x7fc00000u);
     store16(y + size_t(token) * K + column, codes16(((const device uint4*)wq)[at / 16]), d);
   }

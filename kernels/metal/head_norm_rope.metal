@@ -1,5 +1,5 @@
-// Heads of queries and keys normed and rotated, and values, each written where attention or its store wants it.
-// One SIMD-group per head of a token, NSG of them in a threadgroup. H query heads, G key and G value heads of E numbers
+// Norm and rotate heads of queries and keys; write them and values in the layout of attention and of the KV store.
+// One SIMD-group per head of a token, NSG of them in a threadgroup. H query heads, G KV heads of E elements
 // of type X, in PAIRS pairs per lane; NORM: whether there are norms.
   const int lane = int(thread_index_in_simdgroup);
   const int unit = int(threadgroup_position_in_grid.x) * NSG + int(simdgroup_index_in_threadgroup);

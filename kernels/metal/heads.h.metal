@@ -1,4 +1,4 @@
-// An eighth of a head of E numbers, as one of eight neighbouring lanes has it: fours or single numbers in turns.
+// An eighth of a head of E elements, held by one of eight neighbouring lanes: interleaved float4 or single elements.
 template <int E>
 METAL_FUNC void load_head(thread float* to, const device float* from, int lane) {
   if (E % 32 == 0) {

@@ -1,4 +1,4 @@
-// RMSNorm, gate and up, and what gates: y = activation(gate) * up. A SIMD-group multiplies the same rows of both.
+// RMSNorm, gate and up projections, and activation: y = activation(gate) * up. A SIMD-group has the same rows of both.
 // N rows of each, K columns, R rows of each per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. GELU:
 // the tanh form of GELU instead of SiLU. READY: x has been multiplied with the norm weight, and there are factors.
   const int lane = int(thread_index_in_simdgroup);

@@ -1,4 +1,4 @@
-// RMSNorm and one matrix. The norm's factor is one number per vector: it multiplies the finished sums.
+// RMSNorm and one matrix. The factor of the norm is one number per vector, which multiplies the finished sums.
 // N rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x has been
 // multiplied with the norm weight, and there are factors.
   const int lane = int(thread_index_in_simdgroup);

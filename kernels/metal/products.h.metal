@@ -4,7 +4,7 @@
 // SIMD-groups, nor on whether a norm is taken with the product. The columns are cut into SEGMENTS segments. A segment has
 // eight streams: stream s sums the dot products of its groups of 16 columns s, s + 8, s + 16, ... sequentially. The
 // streams are added as a tree, neighbours first, and then the segments in their order. Each stream belongs to one lane;
-// a SIMD-group has four rows side by side.
+// a SIMD-group has four rows at a time.
 
 template <int K>
 struct Order {
@@ -100,7 +100,7 @@ METAL_FUNC Vectors<X> vectors_of(const device X* x, int V, int first) {
   return vectors;
 }
 
-// The same times a norm weight. READY: they have been multiplied with it, and their squares are known.
+// The same times a norm weight. READY: x has been multiplied by it, and the factors are known.
 template <bool READY, typename X, typename G>
 struct NormedVectors {
   const device X* x;
@@ -119,7 +119,7 @@ METAL_FUNC Sixteen load_vector(Vectors<X> vectors, int m, int k, thread float* s
   return load_columns<K>(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K, k);
 }
 
-// The squares that the norm needs are added up in the loop that reads x anyway.
+// The squares of the norm are summed in the loop that reads x anyway.
 template <int K, bool READY, typename X, typename G>
 METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k, thread float* squares) {
   const Sixteen v = load16(vectors.x + size_t(min(vectors.first + m, vectors.V - 1)) * K + k);
@@ -133,7 +133,7 @@ METAL_FUNC Sixteen load_vector(NormedVectors<READY, X, G> vectors, int m, int k,
 template <int K, int R, int M, int KS, bool NORM, typename Rows, typename Input>
 METAL_FUNC void multiply_rows(
     thread float* sums, thread float* squares, Rows rows, Input vectors, int segment, int lane) {
-  // Few products leave registers for weights of several steps, which are then on their way at once.
+  // With few sums, registers are left for the weights of several steps, so that several loads are in flight.
   const int STEPS = R * M <= 4 ? 4 : 1;
   const bool WHOLE = K % (128 * Order<K>::SEGMENTS * STEPS) == 0;
   for (int s = segment; s < Order<K>::SEGMENTS; s += KS) {

@@ -1,8 +1,8 @@
-// Q8_0 by sixteens: what one 16-byte load brings is half a block. Shared by all kernels of this folder, as are the other
+// Q8_0 in units of 16 quants: one 16-byte load reads half a block. All kernels of this folder share this and the other
 // headers.
 //
-// Multiplications that are added to something are written fma(): where the compiler may choose, two instantiations
-// could choose differently, and the same row would have other bits in another batch.
+// Multiply-adds are written fma(). If the compiler could choose, two instantiations might differ, and the same row
+// would have other bits in another batch.
 
 #ifndef UNROLL
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -33,7 +33,7 @@ METAL_FUNC Sixteen load16(const device half* p) {
   return x;
 }
 
-// Four codes as they are stored, each a byte with its sign bit flipped.
+// Four stored quants, each a byte with its sign bit flipped.
 METAL_FUNC float4 codes4(uint q) {
   return float4(as_type<char4>(q ^ 0x80808080u));
 }
@@ -60,8 +60,8 @@ METAL_FUNC float dot4(float4 x, float4 y, float s) {
   return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, s))));
 }
 
-// Sixteen products, added in the order of their columns. A chain, and no tree: a chain is added to the sum of a row by
-// one instruction, and the lanes have other chains to go on with.
+// Sixteen products, added sequentially in the order of their columns, not as a tree: the chain continues the sum of a
+// row without another addition, and other chains hide its latency.
 METAL_FUNC float dot16(Sixteen x, Sixteen y) {
   return dot4(x.d, y.d, dot4(x.c, y.c, dot4(x.b, y.b, dot4(x.a, y.a, 0.0f))));
 }
@@ -83,7 +83,7 @@ METAL_FUNC void store16(device T* p, Sixteen q, float d) {
   store4(p + 12, q.d * d);
 }
 
-// The same in memory of the threadgroup, where nothing promises more alignment than a number has.
+// The same in threadgroup memory, where only the alignment of one element is guaranteed.
 template <typename T>
 METAL_FUNC void put4(threadgroup T* p, float4 x) {
   p[0] = T(x.x);
@@ -100,7 +100,7 @@ METAL_FUNC void put16(threadgroup T* p, Sixteen q, float d) {
   put4(p + 12, q.d * d);
 }
 
-// What x is multiplied with by an RMSNorm.
+// The factor by which an RMSNorm multiplies x.
 METAL_FUNC float rms_factor(float squares, int count, float eps) {
   return metal::precise::rsqrt(squares / float(count) + eps);
 }

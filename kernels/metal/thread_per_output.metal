@@ -6,7 +6,7 @@
     for (int block = 0; block < K / 32; block++) {
       float products = 0.0f;
       for (int i = block * 32; i < block * 32 + 32; i++) {
-        // A signed byte with its sign bit flipped is the code plus 128.
+        // A signed byte with its sign bit flipped is the quant plus 128.
         const int code = int(((const device uchar*)wq)[size_t(row) * K + i]) - 128;
         products = fma(float(code), float(x[size_t(vector) * K + i]), products);
       }

@@ -1,6 +1,6 @@
 // Many vectors: a tile of 64 rows by BM vectors per threadgroup of four SIMD-groups, block by block along the columns.
 // A block of each row is expanded into threadgroup memory once and multiplied with all BM vectors by the matrix units.
-// N rows, K columns; TILE: what tiles are made of. Sums are float32. A SIMD-group has 32 rows of half the vectors.
+// N rows, K columns; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows of half the vectors.
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];
@@ -61,7 +61,7 @@
       if (whole) {
         simdgroup_store(sums[m][j], y + size_t(vector) * N + row, N);
       } else {
-        // What lies beyond the result must not be written: a SIMD-group's results pass through memory of its own.
+        // Elements outside y must not be written, so a partial tile is copied through threadgroup memory.
         simdgroup_store(sums[m][j], edge + simdgroup * 64, 8);
         simdgroup_barrier(mem_flags::mem_threadgroup);
         for (int i = thread_index % 32; i < 64; i += 32) {

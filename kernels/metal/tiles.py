@@ -23,7 +23,7 @@ HALF = 2.0**-11
 
 
 def grid(n_rows: int, vectors: int) -> tuple[int, Size, Size]:
-    """Return BM, the vectors of a tile, the grid and the threadgroup; group (i, j) has row 64 i and vector BM j first."""
+    """Return BM (vectors of a tile), the grid and the threadgroup; group (i, j) begins at row 64 i, vector BM j."""
     tile = 16 if vectors <= 16 else 32
     return tile, (-(-n_rows // ROWS) * THREADS, -(-vectors // tile), 1), (THREADS, 1, 1)
 

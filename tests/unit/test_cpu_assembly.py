@@ -35,25 +35,25 @@ ONE_QUANT = r"cvtsi2ss|[us]cvtf\s+s\d|fcvt\s+s\d+, h"
 @TARGETS
 @pytest.mark.parametrize("name", KERNELS)
 def test_arithmetic_is_done_on_whole_vectors(name: str, target: Target):
-    """No value shows whether it was: scalar code has the same bits, and is several times slower."""
+    """Values cannot show this: scalar code gives the same bits, several times slower."""
     assert re.search(WHOLE_VECTORS[target], assembly(target)[name])
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_code_for_avx2_has_no_registers_of_avx512(name: str):
-    """A processor with AVX-512, such as the one that runs the tests, would not fault where one without it does."""
+    """The tests may run on a processor with AVX-512, which does not fault on its instructions."""
     assert "%zmm" not in assembly(AVX2)[name]
 
 
 @TARGETS
 @pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith(FORMATS)])
 def test_no_quant_is_converted_alone(name: str, target: Target):
-    """One by one the floats are the same, and converting them takes longer than reading the weights."""
+    """Scalar conversion gives the same floats, and takes longer than reading the weights."""
     assert re.search(ONE_QUANT, assembly(target)[name]) is None
 
 
 def loops(text: str) -> list[list[str]]:
-    """The innermost loops: instructions from a label to the jump back to it, with no other label between."""
+    """Return the innermost loops: instructions from a label to the jump back to it, without another label between."""
     found, label, body = [], "", []
     for line in text.splitlines():
         if re.match(r"\.?L\w+:", line):
@@ -79,7 +79,7 @@ def loops(text: str) -> list[list[str]]:
     ids=lambda value: value[1] if isinstance(value, tuple) else None,
 )
 def test_sums_of_a_tile_stay_in_registers(name: str, target: Target, spill: str):
-    """No loop of multiply-adds writes to the stack: sums have the same values there, and take twice as long."""
+    """No loop of multiply-adds writes to the stack: sums in memory have the same values and take twice as long."""
     bodies = ["\n".join(body) for body in loops(assembly(target)[name])]
     bodies = [body for body in bodies if re.search(MULTIPLY_ADD, body)]
     assert bodies
@@ -108,7 +108,7 @@ def test_nothing_is_called_that_a_process_may_not_have(name: str, target: Target
     ids=["arm64", "x86_64", "darwin"],
 )
 def test_a_loop_that_waits_tells_the_processor(triple: str, features: str, instruction: str):
-    """Without it the loop is as right, and takes the core from the thread that is waited for."""
+    """Without it the loop is also correct, but slows the other hardware thread of the core."""
     module = ir.Module()
     module.triple = triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "wait")
@@ -120,7 +120,7 @@ def test_a_loop_that_waits_tells_the_processor(triple: str, features: str, instr
 
 
 def emitted(text: str, triple: str, features: str) -> str:
-    """LLVM's own language as a processor's."""
+    """Compile LLVM IR to the assembly of a processor."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     module = binding.parse_assembly(re.sub(r"^target .*$", "", text, flags=re.MULTILINE))
@@ -130,7 +130,7 @@ def emitted(text: str, triple: str, features: str) -> str:
 
 
 class WithoutValues:
-    """As much of Numba's compilation context as `relax` needs."""
+    """The part of Numba's compilation context that `relax` needs."""
 
     def get_dummy_value(self) -> None:
         return None

@@ -25,7 +25,7 @@ SPAN = QUERIES // 2
 
 
 def case(seed: int, n_tokens: int, past: int, heads: tuple[int, int], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Queries of the last tokens, and keys and values (2, G, S, E) of all of them."""
+    """Return queries of the last tokens, and keys and values (2, G, S, E) of all tokens."""
     rng = np.random.default_rng(seed)
     n_heads, n_kv_heads = heads
     q = rng.standard_normal((n_tokens, n_heads, width)).astype(np.float32)
@@ -33,7 +33,7 @@ def case(seed: int, n_tokens: int, past: int, heads: tuple[int, int], width: int
 
 
 def paged(sequences: list[np.ndarray], page: int, seed: int | None) -> tuple[np.ndarray, list[KVSpan]]:
-    """Keys and values in pages, one behind the other or with a seed in no order; all other slots are not numbers."""
+    """Return keys and values in pages, in order or with a seed in random order; all other slots are NaN."""
     n_pages = [-(-kv.shape[2] // page) for kv in sequences]
     order = np.arange(sum(n_pages) + 3)
     if seed is not None:
@@ -51,7 +51,7 @@ def attend_batch(
     parts: list[tuple[np.ndarray, np.ndarray]], window: int = 0, scale: float | None = None, page: int = 64,
     seed: int | None = 0,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does it."""
+    """Return attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does."""
     store, spans = paged([kv for _, kv in parts], page, seed)
     q, counts = np.concatenate([q for q, _ in parts]), [len(q) for q, _ in parts]
     n, n_heads, width = q.shape
@@ -71,7 +71,7 @@ def attend_batch(
 def attend(
     q: np.ndarray, kv: np.ndarray, window: int = 0, scale: float | None = None, page: int = 64, seed: int | None = 0
 ) -> np.ndarray:
-    """The same of one sequence."""
+    """Return attention of one sequence."""
     return attend_batch([(q, kv)], window, scale, page, seed)[0]
 
 
@@ -130,7 +130,7 @@ def test_many_tokens_over_keys_in_blocks(n_tokens: int, past: int, window: int):
 @pytest.mark.parametrize("n_tokens", [1, 30])
 @pytest.mark.parametrize("larger", ["first", "last", "middle"])
 def test_scores_far_apart_leave_the_value_of_the_largest(n_tokens: int, larger: str):
-    """Wherever it comes: what was added up before it is scaled down to nothing, what comes after is nothing."""
+    """At any position: sums before it are scaled down to 0, and later weights are 0."""
     past, width = 2 * BLOCK + 60, 32
     q, kv = case(3, n_tokens, past, (2, 1), width)
     slot = {"first": 0, "last": past - 1, "middle": BLOCK + 60}[larger]
@@ -184,7 +184,7 @@ PASSES = (2, 3, 5, SMALL_BATCH, SMALL_BATCH + 1, 16, 49, 129)
 
 
 def each_alone(q: np.ndarray, kv: np.ndarray, window: int) -> np.ndarray:
-    """Every query in a call of its own, over the keys up to its own."""
+    """Return attention with one call per query, over the keys up to its own."""
     past = kv.shape[2] - len(q)
     return np.concatenate([attend(q[t : t + 1], kv[:, :, : past + t + 1], window) for t in range(len(q))])
 
@@ -192,7 +192,7 @@ def each_alone(q: np.ndarray, kv: np.ndarray, window: int) -> np.ndarray:
 @pytest.mark.parametrize("heads", [(4, 2), (5, 1)])
 @pytest.mark.parametrize("window", [0, 1, 40, BLOCK, BLOCK + 33])
 def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: int):
-    """Alone, beside any others, and with keys that are of this pass or of an earlier one."""
+    """Alone, beside other queries, and with keys of this pass or of an earlier one."""
     past, n_tokens = 2 * BLOCK - 60, max(PASSES)
     q, kv = case(window, n_tokens, past, heads, 32)
     alone = each_alone(q, kv, window)
@@ -204,7 +204,7 @@ def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: i
 @pytest.mark.parametrize("n_tokens", [SMALL_BATCH, SMALL_BATCH + 1])
 @pytest.mark.parametrize("window", [0, 3])
 def test_a_block_that_some_queries_see(n_tokens: int, window: int):
-    """Those before a block begins do not see it yet, and with a window those behind it do not see it any more."""
+    """Queries before a block do not attend to it yet; with a window, later queries do not attend to it any more."""
     for past in range(BLOCK - n_tokens, BLOCK + 4):
         q, kv = case(past, n_tokens, past, (4, 2), 32)
         np.testing.assert_array_equal(attend(q, kv, window), each_alone(q, kv, window))
@@ -213,7 +213,7 @@ def test_a_block_that_some_queries_see(n_tokens: int, window: int):
 @pytest.mark.parametrize("n_tokens", [1, SMALL_BATCH, SMALL_BATCH + 1, 40])
 @pytest.mark.parametrize("window", [0, 90])
 def test_pages_change_no_bit(n_tokens: int, window: int):
-    """Smaller and larger than a block of keys, one behind the other or not."""
+    """Pages smaller and larger than a block of keys, in order or not."""
     q, kv = case(9, n_tokens, 2 * BLOCK + 70, (4, 2), 48)
     want = attend(q, kv, window, page=1024, seed=None)
     for page in (1, 16, 23, 64, BLOCK, 200, 256):
@@ -226,7 +226,7 @@ def test_pages_change_no_bit(n_tokens: int, window: int):
     "counts", [(1, 1), (1,) * SMALL_BATCH, (1,) * (SMALL_BATCH + 1), (1,) * 32, (3, 1, 4), (1, 70, 2), (SPAN + 1, 1)]
 )
 def test_a_sequence_has_the_same_bits_in_any_batch(counts: tuple[int, ...], window: int):
-    """Each sequence with another number of tokens before its queries."""
+    """Each sequence has a different number of tokens before its queries."""
     parts = [case(i, n, 37 * i * i % (3 * BLOCK), (4, 2), 32) for i, n in enumerate(counts)]
     together = attend_batch(parts, window, page=16)
     for (q, kv), found in zip(parts, together, strict=True):

@@ -1,4 +1,4 @@
-"""What the two CPU backends promise beside their numbers: where operations come from, and what layouts they take."""
+"""The two CPU backends: which kernels run operations, and which memory layouts are accepted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def linear(be: Backend, rng: np.random.Generator, n: int, k: int) -> Linear:
 
 
 def view(store: np.ndarray, n_new: int) -> KVView:
-    """All slots of a store as one sequence, whose last `n_new` tokens are new."""
+    """Return all slots of a store as one sequence whose last `n_new` tokens are new."""
     n_slots = store.shape[2]
     return KVView(store, n_slots, [KVSpan(np.zeros(1, dtype=np.int64), n_slots, n_new)])
 
@@ -76,7 +76,7 @@ def close(found: np.ndarray, want: np.ndarray) -> None:
 @pytest.mark.parametrize("t", [1, 20])
 @pytest.mark.parametrize("gated_first", [True, False])
 def test_a_gate_and_what_it_gates_may_also_be_two_projections(compiled: Backend, t: int, gated_first: bool):
-    """What is known of a group of layers from one operation must not be taken for another."""
+    """Cached words of a group of layers must not be used for another operation."""
     rng = np.random.default_rng(2)
     gate, up = (linear(compiled, rng, 60, 32) for _ in range(2))
     plain = SimdBackend()
@@ -103,7 +103,7 @@ def test_any_number_of_projections(compiled: Backend, n_projections: int):
 
 
 def layouts(x: np.ndarray) -> list[np.ndarray]:
-    """The same values, in memory as they come, transposed, backwards, and with gaps."""
+    """Return the same values in memory layouts: contiguous, transposed, backwards, and with gaps."""
     gaps = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, dtype=np.float32)
     gaps[..., ::2] = x
     return [x, np.asfortranarray(x), x[::-1].copy()[::-1], gaps[..., ::2]]
@@ -128,7 +128,7 @@ def test_arrays_of_any_layout(compiled: Backend, t: int):
 
 
 def test_tables_of_rotations_grow_with_the_positions(compiled: Backend):
-    """Their first length is 512; behind it lies what the next question must find computed."""
+    """The first table has 512 positions; a later position needs a longer table."""
     rng, plain, rope = np.random.default_rng(4), SimdBackend(), Rope.plain(32, 1e6)
     for offset, t in [(0, 3), (509, 3), (510, 3), (511, 1), (512, 1), (1023, 2), (40_000, 5), (2, 1)]:
         q, k, v = (rng.standard_normal((t + 1, n)).astype(np.float32) for n in (64, 32, 32))
@@ -171,7 +171,7 @@ def test_heads_that_do_not_fit_scratch_memory_have_numpys_attention(compiled: Ba
 @pytest.mark.parametrize("t", [1, 9])
 @pytest.mark.parametrize("k", [1 << 16, (1 << 16) + 16])
 def test_norms_of_any_width(compiled: Backend, k: int, t: int):
-    """The wider one has no room for 16 normed vectors, and is composed."""
+    """Scratch memory cannot hold 16 normed vectors of the wider one, which runs op by op."""
     rng = np.random.default_rng(8)
     layer, norm = linear(compiled, rng, 3, k), RMSNorm("n", np.ones(k, dtype=np.float32), 1e-6)
     x, plain = rng.standard_normal((t, k)).astype(np.float32), SimdBackend()

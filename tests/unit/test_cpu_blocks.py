@@ -32,7 +32,7 @@ FORMATS = {
     "Q4_K": (q4_k, blocks_numpy.q4_k, 256),
     "Q6_K": (q6_k, blocks_numpy.q6_k, 256),
 }
-# Those whose kernels store scales in scratch memory.
+# Formats whose kernels store scales in scratch memory.
 WITH_ROOM = ("Q4_K", "Q6_K")
 ROOM = np.empty(FORMAT_ROOM, dtype=np.uint8)
 seeds = st.integers(0, 2**32 - 1)
@@ -40,7 +40,7 @@ formats = st.sampled_from(list(FORMATS))
 
 
 def matrix(name: str, seed: int, n_blocks: int) -> np.ndarray:
-    """Any bytes are weights; float16 fields are numbers of many sizes. At an odd address, as blocks lie in a file."""
+    """Return random blocks with float16 fields of many magnitudes, at an odd address, as in a file."""
     rng, kind = np.random.default_rng(seed), getattr(layout, name)
     made = rng.integers(0, 256, n_blocks * kind.itemsize, dtype=np.uint8).view(kind)
     for field in ("d", "m", "dmin"):
@@ -56,7 +56,7 @@ def at_an_odd_address(data: np.ndarray) -> np.ndarray:
 
 
 def exact(name: str, blocks: np.ndarray) -> np.ndarray:
-    """Weights as the `gguf` package reads them."""
+    """Return the weights that the `gguf` package reads."""
     kind = gguf.GGMLQuantizationType[name]
     return gguf.quants.dequantize(blocks.reshape(1, -1), kind).reshape(-1)
 
@@ -65,7 +65,7 @@ def check_four_rows(
     multiply: Callable[..., None], data: np.ndarray, weights: np.ndarray, rows: tuple[int, ...], n_vectors: int,
     count: int, seed: int, gaps: tuple[int, int, int],
 ) -> None:  # fmt: skip
-    """Products of rows of four places with a panel of vectors that is not aligned, added to what there was."""
+    """Return products of rows of four ranges with an unaligned panel of vectors, added to the previous values."""
     rng = np.random.default_rng(seed)
     (n_rows, n), row_bytes = weights.shape, data.size // len(weights)
     x = rng.standard_normal((n_vectors, n)).astype(np.float32)
@@ -79,7 +79,7 @@ def check_four_rows(
         n_vectors, tuple(start + row * row_bytes for row in rows), (start + (n_rows - 1) * row_bytes,) * 4, row_bytes,
         count, n, panel.astype(np.float32), gaps[0], y, gaps[2], apart, y_row, 1024, ROOM.ctypes.data,
     )  # fmt: skip
-    # Behind the last row of a place the last one is taken again.
+    # After the last row of a range the last row is read again.
     taken = weights[np.minimum(np.array(rows)[:, None] + np.arange(count), n_rows - 1)]
     dots = order_numpy.dot(taken[:, :, None], x)
     if n <= STRETCH:
@@ -108,7 +108,7 @@ anywhere = {
 def test_rows_of_four_places(
     name: str, seed: int, n: int, rows: tuple[int, ...], n_vectors: int, count: int, gaps: tuple[int, int, int]
 ):
-    """From one block to beyond one stretch and two."""
+    """From one block to more than two stretches."""
     kernels, _, size = FORMATS[name]
     n_blocks = n if size == 32 else -(-n // 8)
     blocks = matrix(name, seed, 7 * n_blocks)
@@ -127,7 +127,7 @@ def test_rows_of_float32_of_four_places(
 
 
 def orders(n: int) -> st.SearchStrategy[tuple[int, int, np.ndarray]]:
-    """Orders that n weights of a row are expanded in, their own and in parts: step, apart, and where each one lies."""
+    """Yield the layouts of n expanded weights, in order and in parts: step, apart, and the place of each weight."""
     parts = LANES // PART
     own = np.arange(n)
     in_parts = own.reshape(parts, n // LANES, PART).swapaxes(0, 1).reshape(-1)

@@ -37,12 +37,12 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def rows_at(a: np.ndarray, at: int, row: int, n_rows: int, n: int) -> np.ndarray:
-    """Rows of n elements that begin `row` elements apart, the first one at element `at`."""
+    """Return rows of n elements that are `row` elements apart, the first at element `at`."""
     return np.stack([a[at + r * row : at + r * row + n] for r in range(n_rows)])
 
 
 def in_parts(rows: np.ndarray) -> np.ndarray:
-    """Rows as they are expanded: the first elements of each 16 side by side, then those that follow them."""
+    """Return rows in parts: the first PART elements of each 16, then the next ones."""
     return rows.reshape(len(rows), -1, 16 // PART, PART).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -59,7 +59,7 @@ def test_a_tile_has_as_many_vectors_as_fit_into_registers():
 def test_dot_products_are_summed_in_the_order_that_numpy_defines(
     seed: int, n_vectors: int, n: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int], one_row: bool
 ):
-    """With other numbers between rows and behind the last one; nothing is written but the totals."""
+    """With other values between rows and after the last one; only the totals are written."""
     rng = np.random.default_rng(seed)
     w_row, x_row, y_row = 0 if one_row else n + gaps[0], n + gaps[1], TILE_ROWS + gaps[2]
     w, x = normal(rng, offsets[0] + 3 * w_row + n), normal(rng, offsets[1] + VECTORS * x_row)
@@ -89,7 +89,7 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
 def test_weighted_rows_are_summed_in_their_order(
     seed: int, n_sums: int, n: int, width: int, offsets: tuple[int, int, int], gaps: tuple[int, int, int], begun: int
 ):
-    """In one call, or in two of which the second continues the sums: as rows of two pages."""
+    """In one call, or in two calls, the second of which continues the sums, as for rows of two pages."""
     rng = np.random.default_rng(seed)
     w_row, row, y_row = n + gaps[0], width + gaps[1], width + gaps[2]
     w, rows = normal(rng, offsets[0] + VECTORS * w_row), normal(rng, offsets[1] + n * row)
@@ -112,7 +112,7 @@ def test_weighted_rows_are_summed_in_their_order(
 
 
 def test_the_order_can_be_seen():
-    """Numbers whose sum is another one in nearly every other order."""
+    """Values whose sum differs in nearly every other order."""
     rng = np.random.default_rng(1)
     w, x = normal(rng, 64, 512), normal(rng, 512)
     found = order_numpy.dot(w, x)
@@ -131,7 +131,7 @@ def test_a_multiply_add_is_rounded_once(a: float, b: float, c: float):
 
 
 def test_a_multiply_add_just_below_the_middle_of_two_numbers_is_rounded_down():
-    """float64 holds the middle itself, and not the sum: two roundings would go up."""
+    """float64 represents the midpoint but not the sum: two roundings would round up."""
     a, b = np.float32(2.0**-12 * (1 + 2.0**-18)), np.float32(2.0**-12 * (1 - 2.0**-18))
     c = np.float32(1 + 2.0**-23)
     assert np.float32(np.float64(a) * np.float64(b) + np.float64(c)) == np.float32(1 + 2.0**-22)

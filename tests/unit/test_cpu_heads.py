@@ -28,7 +28,7 @@ SIMD, PARALLEL = SimdBackend(), create_backend("parallel", threads=2)
 def test_heads_are_those_of_the_twin(
     seed: int, n_tokens: int, n_heads: int, width: int, n_positions: int, normed: bool, beside: int
 ):
-    """Positions are in no order; keys lie in the columns behind the queries, as one product brings them."""
+    """Positions are in random order; keys are columns after the queries, as one product writes them."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n_tokens, beside + (n_heads + 1) * width)).astype(np.float32)
     q, k = rows[:, beside : beside + n_heads * width], rows[:, beside + n_heads * width :]
@@ -67,7 +67,7 @@ def test_heads_are_those_of_the_twin(
 def test_heads_are_put_where_numpy_puts_them(
     seed: int, n_tokens: int, n_heads: int, width: int, spare: int, apart: bool, behind: bool
 ):
-    """Slots are in no order or follow each other; keys are rows of their own or, like values, columns behind others.
+    """Slots are in random order or consecutive; keys are rows of their own or, like values, columns after others.
 
     Nothing else is written.
     """

@@ -1,4 +1,4 @@
-"""Compiled code: where it is kept, when it is made anew, and what runs where there can be none."""
+"""The cache of compiled code: its location, recompilation, and the fallback without a compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(*engine.generate([1, 2, 3, 4, 5, 6, 7], max_tokens=5, ignore_eos=True).tok
 
 
 def python(code: str, *arguments: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, with some variables of the environment set, or taken away."""
+    """Run code in a new process, with environment variables set or removed."""
     environment = {k: v for k, v in os.environ.items() if k not in changes}
     environment |= {k: v for k, v in changes.items() if v is not None}
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -51,7 +51,7 @@ def test_any_change_of_the_source_changes_the_folder(tmp_path: Path, monkeypatch
 
 
 def test_source_in_an_archive_is_the_same_source(tmp_path: Path):
-    """What cannot be seen would be the same whatever it is: code of another version would be run."""
+    """Source that is not in the digest could change without recompilation."""
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
         for path in (ROOT / "kernels").rglob("*.py"):
             archive.write(path, path.relative_to(ROOT))
@@ -69,7 +69,7 @@ def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
     assert folder == tmp_path / library._digest()
 
 
-# The machine code is there, so nobody has to wait for a compiler.
+# The machine code is cached, so no test waits for the compiler.
 KERNEL = """
 import sys, types
 import kernels.cpu
@@ -208,7 +208,7 @@ def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyP
 
 
 def test_a_process_that_compiles_starts_no_others(monkeypatch: pytest.MonkeyPatch):
-    """A user's file named like a module of the standard library is imported by every process that is started."""
+    """Every new process imports a user's file that is named like a module of the standard library."""
     monkeypatch.setenv("MLX_ENGINE_COMPILING", "1")
     monkeypatch.setattr(machine_code, "_started", lambda modules: pytest.fail("started"))
     with pytest.raises(RuntimeError, match="once more"):
@@ -300,7 +300,7 @@ def test_an_old_processor_has_no_kernels(monkeypatch: pytest.MonkeyPatch, caplog
 def test_code_for_a_processor_that_cannot_widen_halves_is_not_made(
     monkeypatch: pytest.MonkeyPatch, name: str | None, features: str | None, *, is_able: bool
 ):
-    """It would call what is not there, and end the process."""
+    """It would call a missing function and abort the process."""
     for variable, value in (("NUMBA_CPU_NAME", name), ("NUMBA_CPU_FEATURES", features)):
         monkeypatch.delenv(variable, raising=False)
         if value is not None:
@@ -329,13 +329,13 @@ print(register_lanes())
 
 
 def is_wider_than_avx2() -> bool:
-    """Whether this is an x86 processor on which AVX2 is not what all other tests run on already."""
+    """Return whether this is an x86 processor on which the other tests do not run with AVX2."""
     return platform.machine() in ("x86_64", "AMD64") and bool(library.binding.get_host_cpu_features().get("avx512f"))
 
 
 @pytest.mark.skipif(not is_wider_than_avx2(), reason="no x86 processor with AVX-512, or all other tests say the same")
 def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
-    """Without anything compiled before: that is said once, and never again."""
+    """With an empty cache the announcement is printed once, and not again."""
     changes = {**AS_HASWELL, "NUMBA_CACHE_DIR": str(tmp_path)}
     assert python(LANES, **changes).stdout.split() == ["8"]
     tests = [str(Path(__file__).parent / test) for test in TESTS]

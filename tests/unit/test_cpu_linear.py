@@ -41,7 +41,7 @@ heights = st.one_of(st.integers(1, 20), st.sampled_from([GEMM_ROWS - 1, GEMM_ROW
 
 
 class Layer:
-    """A linear layer as the backend has it, and its dense matrix and bias in float64."""
+    """Return a linear layer of the backend, and its dense matrix and bias in float64."""
 
     def __init__(self, rng: np.random.Generator, kind: str, n: int, k: int, *, bias: bool = False) -> None:
         if kind.endswith("_K"):
@@ -60,7 +60,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def exact(
     x: np.ndarray, weight: np.ndarray | None, layers: Sequence[Layer], residual: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The result in float64, and how far from it float32 may be.
+    """Return the result in float64, and the error bound of float32.
 
     A sum has at most K roundings and its products one each, in a norm as well; bias and residual add one.
     """
@@ -112,7 +112,7 @@ def test_chunks_for_any_number_of_threads_give_the_same_bits(t: int):
 @pytest.mark.parametrize("t", [1, SMALL_BATCH, SMALL_BATCH + 1, 20])
 @pytest.mark.parametrize("n", [700, 4001])
 def test_many_chunks_of_stored_rows(t: int, n: int):
-    """More than one thread is given: 4,001 rows of 64 weights are 272 KB."""
+    """More than one thread is used: 4,001 rows of 64 weights are 272 KB."""
     rng = np.random.default_rng(n)
     layer, x = Layer(rng, "Q8_0", n, 64), normal(rng, t, 64)
     want, bound = exact(x, None, [layer])
@@ -133,7 +133,7 @@ def test_residuals_are_added_once(seed: int, t: int, n: int, kind_k: tuple[str, 
 def test_several_matrices_of_one_normed_input(
     seed: int, t: int, n: tuple[int, int, int], kind_k: tuple[str, int], data: st.DataObject
 ):
-    """Each in a format of its own where the width allows it, and with or without a bias."""
+    """Each matrix has its own format where the width allows it, with or without a bias."""
     rng = np.random.default_rng(seed)
     kind, k = kind_k
     fitting = ["F32", "Q8_0", "Q4_0", "Q4_1", *(["Q4_K", "Q6_K"] if k % 256 == 0 else [])]
@@ -171,7 +171,7 @@ def test_a_gate_in_another_format_than_what_it_gates(kinds: tuple[str, str], t: 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("n", [*range(1, 10), 201])
 def test_rows_that_cannot_be_dealt_to_four_stretches_alike(kind: str, n: int):
-    """With a bias and a residual behind whose ends lies nothing that may be read or written."""
+    """Memory after the ends of the bias and the residual must not be read or written."""
     rng = np.random.default_rng(n)
     layer, x, residual = Layer(rng, kind, n, 64, bias=True), normal(rng, 1, 64), normal(rng, 1, n)
     want, bound = exact(x, None, [layer], residual)
@@ -221,7 +221,7 @@ def test_activations_without_a_gate(seed: int, t: int, n: int, kind_k: tuple[str
 
 
 def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
-    """The norm of (T, N) in float64, by the twins."""
+    """Return the norm of (T, N) in float64, by the twins."""
     out, n = np.empty(x.size), x.shape[1]
     for t in range(len(x)):
         if isinstance(norm, LayerNorm):
@@ -239,7 +239,7 @@ def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
 def test_norms_before_and_behind(
     seed: int, t: int, n: int, kind_k: tuple[str, int], layer: tuple[bool, bool], bias: bool
 ):
-    """A norm of either kind is what its twin is on what the plain product gives."""
+    """A norm of either kind equals its twin, applied to the plain product."""
     rng = np.random.default_rng(seed)
     of, x, residual = Layer(rng, kind_k[0], n, kind_k[1], bias=bias), normal(rng, t, kind_k[1]), normal(rng, t, n)
     before, behind = (
@@ -279,7 +279,7 @@ PASSES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 18, 19, 49, 129)
 def operations(
     kind: str, seed: int, k: int = K, n: int = N
 ) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
-    """Everything that is done with linear layers, as a function of the input and of what is added, (T, n)."""
+    """Return all operations with linear layers, as functions of the input and of the residual, (T, n)."""
     rng = np.random.default_rng(seed)
     other = "Q4_1" if kind == "Q8_0" else "Q8_0"
     a, b, c = (
@@ -346,7 +346,7 @@ def test_a_stored_matrix_has_the_bits_of_the_expanded_one(kind: str):
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
 def test_any_number_of_threads_gives_the_same_bits(kind: str):
-    """Of 1,001 rows, which are many chunks."""
+    """1,001 rows are many chunks."""
     rng, alone = np.random.default_rng(5), create_backend("parallel", threads=1)
     layer, x = Layer(rng, kind, 1001, 256, bias=True), normal(rng, 200, 256)
     for n in (1, 2, 9, 200):

@@ -43,7 +43,7 @@ def exp_of(x: np.ndarray) -> np.ndarray:
 
 
 def test_exp_is_within_one_unit_in_the_last_place_wherever_float32_has_one():
-    """From where results vanish, through the subnormal ones, to where they overflow; and every tiny argument."""
+    """Return arguments from underflow through subnormal results to overflow, and tiny arguments."""
     whole_range = np.linspace(-103.9, 88.7228, 1 << 20).astype(np.float32)
     tiny = np.float32(2.0) ** np.arange(-149, 3, dtype=np.float32)
     x = np.concatenate([whole_range, tiny, -tiny])
@@ -65,7 +65,7 @@ def powers_of_two(x: Any, out: Any) -> None:
 
 
 def test_powers_of_two_below_one():
-    """Within one unit in the last place while float32 has ordinary numbers; behind them nothing that could be seen."""
+    """Within one unit in the last place for normal results; negligible below."""
     x = np.concatenate([np.linspace(-126, 0, 1 << 18), -(2.0 ** np.arange(-149, 7))]).astype(np.float32)
     beyond = np.array([-126.2, -126.7, -127, -127.3, -150, -1e4, -3e38, -np.inf] * 2, dtype=np.float32)
     found, behind = np.empty(len(x) // 16 * 16, dtype=np.float32), np.empty_like(beyond)

@@ -1,4 +1,4 @@
-"""Threads that wait in compiled code: every chunk once, sleep when there is nothing to do, an end in every case."""
+"""The pool of worker threads: every chunk is processed once, idle threads park, and all threads end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 
-# Looks of a chunk that waits for others: some 20 milliseconds.
+# Polls of a chunk that waits for others: some 20 milliseconds.
 PATIENCE = 1 << 20
 
 
 @Task
 def count(job: Any, chunk: int, scratch: int) -> None:
-    """One more for the chunk; job[1] looks are wasted before, so that chunks end in another order than they begin."""
+    """Count the chunk, after a delay of up to 2 job[1] polls, so that chunks end in another order than they begin."""
     counts = floats(job[0])
     for _ in range(job[1] * (chunk % 3)):
         relax()
@@ -42,7 +42,7 @@ def count(job: Any, chunk: int, scratch: int) -> None:
 
 @jit
 def wrong_counts(control: Any, address: int, counts: Any, chunks: int, n: int) -> int:
-    """Run a job again and again; how many chunks were not done exactly once when it was over."""
+    """Run a job n times; return how many chunks were not processed exactly once."""
     wrong = 0
     for _ in range(n):
         counts[:] = 0
@@ -54,7 +54,7 @@ def wrong_counts(control: Any, address: int, counts: Any, chunks: int, n: int) -
 
 @Task
 def meet(job: Any, chunk: int, scratch: int) -> None:
-    """Wait until job[1] chunks are here at a time, which as many threads alone can bring about; then say so."""
+    """Wait until job[1] chunks run at the same time, which needs as many threads; then count the chunk."""
     words = carray(job, 64)
     fetch_add(words, 0, 1)
     looks = 0
@@ -66,7 +66,7 @@ def meet(job: Any, chunk: int, scratch: int) -> None:
 
 
 def meets(made: pool.Pool, threads: int) -> bool:
-    """Whether as many chunks were once at work at the same time; a busy machine may need several attempts."""
+    """Return whether `threads` chunks ran at the same time; a busy machine may need several attempts."""
     for _ in range(100):
         made.shared.wake()
         made.control[layout.JOB :][:4] = 0, threads, PATIENCE, 0
@@ -77,7 +77,7 @@ def meets(made: pool.Pool, threads: int) -> bool:
 
 
 def within(seconds: float, is_so: Callable[[], bool]) -> bool:
-    """Whether it becomes so before that time has passed."""
+    """Return whether a condition becomes true within a time."""
     end = time.monotonic() + seconds
     while not is_so() and time.monotonic() < end:
         time.sleep(0.002)
@@ -130,11 +130,11 @@ def test_a_pool_needs_a_thread():
         pool.Pool(0, load())
 
 
-# ---- sleep ----
+# ---- parking ----
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_work_at_the_same_time_also_after_a_sleep(threads: int):
+def test_threads_work_at_the_same_time_also_after_parking(threads: int):
     made = pool.Pool(threads, load())
     for _ in range(3):
         assert meets(made, threads)
@@ -150,8 +150,8 @@ def test_an_idle_pool_uses_no_time(four: pool.Pool):
     assert time.process_time() - before < 0.1
 
 
-def test_a_sleeping_pool_does_its_job_alone(four: pool.Pool):
-    """Who brings a job does not wait for helpers."""
+def test_the_caller_does_the_job_alone_while_threads_are_parked(four: pool.Pool):
+    """The submitting thread does not wait for worker threads."""
     assert within(5, lambda: four.shared.parked == 3)
     counts = np.zeros(8, dtype=np.float32)
     four.control[layout.JOB], four.control[layout.JOB + 1] = counts.ctypes.data, 0
@@ -188,8 +188,8 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
     assert not any(thread.is_alive() for thread in made._workers)
 
 
-def test_nobody_falls_asleep_while_many_jobs_are_about_to_come(four: pool.Pool):
-    """Who wakes has looked already: a thread that slept now would sleep through all of them."""
+def test_no_thread_parks_while_jobs_follow_each_other(four: pool.Pool):
+    """The caller has checked for parked threads already: a thread that parked now would miss all of these jobs."""
     four.control[layout.ON] = 1
     late = threading.Thread(target=four.shared.park, args=(0,))
     late.start()
@@ -257,10 +257,10 @@ def test_backends_that_are_dropped_leave_no_threads():
     assert within(5, lambda: threading.active_count() == before)
 
 
-def test_nobody_falls_asleep_between_a_backend_s_look_at_the_sleepers_and_the_end_of_its_call(
+def test_no_thread_parks_between_a_backend_s_check_for_parked_threads_and_the_end_of_its_call(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Else a thread that waits for the interpreter's lock to fall asleep would do so when the call lets go of it."""
+    """Else a thread that waits for the interpreter's lock to park would park when the call releases the lock."""
     be = create_backend("parallel", threads=2)
     layer = Linear("w", be.prepare(Weight.pack("w", np.ones((40, 64)), BY_NAME["Q8_0"])))
     control, stayed = be.pool.control, []

@@ -1,4 +1,4 @@
-"""What is peculiar to Q8_0: signed bytes and halves of every size. `test_cpu_blocks.py` has what all formats share."""
+"""Properties of Q8_0 alone: signed bytes and halves of every size. `test_cpu_blocks.py` tests all formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_quant_of_a_byte_expands_to_itself():
 
 
 def test_scales_of_every_size_are_widened_exactly():
-    """Normal, subnormal and zero halves of both signs."""
+    """Return normal, subnormal and zero halves of both signs."""
     bits = np.arange(0, 1 << 16, 37, dtype=np.uint16)
     scales = bits.view(np.float16)[np.isfinite(bits.view(np.float16))]
     made = np.empty(len(scales), layout.Q8_0)
