@@ -137,7 +137,7 @@ class Engine:
             top_k: choose among the k most likely tokens.
             top_p: choose among the most likely tokens that together reach this probability.
             min_p: drop tokens less than this times as likely as the most likely one.
-            repetition_penalty: above 1, tokens seen before become less likely.
+            repetition_penalty: above 1, tokens that are in the text already become less likely.
             seed: seed of the random numbers; None takes a new one.
             kv: use a KV cache; without it each pass runs the whole sequence again.
             stop: a string or several; the text ends before the first to appear.

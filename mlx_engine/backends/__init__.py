@@ -70,7 +70,7 @@ def create_backend(name: str = "auto", *, threads: int | None = None, jit: bool 
     """Create backend `name`; `Settings` describes the options.
 
     Raises:
-        BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
+        BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
     """
     check_backend(name)
     return _entry(auto() if name == "auto" else name).create(Settings(threads, jit))
@@ -80,7 +80,7 @@ def check_backend(name: str) -> None:
     """Check that backend `name` can run on this machine, without creating it.
 
     Raises:
-        BackendUnavailableError: no backend of this name, or this machine lacks what it needs; it says which.
+        BackendUnavailableError: no backend has this name, or this machine cannot run it; the message says why.
     """
     reason = None if name == "auto" else unavailable(name)
     if reason is not None:

@@ -7,10 +7,10 @@ intermediate value can be tapped (see `taps.py`).
 
 Shapes are written in axis letters, which have one meaning in the whole project:
 
-    T  tokens in the forward pass            D  hidden size          V  vocabulary size
-    R  tokens whose logits are wanted        F  FFN size             N  outputs of a linear layer
-    B  sequences in the forward pass         H  query heads          K  inputs of a linear layer
-    S  cached tokens of a sequence           G  KV heads             E  head dim
+    T  tokens in the forward pass          D  hidden size      V  vocabulary size
+    R  tokens whose logits are wanted      F  FFN size         N  outputs of a linear layer
+    B  sequences in the forward pass       H  query heads      K  inputs of a linear layer
+    S  cached tokens of a sequence         G  KV heads         E  head dim
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Backend(ABC):
         return int(cast(int, token))  # a lazy backend overrides this
 
     def begin(self, x: Array | Token) -> None:  # noqa: B027 - most backends are eager
-        """Start the computation of x, which may be several arrays, without waiting. Only lazy backends override it."""
+        """Start the computation of x, without waiting for the result. Only lazy backends override it."""
 
     def wait(self, x: Array | Token | Sequence[Array]) -> None:  # noqa: B027 - most backends are eager
         """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""

@@ -114,7 +114,7 @@ class CompiledBackend(SimdBackend):
         return self._project(x, self._block((projection,), post=norm), residual)
 
     def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
-        """Multiply x with the same row of `gate` and `up` in turn, and gate the result in the same job."""
+        """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
         if not _fits(norm) or not _gates(gate, up):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))

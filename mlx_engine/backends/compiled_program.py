@@ -89,8 +89,8 @@ class _Steps:
         scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
         values = be.scratch[: n * of.floats]
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
-        at_work = scratch + 4 * n * of.floats
-        arguments = address(forward_pass), address(self._layers), scratch, at_work, at_work + 4 * work
+        work_address = scratch + 4 * n * of.floats
+        arguments = address(forward_pass), address(self._layers), scratch, work_address, work_address + 4 * work
         # Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each.
         together = len(self._steps) if n <= layout.PROGRAM_TOKENS else 1
         for first in range(0, len(self._steps), together):

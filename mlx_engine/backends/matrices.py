@@ -69,7 +69,7 @@ class Block:
         words[layout.CHUNK_GEMM] = layout.GEMM_ROWS // 2 if gated else layout.GEMM_ROWS
         words[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
         words[layout.MATRICES] = len(matrices)
-        # gemv needs whole vectors of inputs, and reads gate and up in turn, which must have one format.
+        # gemv needs whole vectors of inputs, and gate and up in one format, because it interleaves their rows.
         self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)
         words[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):

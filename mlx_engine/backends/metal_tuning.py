@@ -27,7 +27,7 @@ from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.observe.log import LOGGER
 
 VARIABLE = "MLX_ENGINE_TUNING"
-# Larger than any GPU's caches: copies of a matrix that are used in turn are read from memory, as a model's layers are.
+# Larger than any GPU's caches: with so many copies, each is read from memory, as a model's layers are.
 COLD_BYTES = 256 << 20
 # Smaller matrices are read within the time of a launch, so that timings do not differ.
 SMALLEST = 1 << 20

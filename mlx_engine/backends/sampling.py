@@ -27,7 +27,7 @@ class Sampling:
         top_k: keep the k most likely tokens; of equally likely tokens, the lower ids. None keeps all.
         top_p: keep the most likely tokens until their probability reaches p; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
-        repetition_penalty: positive logits of tokens seen before are divided by it, negative ones multiplied.
+        repetition_penalty: divisor of positive logits of earlier tokens, and factor of negative ones; 1 is off.
         seed: seed of the random numbers; None takes a new one for each run.
     """
 

@@ -24,7 +24,7 @@ LONGEST_PASS = 512
 
 @dataclass(frozen=True)
 class KVLayer:
-    """The KV cache of one layer: `n_kv_heads` heads of `head_dim`, and the attention window, None for all tokens."""
+    """The shape of one layer's KV cache: `n_kv_heads` heads of `head_dim`, and the window, None for all tokens."""
 
     n_kv_heads: int
     head_dim: int
@@ -56,7 +56,7 @@ class KVPool:
 
         Args:
             backend: allocates the KV stores.
-            layers: the KV cache of each layer.
+            layers: the shape of each layer's KV cache.
             n_tokens: tokens of all sequences in total.
             n_sequences: the largest number of sequences at the same time.
             page: tokens per page.

@@ -15,7 +15,7 @@ class CacheSize:
     """The size of float32 keys and values of one sequence of up to `n_tokens` tokens.
 
     Attributes:
-        layers: the KV cache of each layer.
+        layers: the shape of each layer's KV cache.
         page: tokens per page.
         longest_pass: the largest number of new tokens in one pass.
     """

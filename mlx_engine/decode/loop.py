@@ -90,7 +90,7 @@ def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, met
 def _timed_pass(model: Model, metrics: Metrics, pick: Sampler, read: Callable[[], Array]) -> int:
     def run() -> int:
         logits, be = read(), model.backend
-        # On a lazy backend the choice is part of the graph: its time cannot be told from the time of the pass.
+        # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
         (token,) = (
             choose(be, logits, [pick]) if be.lazy else metrics.record_sampling(lambda: choose(be, logits, [pick]))
         )

@@ -46,10 +46,10 @@ def test_a_part_of_a_bias():
 
 
 def test_what_is_added_to_is_float32():
-    gain = packed(np.array([0.5, -0.25, 1e-3], dtype=np.float32), "BF16")
-    taken = Stored("stored", plus=1.0).take(gain, (3,))
+    norm_weight = packed(np.array([0.5, -0.25, 1e-3], dtype=np.float32), "BF16")
+    taken = Stored("stored", plus=1.0).take(norm_weight, (3,))
     assert taken.type.name == "F32"
-    np.testing.assert_array_equal(taken.dequantize(), gain.dequantize() + 1)
+    np.testing.assert_array_equal(taken.dequantize(), norm_weight.dequantize() + 1)
 
 
 def test_what_is_stored_as_the_model_has_it_is_not_copied():
@@ -70,9 +70,9 @@ def test_what_is_put_back_is_as_it_was_stored(type_: str, transposed: bool, head
 
 
 def test_what_was_added_is_taken_off_again():
-    gain = packed(np.array([0.5, -0.25, 2.0], dtype=np.float32))
+    norm_weight = packed(np.array([0.5, -0.25, 2.0], dtype=np.float32))
     stored = Stored("stored", plus=1.0)
-    np.testing.assert_array_equal(stored.put([stored.take(gain, (3,))]).dequantize(), gain.dequantize())
+    np.testing.assert_array_equal(stored.put([stored.take(norm_weight, (3,))]).dequantize(), norm_weight.dequantize())
 
 
 def test_parts_of_one_tensor_have_one_type():
