@@ -1,4 +1,4 @@
-"""`python cli.py ...` runs the command line from a checkout; all of it lives in mlx_engine.commands."""
+"""Run the command line from a checkout: `python cli.py ...`. The implementation is in mlx_engine.commands."""
 
 from mlx_engine.commands import main
 

@@ -1,7 +1,7 @@
 """A small, readable LLM inference engine on MLX arrays.
 
 The public names are `load`, `Engine`, `Tensor`, `create_backend`, `open_gguf`, `load_tokenizer` and `errors`. Each is
-imported when it is first used, so that `import mlx_engine` costs nothing.
+imported on first use, so that `import mlx_engine` is fast.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# What MLX reads when it is imported, which happens later; what a user has set stays.
-# It may round float32 matrix products to TensorFloat-32 on new hardware; results here are exact.
+# Environment variables that MLX reads when it is imported (later). Values set by the user are kept.
+# By default MLX may compute float32 matrix products in TensorFloat-32 on new hardware; results here are exact.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if sys.platform == "darwin":
-    # It closes a command buffer after some 50 operations or megabytes, weights included: a dozen times per token, at
-    # some 20 us each.
+    # By default MLX closes a command buffer after about 50 operations or megabytes, weights included: a dozen times
+    # per token, at about 20 us each.
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "400")
 

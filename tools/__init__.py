@@ -1,1 +1,1 @@
-"""Command-line tools that remake the built-in model; the engine itself never imports them."""
+"""Command-line tools that reproduce the built-in model; the engine never imports them."""

@@ -1,4 +1,4 @@
-"""Turn generated documents into rows of token numbers."""
+"""Pack generated documents into rows of token ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POOL = 256
 
 
 def encoded(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[list[int]]:
-    """Yield each document's tokens, its end mark included."""
+    """Yield each document's token ids, including its end token."""
     stream = documents(seed, count)
     while batch := list(islice(stream, 1000)):
         yield from (encoding.ids for encoding in tokenizer.encode_batch(batch, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Read the exported file back into PyTorch and see what it is worth.
+"""Evaluate the exported file in PyTorch: perplexity and samples.
 
 ``python -m tools.evaluate_gguf --model build/storyteller-q8_0.gguf --tokenizer build/tokenizer.json``
 """
@@ -28,7 +28,7 @@ PROMPTS = (
 
 
 def read_config(reader: gguf.GGUFReader) -> Config:
-    """Read the shape of the model from the file's keys."""
+    """Read the model's sizes from the file's metadata."""
     names = dict(zip(model_keys(Config()), ("layers", "context", "hidden", "ffn", "heads", "kv_heads",
                                             "head_dim", "head_dim", "eps", "theta"), strict=True))  # fmt: skip
     shape = {field: reader.fields[f"qwen3.{key}"].contents() for key, field in names.items()}

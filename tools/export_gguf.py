@@ -41,7 +41,7 @@ BLOCK_NAMES = {
 
 
 def tensor_name(name: str) -> str:
-    """Translate our module's name for a weight into llama.cpp's."""
+    """Return llama.cpp's name for a parameter of the PyTorch model."""
     if name in OUTER_NAMES:
         return OUTER_NAMES[name]
     _, index, inner = name.split(".", 2)
@@ -49,7 +49,7 @@ def tensor_name(name: str) -> str:
 
 
 def model_keys(config: Config) -> dict[str, int | float]:
-    """List what a reader must know of the model's shape."""
+    """Return the metadata of the model's sizes."""
     return {
         "block_count": config.layers,
         "context_length": config.context,
@@ -65,7 +65,7 @@ def model_keys(config: Config) -> dict[str, int | float]:
 
 
 def metadata(config: Config, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """List every key of the file in its order."""
+    """Return all metadata in their order."""
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     vocabulary = {**tokenizer["model"]["vocab"], **special}
     tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
@@ -93,7 +93,7 @@ def metadata(config: Config, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """Add one key with the type that llama.cpp gives it."""
+    """Add one key with the type that llama.cpp uses."""
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
@@ -107,7 +107,7 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def write(path: Path, keys: Mapping[str, Any], tensors: Arrays) -> None:
-    """Write the file: matrices in Q8_0, the few norms in full."""
+    """Write the file: matrices in Q8_0, norms in float32."""
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(part, str(keys["general.architecture"]))
     for key, value in keys.items():

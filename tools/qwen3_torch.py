@@ -26,7 +26,7 @@ class Config:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + half) by its position's angle."""
+    """Apply RoPE: rotate each pair (i, i + half) by its position's angle."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -46,7 +46,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Let every position look back."""
+        """Apply causal attention."""
         batch, length, _ = x.shape
         split = (batch, length, -1, self.config.head_dim)
         q = rotate(self.q_norm(self.q(x).view(split)).transpose(1, 2), cos, sin)
@@ -71,14 +71,14 @@ class Block(nn.Module):  # type: ignore[misc]
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Add what both parts have to say."""
+        """Add the outputs of attention and feed-forward to the residual stream."""
         x = x + self.attn(self.attn_norm(x), cos, sin)
         y = self.ffn_norm(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
 class Qwen3(nn.Module):  # type: ignore[misc]
-    """The whole model, from token numbers to logits."""
+    """The whole model, from token ids to logits."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Qwen3(nn.Module):  # type: ignore[misc]
         self.initialize()
 
     def initialize(self) -> None:
-        """Start small, and smaller still where a layer adds to the residual stream."""
+        """Initialise weights with a small spread, smaller for projections into the residual stream."""
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 into_residual = name.endswith(("output.weight", "down.weight"))
@@ -101,7 +101,7 @@ class Qwen3(nn.Module):  # type: ignore[misc]
                 nn.init.normal_(weight, std=0.02 * scale)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give the logits after every position; the embedding serves as the output matrix too."""
+        """Return the logits at every position. The output head is tied to the embedding."""
         length = tokens.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = self.embed(tokens)

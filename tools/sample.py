@@ -1,4 +1,4 @@
-"""Continue a text with the PyTorch model, for a look at how the training goes."""
+"""Generate text with the PyTorch model, to check on the training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOPS = ("<|endoftext|>", "<|im_end|>")
 
 
 def greedy_ids(model: Qwen3, prompt: list[int], stops: set[int], limit: int) -> list[int]:
-    """Give the most likely tokens, up to and including the first stop token."""
+    """Return greedy tokens up to and including the first stop token."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < limit and len(tokens) < model.config.context:
         with torch.no_grad():
@@ -22,7 +22,7 @@ def greedy_ids(model: Qwen3, prompt: list[int], stops: set[int], limit: int) -> 
 
 
 def greedy(model: Qwen3, tokenizer: Tokenizer, prompt: str, limit: int = 300) -> str:
-    """Give the prompt with its most likely continuation, special tokens shown."""
+    """Return the prompt with its greedy continuation, special tokens included."""
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     vocabulary = tokenizer.get_vocab()
     stops = {vocabulary[token] for token in STOPS}

@@ -29,7 +29,7 @@ SAVE_SECONDS = 300
 
 
 def parse() -> argparse.Namespace:
-    """Read the options."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(prog="tools.train", description="Train the built-in model.")
     parser.add_argument("--tokenizer", type=Path, default=Path("build/tokenizer.json"))
     parser.add_argument("--out", type=Path, default=Path("build/checkpoint.pt"))
@@ -56,12 +56,12 @@ def training_rows(args: argparse.Namespace, tokenizer: Tokenizer, length: int) -
 
 
 def rate_at(progress: float, step: int, peak: float) -> float:
-    """Give the learning rate: a short warm-up, then a cosine down to nearly nothing."""
+    """Return the learning rate: a short warm-up, then a cosine schedule to nearly 0."""
     return peak * min(1.0, (step + 1) / WARM_UP) * (0.005 + 0.995 * (1 + math.cos(math.pi * progress)) / 2)
 
 
 def make_optimizer(model: Qwen3, rate: float) -> torch.optim.AdamW:
-    """Decay the matrices but not the norms."""
+    """Return an optimiser with weight decay on matrices, but not on norms."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
@@ -69,14 +69,14 @@ def make_optimizer(model: Qwen3, rate: float) -> torch.optim.AdamW:
 
 
 def loss_of(model: Any, batch: NDArray[np.uint16]) -> torch.Tensor:
-    """Give the mean cross-entropy of each next token."""
+    """Return the mean cross-entropy of next tokens."""
     tokens = torch.from_numpy(batch.astype(np.int64))
     logits = model(tokens[:, :-1])
     return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
-    """Give the perplexity on rows that were not trained on."""
+    """Return the perplexity on held-out rows."""
     with torch.no_grad():
         parts = [held_out[start : start + 8] for start in range(0, len(held_out), 8)]
         total = sum(loss_of(model, part).item() * len(part) for part in parts)
@@ -84,7 +84,7 @@ def perplexity(model: Any, held_out: NDArray[np.uint16]) -> float:
 
 
 class Trainer:
-    """A run: the model, its optimiser, and how far they are."""
+    """A training run: model, optimiser and progress."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         torch.manual_seed(args.seed)
@@ -99,14 +99,14 @@ class Trainer:
         self.forward = torch.compile(self.model) if args.compile else self.model
 
     def load(self, path: Path) -> None:
-        """Go on where a run stopped."""
+        """Resume from a checkpoint."""
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.elapsed = state["step"], state["elapsed"]
 
     def save(self) -> None:
-        """Write everything needed to go on; the rename keeps a half-written file from being seen."""
+        """Write a checkpoint. It is renamed into place, so that an incomplete file is never visible."""
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "step": self.step, "elapsed": self.elapsed, "config": asdict(self.config),
@@ -117,7 +117,7 @@ class Trainer:
         part.replace(self.args.out)
 
     def train_step(self, batch: NDArray[np.uint16], progress: float) -> float:
-        """Take one optimiser step and give the loss."""
+        """Take one optimiser step and return the loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(progress, self.step, self.args.rate)
         loss = loss_of(self.forward, batch)
@@ -155,7 +155,7 @@ class Trainer:
                 print("sample:", greedy(self.model, self.tokenizer, "Once upon a time"), flush=True)
                 print(f"held-out perplexity {perplexity(self.model, held_out[:16]):.4f}", flush=True)
                 saved = time.monotonic()
-                last += saved - now  # saving is not training
+                last += saved - now  # do not count saving as training time
         self.save()
         print(f"end: step {self.step}, held-out perplexity {perplexity(self.model, held_out):.4f}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Learn the vocabulary: byte-level BPE, split the way that Qwen splits text.
+"""Train the tokenizer: byte-level BPE with Qwen's pre-tokenizer.
 
 ``python -m tools.train_tokenizer --out build/tokenizer.json``
 """
@@ -19,7 +19,7 @@ SPLIT = (
 
 
 def plain(text: str) -> str:
-    """Take the special tokens out, so that no merge is learned from their letters."""
+    """Remove special tokens, so that no merge is learned from their letters."""
     for token in SPECIAL_TOKENS:
         text = text.replace(token, "")
     return text

@@ -110,4 +110,4 @@ def _choose(repo: str, files: Sequence[str]) -> str | None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -43,7 +43,8 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     hub_id = None if isinstance(source, Path) else HUB_ID.fullmatch(source)
     # "models/qwen3.gguf" has the form of a hub id, but means a file.
     if hub_id is None or (path.suffix in (".gguf", ".safetensors") and not hub_id["file"]) or path.parent.is_dir():
-        raise SourceError(f"{source}: expected a file, a folder, 'builtin' or a hub id org/repo[:file], found nothing")
+        expected = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
+        raise SourceError(f"{source}: expected {expected}, found nothing at this path; check the path")
     from mlx_engine.checkpoint.hub import download
 
     return download(hub_id["repo"], hub_id["file"])

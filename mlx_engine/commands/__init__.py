@@ -1,4 +1,4 @@
-"""The command line: one module per command, options and printing only."""
+"""The command line: one module per command, with its options and its output."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 
 
 def main() -> None:
-    """The entry point of `mlx-engine`, of `python -m mlx_engine` and of cli.py."""
-    # A vocabulary is some hundred thousand objects that stay; looking through them for garbage, over and over while
-    # they are made, takes a tenth of the time until the first token.
+    """Run the command line: entry point of `mlx-engine`, `python -m mlx_engine` and cli.py."""
+    # A vocabulary is some hundred thousand permanent objects. Garbage collection while they are created would take a
+    # tenth of the time to the first token.
     gc.set_threshold(1_000_000)
     try:
-        # Importing takes a moment, in which Ctrl-C is no different from later.
+        # Imported here, so that Ctrl-C during the import is handled as later.
         from mlx_engine.commands.app import app
 
         app()
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        # What is left ends with the process. Python would look through all of it for garbage first, for 0.2 s.
+        # Exit without a final garbage collection, which would take 0.2 s.
         gc.freeze()

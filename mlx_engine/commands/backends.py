@@ -1,4 +1,4 @@
-"""`backends`: what this machine has, and why not the rest; with a model, what a token costs a GPU."""
+"""The command `backends`: list backends and their availability; with a model, the GPU dispatches of a token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from mlx_engine.commands.console import reports_errors
 
-# Those whose work is counted in dispatches.
+# Backends whose dispatches are counted.
 ON_GPU = ("mlx", "metal", "cuda")
 
 
@@ -47,7 +47,7 @@ def backends(
 
 
 def cost_lines(cost: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """Format the cost of a decode step as text."""
     return [
         f"  {cost['per_layer']} dispatches per layer: {_listed(cost['layer'])}",
         *(

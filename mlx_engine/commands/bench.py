@@ -1,4 +1,4 @@
-"""`bench`: tokens per second of prefill and decode, in llama-bench's habits; the whole ladder; before and after."""
+"""The command `bench`: tokens per second of prefill and decode, the sweep over all backends, comparisons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bench(
     output: OutputOptions,
     mode: ModeOptions,
 ) -> None:
-    """Measure prefill and decode in tokens per second. Tokenisation and a first run of every test are not timed."""
+    """Measure prefill and decode in tokens per second. Tokenisation and a warm-up run of every test are not timed."""
     check_values(timing, output)
     conversion = compute.conversion()
     refuse_ignored(mode, flags_given(tests, timing, compute, output, mode))
@@ -53,7 +53,7 @@ def bench(
 
 
 def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: Path | None, **options: Any) -> None:
-    """Every test on every backend; the rows on stdout, and in a folder."""
+    """Run every test on every backend; print the rows and save them to a folder."""
     from mlx_engine.bench.files import make_folder
     from mlx_engine.bench.run import rows
     from mlx_engine.bench.tables import FORMATS, markdown
@@ -67,7 +67,7 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: 
                 keep(found, row)
                 report(len(found), len(names) * len(tests), "measuring")
     finally:
-        # What was measured before an error or an interruption is worth no less for it.
+        # Results measured before an error or an interruption are still printed and saved.
         if found:
             print(FORMATS[output](found))
             if output == "md":
@@ -77,7 +77,7 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: 
 
 
 def run_sweep(model: str, plan: Plan, output: str, out: Path | None) -> None:
-    """The whole ladder; the same, and plots."""
+    """Measure the whole ladder; print and save the report with plots."""
     from mlx_engine.bench.files import default_folder, make_folder
     from mlx_engine.bench.report import page, text
     from mlx_engine.bench.sweep import sweep
@@ -99,7 +99,7 @@ def run_sweep(model: str, plan: Plan, output: str, out: Path | None) -> None:
 
 
 def print_comparison(old: Path, new: Path, out: Path | None) -> None:
-    """Before and after on stdout, and in a folder."""
+    """Print the comparison of two files and save it to a folder."""
     from mlx_engine.bench.compare import page
     from mlx_engine.bench.files import make_folder, write
 
@@ -111,7 +111,7 @@ def print_comparison(old: Path, new: Path, out: Path | None) -> None:
 
 
 def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
-    """Write what was found, and say where."""
+    """Save results and page, and print the path."""
     from mlx_engine.bench import files
 
     files.save(folder, stem, found, page)
@@ -119,7 +119,7 @@ def save(folder: Path, stem: str, found: list[Row], page: str) -> None:
 
 
 def keep(found: list[Row], row: Row) -> None:
-    """One more row; if it was measured on a backend that the log watches, that is said once."""
+    """Append a row; warn once if the log timed every operation."""
     if row.get("watched") and not any(other.get("watched") for other in found):
         notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
     found.append(row)

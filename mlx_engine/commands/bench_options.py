@@ -1,4 +1,4 @@
-"""The options of `bench` by subject, and what they ask to be measured."""
+"""The options of `bench`, grouped by subject, and their conversion to tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Which tests are run, on which model and backends."""
+    """The tests, and their model and backends."""
 
     model: Model = "builtin"
     backend: Annotated[
@@ -38,16 +38,18 @@ class MeasureOptions:
         typer.Option(
             "--n-prompt",
             "-p",
-            help="Prompt tokens to read in a prefill test: 512, 128,512 or 64-256+64.",
+            help="Prompt tokens of a prefill test: 512, 128,512 or 64-256+64.",
             show_default="512; with --sweep what suits the model",
         ),
     ] = None
     n_gen: Annotated[
-        list[str] | None, typer.Option("--n-gen", "-n", help="Tokens to generate in a decode test.", show_default="64")
+        list[str] | None, typer.Option("--n-gen", "-n", help="Generated tokens of a decode test.", show_default="64")
     ] = None
     both: Annotated[
         list[str] | None,
-        typer.Option("-pg", help="Prompt tokens to read and tokens to generate in one test: 512,64.", metavar="P,N"),
+        typer.Option(
+            "-pg", help="Test of both: P prompt tokens, then N generated tokens, such as 512,64.", metavar="P,N"
+        ),
     ] = None
     depth: Annotated[
         list[str] | None,
@@ -55,10 +57,10 @@ class MeasureOptions:
     ] = None
 
     def tests(self) -> list[Any]:
-        """Return every combination of numbers of tokens.
+        """Return the tests: every combination of the numbers of tokens.
 
         Raises:
-            OptionError: a list cannot be understood, or there is nothing to measure.
+            OptionError: a list cannot be parsed, or there is no test.
         """
         from mlx_engine.bench.lists import tests_of
 
@@ -73,7 +75,7 @@ class TimingOptions:
     kv: Annotated[
         bool | None,
         typer.Option(
-            "--kv/--no-kv", help="Use a KV cache, or read the whole sequence again for every token.", show_default="kv"
+            "--kv/--no-kv", help="Use a KV cache, or recompute the whole sequence for every token.", show_default="kv"
         ),
     ] = None
     no_overlap: Annotated[
@@ -91,7 +93,7 @@ class TimingOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where results go."""
+    """Output format and folder."""
 
     output: Annotated[str, typer.Option("--output", "-o", help="Format of the output: md, csv, json or jsonl.")] = "md"
     out: Annotated[
@@ -106,12 +108,12 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class ModeOptions:
-    """What is done instead of single tests."""
+    """Modes other than single tests."""
 
     sweep: Annotated[
         bool,
         typer.Option(
-            "--sweep", help="Measure every backend, slowest first: tables, plots, and the factor that each step gains."
+            "--sweep", help="Measure every backend, slowest first: tables, plots, and the speedup of each step."
         ),
     ] = False
     compare: Annotated[
@@ -123,23 +125,23 @@ class ModeOptions:
 
 
 def check_values(timing: TimingOptions, output: OutputOptions) -> None:
-    """Refuse values that make no sense, before anything is done.
+    """Check the values of options before anything is run.
 
     Raises:
-        OptionError: there is one.
+        OptionError: a value is invalid.
     """
     from mlx_engine.bench.tables import FORMATS
 
     sound = timing.budget is None or (is_number(timing.budget) and timing.budget >= 0)
-    require(sound, option="budget", expected="a finite number of seconds >= 0", found=timing.budget)
-    require(output.output in FORMATS, option="output", expected=" or ".join(FORMATS), found=output.output)
+    require(sound, option="--budget", expected="a finite number of seconds >= 0", found=timing.budget)
+    require(output.output in FORMATS, option="--output", expected=" or ".join(FORMATS), found=output.output)
 
 
 def refuse_ignored(mode: ModeOptions, given: Mapping[str, str]) -> None:
-    """Refuse options that a mode would have to ignore, of the flags that were given, by name.
+    """Check that no option was given that a mode would ignore. `given` has the given flags by name.
 
     Raises:
-        OptionError: there is one.
+        OptionError: an option would be ignored.
     """
     option, ignored = "", []
     if mode.compare is not None:
@@ -150,7 +152,7 @@ def refuse_ignored(mode: ModeOptions, given: Mapping[str, str]) -> None:
 
 
 def names_of(backends: list[str]) -> list[str]:
-    """The backends asked for, `all` and `auto` spelled out."""
+    """Return the names of the chosen backends, with `all` and `auto` resolved."""
     from mlx_engine.backends import auto, backend_names
 
     spelled = {"all": backend_names(), "auto": [auto()]}
@@ -158,11 +160,11 @@ def names_of(backends: list[str]) -> list[str]:
 
 
 def plan_of(tests: MeasureOptions, timing: TimingOptions, conversion: Conversion, threads: int | None) -> Plan:
-    """Return what to sweep over; what was not given is left to the plan.
+    """Return the plan of a sweep; options that were not given have the plan's defaults.
 
     Raises:
-        OptionError: a list cannot be understood, or has several numbers where one is wanted.
-        BackendUnavailableError: no backend has one of these names.
+        OptionError: a list cannot be parsed, or has several numbers where only one is allowed.
+        BackendUnavailableError: a name is not the name of a backend.
     """
     from mlx_engine.bench.lists import numbers
     from mlx_engine.bench.sweep import BUDGET, Plan

@@ -1,4 +1,4 @@
-"""What the commands share: notices on stderr, progress bars, and exit codes instead of tracebacks."""
+"""Shared by the commands: notices on stderr, progress bars, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """A user's mistake becomes one message and an exit code; anything else is a bug and keeps its traceback."""
+    """Convert errors caused by user input to a message and an exit code. Other errors are bugs: keep the traceback."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -34,7 +34,7 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             try:
                 return command(*args, **kwargs)
             finally:
-                # What is still buffered may not fit the disk either; at exit it would be too late to say so.
+                # Flush here: a full disk would otherwise be detected only at exit, too late to report.
                 if sys.stdout is not None:
                     sys.stdout.flush()
         except EngineError as error:
@@ -45,11 +45,11 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             notice("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # The reader of our output has left (`| head`); Python would complain once more at exit.
+            # The reader of the pipe has closed it (`| head`). Without this, Python prints another error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            # An error of a file names it, and would be a bug here; without a name it is our own output's.
+            # An OSError without a file name comes from writing to stdout. With one, it is a bug.
             if error.filename is not None:
                 raise
             notice(f"error: the output cannot be written: {error.strerror or error}")
@@ -60,16 +60,16 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def escape_what_stdout_cannot_write() -> None:
-    """Text of a model or a file need not be valid Unicode, and a terminal need not take it."""
+    """Escape characters that stdout cannot encode: text from a model or a file may be invalid Unicode."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def read_text(text: str | None, file: Path | None, option: str, *, default: str | None = None) -> str:
-    """Text from an argument, from a file, or from stdin: "-", or no argument where there is no default.
+    """Read text from an argument, a file, or stdin ("-", or no argument if there is no default).
 
     Raises:
-        OptionError: it was given twice, or is not UTF-8.
+        OptionError: the text was given twice, or is not UTF-8.
         SourceError: the file cannot be read.
     """
     if text is not None and file is not None:
@@ -83,20 +83,22 @@ def read_text(text: str | None, file: Path | None, option: str, *, default: str 
         if wants_stdin:
             return sys.stdin.buffer.read().decode("utf-8")
     except OSError as error:
-        raise SourceError(f"{file}: expected a readable file, found {error.strerror or error}") from error
+        raise SourceError(
+            f"{file}: expected a readable file, found {error.strerror or error}; check the path"
+        ) from error
     except UnicodeDecodeError as error:
         raise OptionError(option=option, expected="UTF-8 text", found=str(error)) from error
     return text if text is not None else str(default)
 
 
 def notice(text: str) -> None:
-    """A line for the person who runs the command, not for the program that reads its output."""
+    """Print a line on stderr, for the user rather than for a program that reads stdout."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 
 
 def is_plain(stream: TextIO | None) -> bool:
-    """Whether colours and moving bars are out of place: no terminal, a dumb one, or NO_COLOR."""
+    """Return whether to omit colours and progress bars: no terminal, a dumb terminal, or NO_COLOR."""
     if stream is None or not stream.isatty():
         return True
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -104,7 +106,7 @@ def is_plain(stream: TextIO | None) -> bool:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr; the caller reports (done, in all). Show nothing where stderr is no terminal."""
+    """Show a progress bar on stderr if it is a terminal; the caller reports (done, total)."""
     if is_plain(sys.stderr):
         yield lambda done, total: None
         return
@@ -115,9 +117,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def still_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar that moves only when the caller reports (done, in all, title).
+    """Show a progress bar that is redrawn only when the caller reports (done, total, title).
 
-    A thread that draws would disturb what is measured.
+    A drawing thread would disturb measurements.
     """
     if is_plain(sys.stderr):
         yield lambda done, total, title: None

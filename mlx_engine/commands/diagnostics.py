@@ -1,4 +1,4 @@
-"""What `generate` says on stderr about what it loaded, what it reserves, and how long it all took."""
+"""The messages of `generate` on stderr: the loaded model, the KV cache, and timings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from mlx_engine.decode.stream import Generation, Stream
     from mlx_engine.engine import Engine
 
-# As caches are usually reported.
+# The usual unit for cache sizes.
 MB = 1 << 20
 
 
 def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
-    """A model that is ready: where it came from, what it is, what loading did."""
+    """Return the lines about a loaded model: source, configuration, loading times."""
     cfg, phases = engine.config, engine.phases
     how = {None: "", True: "cached ", False: "downloaded "}[cached]
     where = "" if source == str(engine.path) else f" ({how}{engine.path})"
@@ -34,7 +34,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
 
 
 def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:
-    """The tokenizer, and the cache of the longest run; also one for all of `context_len`, where that is given."""
+    """Return the lines about the tokenizer and the KV cache of the longest run, and of `context_len` if given."""
     kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
     if not kv:
         return [f"Tokenizer: {kind}", "KV cache: none"]
@@ -47,7 +47,7 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 
 def kv_cache(size: CacheSize) -> str:
-    """The bytes of keys and values, how they come about, and what windows save of them."""
+    """Return the line about the KV cache: its bytes, their factors, and the savings of sliding windows."""
     layer = size.layers[0]
     heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
     shape = f"{len(size.layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
@@ -62,7 +62,7 @@ def kv_cache(size: CacheSize) -> str:
 
 
 def summary(generation: Generation, engine: Engine, seconds: float, *, per_pass: bool) -> list[str]:
-    """What ran, and how long it took."""
+    """Return the lines about a finished run: tokens, backend and times."""
     return [
         "",
         *finished([generation], seconds),
@@ -73,7 +73,7 @@ def summary(generation: Generation, engine: Engine, seconds: float, *, per_pass:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """How long runs took: all of it, and the passes of the model alone."""
+    """Return the lines about the duration of runs: in all, and of the forward passes alone."""
     n_tokens = sum(len(generation.token_ids) for generation in generations)
     passes = sum(sum(generation.metrics.passes) for generation in generations)
     rate = f" ({n_tokens / passes:.1f} tokens/sec)" if n_tokens else ""
@@ -81,7 +81,7 @@ def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
 
 
 def finished_batch(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """The same for a batch, and its prompts per second."""
+    """Return the same for a batch, with prompts per second."""
     n = len(generations)
     prompts = f"{n} {'prompt' if n == 1 else 'prompts'} in {seconds:.2f}s ({n / seconds:.2f} prompts/sec)"
     return ["", *finished(generations, seconds), prompts]

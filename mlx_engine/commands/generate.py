@@ -1,4 +1,4 @@
-"""`generate`: run a prompt, or a file of them, and print the text as it comes."""
+"""The command `generate`: generate text from a prompt or a file of prompts, and print it as it is generated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is printed beside the generated text."""
+    """Output options."""
 
     log_level: Annotated[
         str | None,
@@ -49,7 +49,7 @@ class OutputOptions:
 
     @property
     def is_silent(self) -> bool:
-        """Whether stderr gets warnings and errors alone."""
+        """Whether only warnings and errors go to stderr."""
         return self.quiet or self.json
 
     def report(self, lines: Sequence[str]) -> None:
@@ -70,7 +70,7 @@ def generate(
     compute: ComputeOptions,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Fail if this machine lacks the backend, instead of running on auto."),
+        typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto."),
     ] = False,
     output: OutputOptions,
 ) -> None:
@@ -102,10 +102,10 @@ def generate(
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:
-    """The backend to run on: the requested one, or "auto" with a word about why.
+    """Return the requested backend, or "auto" with a notice if it is unavailable on this machine.
 
     Raises:
-        BackendUnavailableError: no backend has this name, or `strict` and this machine lacks it.
+        BackendUnavailableError: no backend has this name, or it is unavailable and `strict` is set.
     """
     from mlx_engine.backends import auto, unavailable
 
@@ -141,7 +141,7 @@ def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """The run as one JSON object."""
+    """Return the run as one JSON object."""
     return {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -153,7 +153,7 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
 
 
 def closing(engine: Engine, runs: Sequence[Stream], seconds: float, *, is_batch: bool, per_pass: bool) -> list[str]:
-    """Return the lines about runs that have ended: what ran, and how long it took."""
+    """Return the lines about finished runs: tokens, backend and times."""
     from mlx_engine.commands import diagnostics
 
     generations = [stream.generation for stream in runs]

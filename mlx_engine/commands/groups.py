@@ -1,4 +1,4 @@
-"""Groups of command-line options: a dataclass per subject, declared once and taken by every command that needs it.
+"""Groups of command-line options: a dataclass per subject, declared once and shared by commands.
 
 A field is declared as typer wants a parameter: `name: Annotated[type, typer.Option(...)] = default`.
 """
@@ -52,8 +52,8 @@ def flags_given(*groups: Any) -> dict[str, str]:
 
 
 def _flag(hint: Any) -> str:
-    """The shortest flag of an option; "--kv or --no-kv" for "--kv/--no-kv"."""
+    """Return the shortest flag of an option; "--kv or --no-kv" for "--kv/--no-kv"."""
     (option,) = hint.__metadata__
-    # Within Annotated, typer finds an option's first flag where its default would be.
+    # With Annotated, typer stores an option's first flag in the attribute `default`.
     flags: list[str] = [option.default, *option.param_decls]
     return min(flags, key=len).replace("/", " or ")

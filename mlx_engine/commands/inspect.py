@@ -1,4 +1,4 @@
-"""`inspect`: what is in a model's file, and whether it is whole."""
+"""The command `inspect`: show and verify the contents of a model file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def inspect(
 
 
 def print_all(listing: Listing, *, as_json: bool) -> None:
-    """Header, sizes of the model, metadata, tensors, and totals by type."""
+    """Print header, model sizes, metadata, tensors, and totals by type."""
     from mlx_engine.checkpoint.summary import summary
 
     sizes, totals = summary(listing), listing.totals()
@@ -120,7 +120,7 @@ def print_all(listing: Listing, *, as_json: bool) -> None:
 
 
 def header_rows(listing: Listing) -> list[tuple[str, str]]:
-    """What is said of the file itself."""
+    """Return the rows about the file."""
     header = listing.header
     version = f" version {header['version']}" if "version" in header else ""
     n_metadata, n_tensors = len(listing.metadata), len(listing.tensors)
@@ -133,7 +133,7 @@ def header_rows(listing: Listing) -> list[tuple[str, str]]:
 
 
 def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What is said of the model."""
+    """Return the rows about the model."""
     rows = []
     for name, value in sizes.items():
         text = f"{value:,}" if isinstance(value, int) else shown(value, "float32").strip("'")
@@ -142,17 +142,17 @@ def size_rows(sizes: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def kind(listing: Listing, key: str) -> str:
-    """The type of a metadata value, as its file calls it."""
+    """Return the type of a metadata value, as spelled in the file format."""
     return listing.kinds.get(key, "")
 
 
 def shown_of(listing: Listing, key: str) -> str:
-    """A metadata value on one line."""
+    """Format a metadata value on one line."""
     return shown(listing.metadata[key], kind(listing, key))
 
 
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
-    """One metadata value, whole: a string as it is, an array one element to a line.
+    """Print one metadata value in full: a string unchanged, an array with one element per line.
 
     Raises:
         FormatError: there is no such key.
@@ -170,7 +170,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
 
 
 def print_findings(path: Path, *, as_json: bool) -> int:
-    """The outcome of every check, and the exit code that follows."""
+    """Print the outcome of every check and return the exit code."""
     from mlx_engine.convert.verify import Level
     from mlx_engine.convert.verify import verify as verified
 

@@ -1,4 +1,4 @@
-"""`kernels`: the GPU kernels, held against float64, measured, and shown as MLX hands them to a compiler."""
+"""The command `kernels`: list, check and benchmark the GPU kernels, and print their source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @kernels.command("list")
 @reports_errors
 def list_(json: AsJSON = False) -> None:
-    """List the kernels: what each computes, its inputs and outputs, its rung if it is one of the matrix products."""
+    """List the kernels: purpose, inputs and outputs, and the rung of matrix products on the ladder."""
     from kernels.lab.catalog import entries
     from kernels.launch import executors
 
@@ -52,7 +52,7 @@ def list_(json: AsJSON = False) -> None:
 
 
 def described(entry: Entry) -> dict[str, Any]:
-    """A kernel as JSON has it."""
+    """Return a kernel as JSON fields."""
     return {
         "name": entry.name,
         "rung": entry.rung,
@@ -71,7 +71,9 @@ def check(
         typer.Option("--kernel", "-k", help="Kernel to check; may be given several times.", show_default="all"),
     ] = None,
     executor: Executor = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=2, help="Thread orders to try; on a GPU, runs.")] = 2,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=2, help="Number of thread orders to try; on a GPU, number of runs.")
+    ] = 2,
     json: AsJSON = False,
 ) -> None:
     """Run every kernel over ragged shapes, in several thread orders, and compare the results with float64."""
@@ -94,17 +96,17 @@ def check(
 
 
 def told(report: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
-    """What one kernel's check reports, as a part of all."""
+    """Report the progress of one kernel's check as part of all checks."""
     report(before + done, total)
 
 
 def as_row(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON has it."""
+    """Return a verdict as JSON fields."""
     return {**asdict(verdict), "passed": verdict.passed}
 
 
 def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
-    """A table, and below it what is known of every failure."""
+    """Print a table of verdicts, then the details of every failure."""
     rows = [("kernel", "shapes", "runs", "worst", "bound", "in units of", "seconds", "")]
     for entry, verdict in zip(every, verdicts, strict=True):
         outcome = "ok" if verdict.passed else f"{len(verdict.failures)} shapes WRONG"
@@ -125,7 +127,8 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
 @reports_errors
 def bench(
     report: Annotated[
-        bool, typer.Option("--report", help="Also write a file to share: this table, the chip, and tokens per second.")
+        bool,
+        typer.Option("--report", help="Also write a report to share: this table, the chip, and tokens per second."),
     ] = False,
     file: Annotated[
         Path | None,
@@ -138,18 +141,20 @@ def bench(
         ),
     ] = "shape:qwen3-0.6b",
     executor: Executor = None,
-    vectors: Annotated[int, typer.Option("--vectors", min=1, max=512, help="Vectors to multiply at once.")] = 1,
+    vectors: Annotated[
+        int, typer.Option("--vectors", min=1, max=512, help="Number of vectors (tokens) in one product.")
+    ] = 1,
     budget: Annotated[
         float | None,
         typer.Option("--budget", min=0, help="With --report: seconds for each measurement of tokens per second."),
     ] = None,
     json: AsJSON = False,
 ) -> None:
-    """Measure every matrix product kernel on a model's matrices, with cold caches, beside MLX's own product."""
+    """Benchmark every matrix product kernel on a model's matrices with cold caches, and compare with MLX."""
     from mlx_engine.bench import kernel_report
 
     if file is not None and not report:
-        raise OptionError(option="FILE", expected="--report with it", found=str(file))
+        raise OptionError(option="FILE", expected="--report together with it", found=str(file))
     name = executor_of(executor, only_gpu=True)
     path = None
     if report:
@@ -158,7 +163,9 @@ def bench(
     with progress_bar("measuring") as told:
         found = kernel_report.measure(model, name, vectors=vectors, progress=told)
         if path is not None:
-            kernel_report.write_report(path, found)  # what has been measured is kept, whatever comes after it
+            kernel_report.write_report(
+                path, found
+            )  # written early, so that results are kept if a later measurement fails
             kernel_report.add_models(found, model, budget=budget)
     if json:
         print_json(found)
@@ -166,22 +173,20 @@ def bench(
         print(kernel_report.summary(found))
     if path is not None:
         kernel_report.write_report(path, found)
-        notice(f"the report is in {path}; of your files it names only the model")
+        notice(f"the report is in {path}; the only file name in it is that of the model")
 
 
 @kernels.command()
 @reports_errors
 def source(
     name: Annotated[str, typer.Argument(help="Name of a kernel, as in `kernels list`.")],
-    body: Annotated[
-        bool, typer.Option("--body", help="Print only the body, as it stands in the kernel's file.")
-    ] = False,
+    body: Annotated[bool, typer.Option("--body", help="Print only the body, as in the kernel's file.")] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="Print the translation to CUDA.")] = False,
 ) -> None:
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
-        raise OptionError(option="source", expected="--body or --cuda", found="both")
+        raise OptionError(option="--body", expected="no --cuda together with it", found="both")
     if body:
         print(entry.kernel.source, end="")
     else:
@@ -189,25 +194,25 @@ def source(
 
 
 def chosen(names: list[str] | None) -> list[Entry]:
-    """The kernels of these names, or all.
+    """Return the kernels with these names, or all.
 
     Raises:
-        OptionError: there is none of this name.
+        OptionError: a name is unknown.
     """
     from kernels.lab.catalog import entries
 
     every = {entry.name: entry for entry in entries()}
     for name in names or ():
         if name not in every:
-            raise OptionError(option="kernel", expected=f"one of {', '.join(every)}", found=name)
+            raise OptionError(option="--kernel", expected=f"one of {', '.join(every)}", found=name)
     return [every[name] for name in names] if names else list(every.values())
 
 
 def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
-    """The executor asked for, or this machine's; with `only_gpu` the emulator must be asked for.
+    """Return the given executor, or this machine's default; with `only_gpu` the default is never the emulator.
 
     Raises:
-        OptionError: there is none of this name, or the machine lacks it.
+        OptionError: the name is unknown, or the executor is unavailable.
     """
     from kernels.launch import EXECUTORS, executors
 

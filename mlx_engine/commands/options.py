@@ -1,6 +1,6 @@
-"""The options that several commands share: the model, what computes it, and what is generated with it.
+"""Options shared by several commands: model, backend, weights, length of a run, sampling.
 
-Options of one subject are one class (see `groups`); an option that a command takes alone is an alias.
+Options of one subject are one class (see `groups`); single options are aliases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Backend: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What linear layers become on load, and the number of threads."""
+    """Conversion of linear layers on load, and the number of threads."""
 
     quant: Annotated[
         str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
@@ -60,7 +60,7 @@ class LoadOptions:
         """Return the conversion of linear layers.
 
         Raises:
-            OptionError: an option of this group makes no sense.
+            OptionError: a value in this group is invalid.
         """
         from mlx_engine.engine import check_load_options
 
@@ -70,18 +70,18 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions(LoadOptions):
-    """`LoadOptions`, and which kernels compute."""
+    """`LoadOptions`, and the choice of compiled kernels or NumPy."""
 
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How far a run goes, and whether it has a cache."""
+    """Limits of a run, and its KV cache."""
 
     kv: Annotated[
         bool,
-        typer.Option("--kv/--no-kv", help="Use a KV cache, or read the whole sequence again for every token."),
+        typer.Option("--kv/--no-kv", help="Use a KV cache, or recompute the whole sequence for every token."),
     ] = True
     max_tokens: Annotated[
         int | None,
@@ -111,10 +111,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How each token is chosen."""
+    """Sampling of each token."""
 
     temperature: Annotated[
-        float, typer.Option("--temp", help="Sampling temperature; 0 always takes the most likely token.")
+        float, typer.Option("--temp", help="Sampling temperature; 0 is greedy: always the most likely token.")
     ] = 0.0
     top_k: Annotated[
         int | None, typer.Option("--top-k", help="Sample from the K most likely tokens.", show_default="off")
@@ -132,7 +132,7 @@ class SamplingOptions:
     repetition_penalty: Annotated[
         float,
         typer.Option(
-            "--repetition-penalty", help="Values above 1 make tokens less likely that occurred before; 1 is off."
+            "--repetition-penalty", help="Values above 1 make tokens that occurred before less likely; 1 is off."
         ),
     ] = 1.0
     seed: Annotated[
@@ -147,7 +147,7 @@ def options_of(run: RunOptions, sampling: SamplingOptions) -> Options:
     """Return the engine's options of a run.
 
     Raises:
-        OptionError: one of them makes no sense.
+        OptionError: a value is invalid.
     """
     from mlx_engine.decode.options import Options
 
@@ -155,10 +155,10 @@ def options_of(run: RunOptions, sampling: SamplingOptions) -> Options:
 
 
 def min_dim_of(text: str) -> int | str:
-    """`auto`, or a number.
+    """Parse `auto` or a number.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: the text is neither.
     """
     if text == "auto":
         return text
@@ -168,10 +168,10 @@ def min_dim_of(text: str) -> int | str:
 
 
 def layers_of(given: Sequence[str] | None) -> dict[str, str]:
-    """Layers and types, of `LAYER=TYPE` each.
+    """Parse a list of `LAYER=TYPE` into a dict.
 
     Raises:
-        OptionError: one has another form, or a layer is named twice.
+        OptionError: an entry has another form, or a layer is given twice.
     """
     found: dict[str, str] = {}
     for text in given or ():

@@ -1,4 +1,4 @@
-"""The prompts of a command: the options that give them, and what is sent to the model."""
+"""The prompts of `generate`: their options, and their conversion to model input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_PROMPT = "Once upon a time"
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Where prompts come from, and whether they are messages of a chat."""
+    """Sources of prompts, and whether prompts are chat messages."""
 
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads stdin.", show_default=DEFAULT_PROMPT)] = None
     prompt_file: Annotated[Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file.")] = (
@@ -35,37 +35,39 @@ class PromptOptions:
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as one user message through the model's chat template.")
     ] = False
-    system: Annotated[str | None, typer.Option("--system", help="The system message of --chat.")] = None
+    system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None
 
     def check(self) -> None:
-        """Refuse options that exclude each other, before anything is read.
+        """Check for options that exclude each other, before anything is read.
 
         Raises:
-            OptionError: there are two prompts, or a system message without a chat.
+            OptionError: there are two prompts, or --system without --chat.
         """
         other = self.prompt if self.prompt is not None else self.prompt_file
         if self.batch_file is not None and other is not None:
-            raise OptionError(option="batch_file", expected="no other prompt beside it", found=str(other))
-        require(self.chat or self.system is None, option="system", expected="--chat beside it", found=self.system)
+            raise OptionError(option="--batch-file", expected="no other prompt", found=str(other))
+        require(
+            self.chat or self.system is None, option="--system", expected="--chat together with it", found=self.system
+        )
 
     def read(self) -> list[str]:
-        """Return the prompt, or the lines of the batch file that are not blank. "-" is stdin.
+        """Return the prompt, or the non-blank lines of the batch file. "-" is stdin.
 
         Raises:
-            OptionError: there is no prompt, there are two, or it is not UTF-8.
+            OptionError: there is no prompt, there are two, or a file is not UTF-8.
             SourceError: a file cannot be read.
         """
         batch = self.batch_file
         if batch is None:
             return [read_text(self.prompt, self.prompt_file, "prompt", default=DEFAULT_PROMPT)]
         text = read_text("-", None, "batch_file") if str(batch) == "-" else read_text(None, batch, "batch_file")
-        # Not splitlines, for which a form feed or U+2028 inside a prompt would end it.
+        # Not splitlines, which would split a prompt at a form feed or U+2028.
         lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
-        require(bool(lines), option="batch_file", expected="one prompt per line", found=f"none in {batch}")
+        require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {batch}")
         return lines
 
     def for_model(self, engine: Engine, texts: Sequence[str]) -> list[Prompt]:
-        """Return the texts as they are, or as messages of a chat; a model without a chat template gets text."""
+        """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
         if not self.chat:
             return list(texts)
         if engine.tokenizer.chat_template is None:
@@ -78,10 +80,10 @@ class PromptOptions:
 
 
 def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list[Stream]:
-    """Return a run for each prompt, none of them begun: a prompt that cannot be run is refused before the first run.
+    """Return an unstarted run for each prompt, so that an invalid prompt raises before the first run starts.
 
     Raises:
-        EngineError: a prompt is empty or too long, or the chat template refuses it.
+        EngineError: a prompt is empty or too long, or the chat template rejects it.
     """
     made = []
     for i, prompt in enumerate(prompts, start=1):

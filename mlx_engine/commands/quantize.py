@@ -1,4 +1,4 @@
-"""`quantize`: a GGUF file with smaller matrices, from another or from a Hugging Face folder."""
+"""The command `quantize`: write a model as a GGUF file with quantised matrices."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def quantize(
     preserve_output: Annotated[
         bool,
         typer.Option(
-            "--preserve-output", help="Keep the output head as it is stored; the same as --layer output=keep."
+            "--preserve-output", help="Keep the stored type of the output head; the same as --layer output=keep."
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.")] = False,
 ) -> None:
-    """Quantise a model into a GGUF file. Print bytes and quantisation error by type of layer."""
+    """Quantise a model and write it as a GGUF file. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.convert.requantize import requantize
     from mlx_engine.models.conversion import HEAD, Conversion
@@ -64,7 +64,7 @@ def quantize(
 
 
 def table(lines: list[Line]) -> str:
-    """By layer type: bytes before and after, their ratio, and the error."""
+    """Format a table by layer type: bytes before and after, their ratio, and the error."""
     from mlx_engine.convert.requantize import total
 
     rows = [["layers", "matrices", "type", "before", "after", "ratio", "RMSE"]]

@@ -1,4 +1,4 @@
-"""`report`: where a pass spends its time, what the machine's limits would leave of it, and what to do first."""
+"""The command `report`: profile forward passes, compare them with the machine's limits, rank the bottlenecks."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ from mlx_engine.errors import is_number, require
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What is measured, and how often."""
+    """The test and its repetitions."""
 
-    n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Prompt tokens to read.")] = 128
-    n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Tokens to generate, one forward pass each.")] = 16
+    n_prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Number of prompt tokens.")] = 128
+    n_gen: Annotated[int, typer.Option("--steps", "-n", min=0, help="Decode steps (generated tokens).")] = 16
     depth: Annotated[
         int, typer.Option("--depth", "-d", min=0, help="Tokens already in the context before the prompt.")
     ] = 0
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Measured rounds.")] = 5
+    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Number of measured rounds.")] = 5
     budget: Annotated[
-        float, typer.Option("--budget", help="Start no further round after S seconds; at least one is run.")
+        float, typer.Option("--budget", help="Start no further round after this many seconds; at least one is run.")
     ] = 90.0
 
 
 @dataclass(frozen=True)
 class PageOptions:
-    """What the page compares with, and where it goes."""
+    """The earlier report to compare with, and the output."""
 
     against: Annotated[
-        Path | None, typer.Option("--against", help="The report.json of an earlier report to compare with.")
+        Path | None, typer.Option("--against", help="Compare with this report.json of an earlier report.")
     ] = None
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare even if model, machine or tests differ; the page says which.")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="With --against: compare even if model, machine or test differ; the page lists the differences.",
+        ),
     ] = False
     out: Annotated[
         Path | None,
@@ -52,7 +56,7 @@ class PageOptions:
 def report(
     *, model: Model = "builtin", backend: Backend = "auto", load: LoadOptions, tests: MeasureOptions, to: PageOptions
 ) -> None:
-    """Profile a model's forward passes and rank the bottlenecks. Print Markdown; write it and JSON to a folder."""
+    """Profile a model's forward passes and rank the bottlenecks. Print a report; save it as Markdown and JSON."""
     from mlx_engine.bench.bottlenecks.against import read, refuse, section
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
@@ -60,12 +64,12 @@ def report(
     from mlx_engine.bench.files import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0
-    require(sound, option="budget", expected="a finite number of seconds >= 0", found=tests.budget)
+    require(sound, option="--budget", expected="a finite number of seconds >= 0", found=tests.budget)
     conversion = load.conversion()
     settings = Settings(model, backend, load.threads, **vars(tests), **conversion.options())
     old = None if to.against is None else read(to.against)
     if to.out is not None:
-        make_folder(to.out)  # before anything is measured for nothing
+        make_folder(to.out)  # before measuring, so that a wrong path does not waste a run
 
     def before(known: dict[str, Any]) -> None:
         if old is not None and not to.anyway:

@@ -1,4 +1,4 @@
-"""What stands before any command."""
+"""Options before the command: `--version`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `inspect` lists tensors: one line each, and below it what was asked for of the values."""
+"""The tensor list of `inspect`: one line per tensor, with optional statistics and first values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_tensors(listing: Listing, rows: Sequence[TensorRow], *, stats: bool, head: int | None, as_json: bool) -> None:
-    """The list of tensors, with statistics and first values where asked for."""
+    """Print the list of tensors, with statistics and first values if requested."""
     values: list[dict[str, Any]] = [{} for _ in rows]
     if stats or head is not None:
         with progress_bar("reading tensors") as progress:
@@ -38,7 +38,7 @@ def print_tensors(listing: Listing, rows: Sequence[TensorRow], *, stats: bool, h
 
 
 def tensor_values(listing: Listing, row: TensorRow, *, stats: bool, head: int | None) -> dict[str, Any]:
-    """A tensor's `stats` and `head` where asked for, or the `error` that kept its values from being read."""
+    """Return a tensor's `stats` and `head` if requested, or `error` if its values cannot be read."""
     from mlx_engine.quant.statistics import first_values, statistics
 
     found: dict[str, Any] = {}
@@ -53,14 +53,14 @@ def tensor_values(listing: Listing, row: TensorRow, *, stats: bool, head: int | 
 
 
 def number(value: float | None) -> str:
-    """A count, a statistic or a weight, in as many digits as a float32 has."""
+    """Format a count, a statistic or a weight, with the digits of a float32."""
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:.7g}"
 
 
 def tensor_lines(rows: Sequence[TensorRow], indent: str = "") -> list[str]:
-    """Name, shape, type and bytes, aligned."""
+    """Format name, shape, type and bytes in aligned columns."""
     cells = []
     for row in rows:
         shape = " x ".join(map(str, row.shape)) or "scalar"

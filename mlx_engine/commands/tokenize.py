@@ -1,4 +1,4 @@
-"""`tokenize`: text to token ids and back, and what a vocabulary has."""
+"""The command `tokenize`: encode text, decode token ids, show a vocabulary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @reports_errors
 def encode(
     text: Annotated[
-        str | None, typer.Argument(help="The text; - or nothing reads all of stdin, the last newline included.")
+        str | None, typer.Argument(help="The text; - or no argument reads all of stdin, including the last newline.")
     ] = None,
     model: Model = "builtin",
     file: File = None,
@@ -63,7 +63,7 @@ def encode(
 @reports_errors
 def decode(
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Token ids, separated by spaces or commas; - or nothing reads stdin.")
+        list[str] | None, typer.Argument(help="Token ids, separated by spaces or commas; - or no argument reads stdin.")
     ] = None,
     model: Model = "builtin",
     file: File = None,
@@ -104,7 +104,7 @@ def info(
 
 
 def load(model: str) -> Tokenizer:
-    """The tokenizer of a model, wherever it comes from."""
+    """Load the tokenizer of a model source."""
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.tokenizer import load_tokenizer
 
@@ -112,10 +112,10 @@ def load(model: str) -> Tokenizer:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Whole numbers separated by spaces or commas, or a JSON list of them.
+    """Parse whole numbers separated by spaces or commas, or a JSON list of them.
 
     Raises:
-        OptionError: there is something else.
+        OptionError: the text has anything else.
     """
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
     try:
@@ -126,10 +126,10 @@ def parse_ids(text: str) -> list[int]:
 
 
 def check_ids(ids: list[int], vocab_size: int) -> None:
-    """Refuse ids that no token has.
+    """Check that all ids are in the vocabulary.
 
     Raises:
-        OptionError: there is one.
+        OptionError: an id is not in the vocabulary.
     """
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
     if wrong is not None:
@@ -137,17 +137,17 @@ def check_ids(ids: list[int], vocab_size: int) -> None:
 
 
 def print_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
-    """A line for each id: the token as the vocabulary writes it, and the text that it stands for."""
+    """Print a line per id: the token as spelled in the vocabulary, and its text."""
     rows = [(str(i), plain(tokenizer.token(i)), repr(tokenizer.decode([i], at_start=False))) for i in ids]
     for line in columns(rows, "><<"):
         print(line)
 
 
 def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
-    """The tokens that `wanted` may mean, by id and by text.
+    """Print the tokens that `wanted` may mean, by id and by text.
 
     Raises:
-        OptionError: there is none.
+        OptionError: there is no such token.
     """
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == wanted or str(i) == wanted]
     if not ids:
@@ -162,7 +162,7 @@ def print_lookup(tokenizer: Tokenizer, wanted: str, *, as_json: bool) -> None:
 
 
 def as_json(tokenizer: Tokenizer) -> dict[str, object]:
-    """What is known of a tokenizer, but for its tokens."""
+    """Return the properties of a tokenizer, without its tokens."""
     return {
         "kind": tokenizer.kind,
         "pre": tokenizer.pre,
@@ -177,7 +177,7 @@ def as_json(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def print_info(tokenizer: Tokenizer) -> None:
-    """The same for people."""
+    """Print the properties of a tokenizer."""
     ends = "none" if not tokenizer.eog_ids else ", ".join(named(tokenizer, i) for i in sorted(tokenizer.eog_ids))
     template = tokenizer.chat_template
     rows = [
@@ -197,5 +197,5 @@ def print_info(tokenizer: Tokenizer) -> None:
 
 
 def named(tokenizer: Tokenizer, token_id: int | None) -> str:
-    """An id with its token."""
+    """Format an id with its token."""
     return "none" if token_id is None else f"{token_id} {plain(tokenizer.token(token_id))}"

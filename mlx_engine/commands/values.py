@@ -1,4 +1,4 @@
-"""How commands show values: on one line for people, complete as JSON for programs."""
+"""Format values: on one line for people, or completely as JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-# Longer strings are cut here, and their length is given.
+# Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
 
 
 def print_json(value: object) -> None:
-    """One line of JSON, in ASCII: a file's bytes that are not UTF-8 stay as escaped surrogates."""
+    """Print one line of JSON in ASCII. Bytes that are not UTF-8 appear as escaped surrogates."""
     print(json.dumps(jsonable(value), allow_nan=False))
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in the types of JSON; a number that is not finite becomes null."""
+    """Convert `value` to JSON types. Numbers that are not finite become null."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -32,12 +32,12 @@ def jsonable(value: Any) -> Any:
 
 
 def plain(text: str) -> str:
-    """`text` on one line: as it is if it can be shown, else escaped."""
+    """Return `text` on one line, escaped if it is not printable."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def shown(value: object, kind: str = "") -> str:
-    """A value on one line: a long string cut, with its length; an array as the type and number of its elements."""
+    """Format a value on one line: long strings are cut, arrays shown as number and type of elements."""
     if isinstance(value, str):
         return repr(value[:SHOWN_CHARACTERS]) + _rest(value)
     if isinstance(value, dict):
@@ -66,7 +66,7 @@ def _common_type(values: Sequence[object]) -> str:
 
 
 def size(n_bytes: int | None) -> str:
-    """Bytes in a unit that keeps the number short."""
+    """Format a number of bytes with a binary unit."""
     if n_bytes is None:
         return "?"
     number, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -77,12 +77,12 @@ def size(n_bytes: int | None) -> str:
 
 
 def exact(n_bytes: int | None) -> str:
-    """Bytes, every one of them."""
+    """Format an exact number of bytes."""
     return "?" if n_bytes is None else f"{n_bytes:,}"
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Rows of cells as lines with aligned columns; `align` has `<` or `>` for each. Nothing is wrapped or cut."""
+    """Format rows of cells as lines with aligned columns; `align` has `<` or `>` per column. Cells are never cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()

@@ -1,7 +1,7 @@
-"""A model that is stored in one form, as a GGUF file would have it: its metadata, and its tensors one by one.
+"""Convert a Hugging Face folder to the contents of a GGUF file: metadata and tensors.
 
-What was written is read back before it is believed: the model file must find the same sizes in these settings as in the
-folder's, and every tensor that it asks for.
+The result is verified by reading it back: the model definition must find the same configuration in the GGUF metadata as
+in the folder, and all its tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlx_engine.quant.weight import Weight
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of a file: what is known of it, and what makes its bytes, which are read no sooner."""
+    """A tensor of the file: name, shape and type, and a function that computes its bytes when called."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,22 +31,22 @@ class Part:
 
 @dataclass(frozen=True)
 class GGUFForm:
-    """What a GGUF file is written from."""
+    """The contents of a GGUF file."""
 
     metadata: Mapping[str, object]
     parts: Mapping[str, Part]
 
 
 def from_folder(folder: Path) -> GGUFForm:
-    """A Hugging Face folder's model and tokenizer.
+    """Convert a Hugging Face folder's model and tokenizer.
 
     Raises:
         SourceError: there is no such folder, or a file is missing.
         FormatError: a file is damaged, or a tensor has a type that cannot be read.
-        ModelError: no model file implements it, or GGUF cannot say what it is.
-        TokenizerError: GGUF cannot say how its text becomes tokens.
+        ModelError: the architecture is not implemented, or GGUF cannot represent its configuration.
+        TokenizerError: GGUF cannot represent the tokenizer.
     """
-    from mlx_engine.convert.tokenizer_to_gguf import to_gguf  # the library below it takes a moment to load
+    from mlx_engine.convert.tokenizer_to_gguf import to_gguf  # here, because the tokenizers library loads slowly
 
     checkpoint = open_checkpoint(folder)
     module = model_file(checkpoint)
@@ -65,7 +65,7 @@ def from_folder(folder: Path) -> GGUFForm:
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:
-    """The tensors of the file: several of the model may be rows of one, and some stand for a setting."""
+    """Return the tensors of the file. Several of the model may be rows of one, and some represent a setting."""
     rows: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         rows.setdefault(tensor.stored("gguf").name, []).append(tensor)
@@ -79,7 +79,7 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     tensors = sorted(tensors, key=lambda tensor: (tensor.stored("gguf").rows or (0, 0))[0])
     stored: Stored = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
-    # Norms, biases and learned positions are added to or multiplied with vectors, for which llama.cpp wants floats.
+    # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products.
     is_vector = len(shape) == 1 or stored.name == "position_embd.weight"
     type_ = F32 if is_vector else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
@@ -96,10 +96,10 @@ def _read_back(
     keys: Mapping[str, object],
     parts: Mapping[str, Part],
 ) -> None:
-    """The model file understands what was written as it did the folder.
+    """Check that the GGUF metadata give the same configuration as the folder.
 
     Raises:
-        UnsupportedConfigError: it finds another model, for GGUF has no word for something.
+        UnsupportedConfigError: the configuration differs, because GGUF has no key for a setting.
     """
     written = replace(
         checkpoint,
@@ -117,6 +117,6 @@ def _read_back(
         raise UnsupportedConfigError(
             where=checkpoint.where,
             key=lost[0],
-            expected=f"what GGUF can say, {getattr(again.config, lost[0], None)!r:.60}",
+            expected=f"a value that GGUF can store, {getattr(again.config, lost[0], None)!r:.60}",
             found=getattr(plan.config, lost[0]),
         )

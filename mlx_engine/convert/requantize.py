@@ -1,8 +1,7 @@
-"""Write a GGUF file again, or a Hugging Face folder as one, with its matrices quantised; the rest stays as it is.
+"""Quantise a GGUF file or a Hugging Face folder into a new GGUF file. Only matrices are quantised.
 
-A file has one table for the lookup and for a head that is tied to it, and llama.cpp multiplies with that, so here the
-table is quantised too: as the head if it is that, else as all layers. A row that is looked up is rounded once, which
-costs no time, and the table is a good part of a small model.
+The embedding table is quantised too: with tied embeddings it is the output head, and its type is the head's; otherwise
+it has the type of all layers. Quantised lookups cost no time, and the table is a large part of a small model.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from mlx_engine.models.conversion import HEAD, LAYER_TYPES, Conversion, layer_ty
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
-# `general.file_type`, as llama.cpp numbers the types that most of a file is in.
+# `general.file_type`: llama.cpp's numbers for the type of most tensors in a file.
 FILE_TYPES = {"f32": 0, "q4_0": 2, "q4_1": 3, "q8_0": 7}
-# `general.quantization_version`: that of the block formats as they are since 2023.
+# `general.quantization_version`: the version of the block formats since 2023.
 QUANTIZATION_VERSION = 2
 TABLE = "token_embd.weight"
-# Values that are converted at a time: whole blocks of any type.
+# Values converted at a time; a multiple of every block size.
 PIECE = 1 << 20
 
 
 @dataclass
 class Line:
-    """One layer type of the file that was written: matrices, bytes before and after, and squared differences."""
+    """Totals of one layer type: number of matrices, bytes before and after, squared errors."""
 
     kind: str
     count: int = 0
@@ -50,12 +49,12 @@ class Line:
 
     @property
     def rmse(self) -> float:
-        """The root of the mean squared difference to the values that were stored."""
+        """The root mean square error relative to the values of the source."""
         return math.sqrt(self.squares / self.n_values) if self.n_values else 0.0
 
 
 class Pending:
-    """A tensor of the new file, converted when its bytes are asked for, which is once."""
+    """A tensor of the new file, converted when `data` is accessed (once)."""
 
     def __init__(self, part: Part, type_: GGMLType, line: Line, done: Callable[[], None]) -> None:
         self.name, self.shape, self.type = part.name, part.shape, type_
@@ -64,7 +63,7 @@ class Pending:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The bytes; the line learns what they are."""
+        """Convert the tensor, add it to the totals, and return its bytes."""
         stored, line = self._make(), self._line
         new = stored.as_type(self.type)
         line.count += 1
@@ -80,27 +79,29 @@ class Pending:
 def requantize(
     source: Path, target: Path, conversion: Conversion, *, progress: Callable[[int, int], None] | None = None
 ) -> list[Line]:
-    """Write `target`, and say per layer type what was done; the file appears when it is complete, or not at all.
+    """Write `target` and return the totals per layer type. The file appears only when it is complete.
 
-    `progress` is called with (tensors written, tensors in all).
+    `progress` is called with (tensors written, total tensors).
 
     Raises:
-        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, the two
-            are one file, or the target is something else than a file.
+        OptionError: the conversion has no type for all matrices or names a layer that the model does not have, source
+            and target are the same file, or the target is not a regular file.
         SourceError: the source cannot be read, or the target cannot be written.
-        FormatError: the source is not sound, or a type in it cannot be read.
-        ModelError: of a folder, GGUF cannot say what the model is.
-        TokenizerError: of a folder, GGUF cannot say how its text becomes tokens.
+        FormatError: the source is damaged, or a type in it cannot be read.
+        ModelError: GGUF cannot represent the configuration of a folder.
+        TokenizerError: GGUF cannot represent the tokenizer of a folder.
     """
-    # The file takes the place of what is there, which must not be a pipe or a device, and need not be a link's target.
+    # The new file replaces an existing one, which must not be a pipe or a device. A symbolic link itself is replaced.
     plain = not os.path.lexists(target) or (target.is_file() and not target.is_symlink())
-    require(plain, option="OUT", expected="the name of a file, new or there", found=str(target))
+    require(plain, option="OUT", expected="the path of a new or an existing file", found=str(target))
     known = conversion.quant in FILE_TYPES
     require(known, option="quant", expected=" or ".join(FILE_TYPES), found=conversion.quant)
     if source.is_dir():
         return _write(source, from_folder(source), target, conversion, progress)
     if target.exists() and source.samefile(target):
-        raise OptionError(option="OUT", expected="another file than IN, which is read meanwhile", found=str(target))
+        raise OptionError(
+            option="OUT", expected="another file than IN, which is read during writing", found=str(target)
+        )
     with open_gguf(source) as file:
         parts = {n: Part(n, info.shape, info.type, partial(file.weight, n)) for n, info in file.tensors.items()}
         form = GGUFForm(file.typed_metadata(), parts)
@@ -136,7 +137,7 @@ def _write(
 
 
 def kind_of(name: str, n_dims: int) -> str | None:
-    """The layer type of a matrix; None for what stays as it is."""
+    """Return the layer type of a matrix, or None for tensors that are not converted."""
     if n_dims != 2 or not name.endswith(".weight"):
         return None
     if name == TABLE:
@@ -146,7 +147,7 @@ def kind_of(name: str, n_dims: int) -> str | None:
 
 
 def new_type(parts: Mapping[str, Part], part: Part, kind: str | None, conversion: Conversion) -> GGMLType:
-    """The type that a tensor is written as."""
+    """Return the type of a tensor in the new file."""
     if kind is None:
         return part.type
     is_plain_table = kind == "token_embd" and f"{HEAD}.weight" in parts
@@ -155,7 +156,7 @@ def new_type(parts: Mapping[str, Part], part: Part, kind: str | None, conversion
 
 
 def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
-    """The source's own, with the type that most of the file has now."""
+    """Return the source's metadata with an updated file type."""
     metadata: dict[str, object] = dict(form.metadata)
     metadata["general.file_type"] = Value(ValueType.UINT32, FILE_TYPES[conversion.quant])
     metadata["general.quantization_version"] = Value(ValueType.UINT32, QUANTIZATION_VERSION)
@@ -163,7 +164,7 @@ def new_metadata(form: GGUFForm, conversion: Conversion) -> dict[str, object]:
 
 
 def squared_difference(a: Weight, b: Weight) -> float:
-    """The sum over all values, in float64, a piece at a time."""
+    """Return the sum of squared differences over all values, in float64, piece by piece."""
     total = 0.0
     for start in range(0, math.prod(a.shape), PIECE):
         one, other = (_values(weight, start) for weight in (a, b))
@@ -178,7 +179,7 @@ def _values(weight: Weight, start: int) -> NDArray[np.float32]:
 
 
 def total(lines: Sequence[Line]) -> Line:
-    """All of them together."""
+    """Return the totals of all lines."""
     return Line(
         "total",
         count=sum(line.count for line in lines),

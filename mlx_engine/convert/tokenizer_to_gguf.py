@@ -1,7 +1,7 @@
-"""A `tokenizer.json` as a GGUF file says it, or a refusal: the ids of every text must stay what they are.
+"""Convert a `tokenizer.json` to GGUF metadata, or raise an error: the ids of every text must stay the same.
 
-Three things have no word in GGUF and are left out, as everywhere: that text is brought to Unicode's form C first
-(Qwen); that U+2581 in a text of SPM is no space; and how a text that spells a special token is cut.
+Three properties have no GGUF key and are dropped, as in other converters: Unicode normalisation to form C (Qwen); that
+U+2581 in a text for SPM is not a space; and how text around a spelled special token is split.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
 
 MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
 PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
-# Once spaces are marked there are none left to cut at.
+# After spaces are replaced, there are none left to split at.
 NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-# The keys for ends that neither `eos` names nor their text tells.
+# Keys for end tokens other than `eos` that are not recognised by their text.
 MORE_ENDS = ("eot", "eom")
 
 
 def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
-    """The `tokenizer.*` metadata for a model with `vocab_size` rows in its table.
+    """Return the `tokenizer.*` metadata for a model with `vocab_size` embedding rows.
 
     Raises:
         SourceError: the file cannot be read.
-        TokenizerError: it is no tokenizer, or GGUF cannot say the same.
+        TokenizerError: the file is not a tokenizer, or GGUF cannot represent it.
     """
     if not path.is_file():
         raise SourceError(
-            f"{path}: expected the tokenizer, which a GGUF file has to hold, found no such file; download it too, or "
+            f"{path}: expected the tokenizer for the GGUF file, found no such file; download it too, or "
             "write it with transformers' save_pretrained"
         )
     vocabulary, core = parse(path)
@@ -50,13 +50,13 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
 
 def _refused(vocabulary: Vocabulary, what: str, expected: str, found: object) -> TokenizerError:
     return TokenizerError(
-        f"{vocabulary.where}: expected {what} to be {expected}, found {found!s:.120}; GGUF has no word for it, so the "
-        "file would make other ids: quantise the folder on load instead, with --quant"
+        f"{vocabulary.where}: expected {what} to be {expected}, found {found!s:.120}; GGUF cannot store this, so the "
+        "file would give other ids: quantise the folder on load instead, with --quant"
     )
 
 
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
-    """The vocabulary once what is found before merging is what GGUF can have found."""
+    """Return the vocabulary with added tokens adapted to GGUF, which matches them in unnormalised text."""
     types = vocabulary.types.copy()
     for added in file["added_tokens"]:
         taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
@@ -66,23 +66,23 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
                 raise _refused(vocabulary, f"token {added['content']!r}", "looked for in text as it is", "normalized")
-            # In text as it is there is no such mark, and merges make the token of spaces.
+            # Unnormalised text has no such mark; merges produce the token of spaces.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
 
 
 def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """As many tokens as the model has embeddings: it can neither read nor write those beyond, and needs all before."""
+    """Return the vocabulary with one token per embedding row, padded or cut. Text tokens are never cut."""
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]
     if beyond:
         raise _refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
     tokens += [""] * (size - len(tokens))
     types = np.concatenate([types, np.full(size - len(types), TokenType.UNUSED, np.int8)])
-    # Ids are found by their text: each has one, and no two the same.
+    # GGUF finds ids by their text, so every id needs a unique text.
     tokens = [token or f"[PAD{i}]" for i, token in enumerate(tokens)]
     if len({*tokens}) < size:
-        raise _refused(vocabulary, "every token", "one of its own", "a token that is called [PAD] and its number")
+        raise _refused(vocabulary, "every token", "unique", "a token with the name of a padding token, [PADn]")
     return replace(vocabulary, tokens=tokens, types=types)
 
 
@@ -93,7 +93,7 @@ def _byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, objec
         raise _refused(vocabulary, "normalizer", "NFC, or none", file["normalizer"])
     pre = name_of(file["pre_tokenizer"], whole_words=bool(model["ignore_merges"]))
     if pre is None:
-        raise _refused(vocabulary, "pre_tokenizer", "one that is known by a name", file["pre_tokenizer"])
+        raise _refused(vocabulary, "pre_tokenizer", "one that GGUF has a name for", file["pre_tokenizer"])
     merges = [" ".join(pair) for pair in model["merges"]]
     if len({*merges}) < len(merges) or any(merge.count(" ") != 1 for merge in merges):
         raise _refused(vocabulary, "merges", "pairs without spaces, each listed once", "others")
@@ -161,7 +161,7 @@ def _roles(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str, object]:
-    """Read back, so that what our reader would refuse is refused now, and an end that it would miss is named."""
+    """Read the metadata back to find errors now, and add keys for end tokens that would not be recognised."""
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):

@@ -1,4 +1,4 @@
-"""Verify that a checkpoint is complete and can run here: one finding per check, PASS, WARN or FAIL."""
+"""Verify that a checkpoint is complete and supported: one finding per check, PASS, WARN or FAIL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlx_engine.quant import readable_types
 
 
 class Level(str, Enum):
-    """How a check ended: FAIL is what keeps the model from running, WARN what may surprise."""
+    """The outcome of a check: FAIL means that the model cannot run, WARN is unusual but harmless."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -38,10 +38,10 @@ class Finding:
 def verify(path: Path) -> list[Finding]:
     """Check a GGUF file or a Hugging Face folder: the file, its settings, tensors and tokenizer.
 
-    Where nothing is FAIL, the model loads and generates. Of the values only the norms' are looked at.
+    If no finding is FAIL, the model loads and generates. Only values of norms are checked.
 
     Raises:
-        SourceError: there is nothing to check, or it cannot be opened.
+        SourceError: the file or folder does not exist, or cannot be opened.
     """
     try:
         listing = open_listing(path)
@@ -57,7 +57,7 @@ def verify(path: Path) -> list[Finding]:
 
 
 def _file(listing: Listing) -> Finding:
-    """That the tensors lie within the file was checked when it was opened; this is about what follows them."""
+    """Check for bytes after the last tensor. Opening the file has checked that all tensors lie within it."""
     size, n_tensors = listing.header["file_bytes"], len(listing.tensors)
     what = f"{listing.format}: {n_tensors:,} tensors and {len(listing.metadata):,} settings in {size:,} bytes"
     if listing.format != "GGUF":
@@ -82,7 +82,7 @@ def _types(listing: Listing) -> Iterator[Finding]:
 
 
 def _model(checkpoint: Checkpoint) -> tuple[list[Finding], int | None]:
-    """What is found of settings and tensors, and the rows of the embedding table, if they are known."""
+    """Return the findings about settings and tensors, and the number of embedding rows if known."""
     if not checkpoint.shapes:
         detail = "none at all: a file of a vocabulary alone, which `tokenize` can use but no model"
         return [Finding(Level.FAIL, "tensors", detail)], None
@@ -116,7 +116,7 @@ def _norms(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Finding]:
         try:
             weight = checkpoint.weight(name)
         except FormatError:
-            continue  # its type was reported
+            continue  # reported by the check of types
         if weight.type in readable and not np.isfinite(weight.dequantize()).all():
             n_bad += 1
             yield Finding(Level.FAIL, "values", f"{name} has values that are not finite; download the file again")
@@ -125,7 +125,7 @@ def _norms(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path, vocab_size: int | None) -> Iterator[Finding]:
-    from mlx_engine import tokenizer  # the library below it takes a moment to load
+    from mlx_engine import tokenizer  # imported here because the tokenizers library loads slowly
 
     try:
         if checkpoint.naming == "hf":

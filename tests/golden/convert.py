@@ -1,4 +1,4 @@
-"""A folder of safetensors as a GGUF file, as llama.cpp's converter would write it.
+"""Convert a safetensors folder to a GGUF file, as llama.cpp's converter does.
 
 Written with the gguf package and from llama.cpp's conventions alone: Conv1D turned round but q, k, v left together,
 1 added to Gemma's norm weights, the rows of Llama's q and k dealt out. It shares no line with mlx_engine.
@@ -57,12 +57,12 @@ LLAMA = {
     "mlp.down_proj": "ffn_down",
 }
 NAMES = {"gpt2": GPT2, "gemma3_text": GEMMA3, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA}
-# Names of config.json's model_type that GGUF has another name for.
+# Values of config.json's model_type that have another name in GGUF.
 ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 
 
 def convert(folder: Path, path: Path, type_: str) -> None:
-    """Write `path` with matrices of `type_`, "F32" or "Q8_0"; what a token is looked up by position stays F32."""
+    """Write `path` with matrices of `type_`, "F32" or "Q8_0"; learned positions stay F32."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(kind, kind))
@@ -122,12 +122,12 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     if config["model_type"] == "mistral":
         return
     writer.add_sliding_window(config["sliding_window"])
-    # Which real files leave out: of theirs it follows from the sizes.
+    # Real files leave this key out, because it follows from their sizes.
     writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
 
 
 def _llama3_factors(config: dict) -> np.ndarray:
-    """By what each frequency is divided."""
+    """Return the divisor of each RoPE frequency."""
     rope, half = config["rope_parameters"], config["hidden_size"] // config["num_attention_heads"] // 2
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
     wavelength = 2 * np.pi * rope["rope_theta"] ** (np.arange(half) / half)

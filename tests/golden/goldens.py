@@ -1,4 +1,4 @@
-"""The golden files: which checkpoints there are, what they hold, and when a result agrees with them."""
+"""The golden files: their checkpoints, their contents, and comparison with tolerances."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DATA = Path(__file__).parents[1] / "data"
 VARIANTS = ("mha", "wide", "mqa", "gqa")
 BACKENDS = ("simd", "parallel", "mlx", *(name for name in KNOWN if name == EMULATED), "scalar")
 
-# Of the expected values' root mean square: what all errors together may be, and any single one. The root mean square
-# error alone would let one logit of n be wrong by sqrt(n) times as much, if all the others were right.
+# Bounds on the root mean square error and on a single error, relative to the root mean square of the expected values.
+# The first bound alone would allow one of n logits an error sqrt(n) times as large if all others were exact.
 TOLERANCE = 1e-5
 TOLERANCE_OF_ONE = 2e-5
 
 
 @dataclass(frozen=True)
 class Golden:
-    """A checkpoint and what another program computed with it; `suffix` says for which weights."""
+    """A checkpoint and the results of another program for it; `suffix` selects the weights."""
 
     name: str
     checkpoint: Path
@@ -44,7 +44,7 @@ class Golden:
         return self.name
 
     def prompts(self) -> int:
-        """How many prompts there are."""
+        """Return the number of prompts."""
         return sum(key.startswith("prompt") for key in _arrays(self.file))
 
     def prompt(self, i: int) -> list[int]:
@@ -52,27 +52,27 @@ class Golden:
         return [int(token) for token in _arrays(self.file)[f"prompt{i}"]]
 
     def logits(self, i: int) -> np.ndarray:
-        """(T, V), at every position of prompt i."""
+        """Return the logits at every position of prompt i, (T, V)."""
         return _arrays(self.file)[f"logits{i}{self.suffix}"]
 
     def greedy(self, i: int) -> list[int]:
-        """The ids that follow prompt i."""
+        """Return the greedy ids after prompt i."""
         return [int(token) for token in _arrays(self.file)[f"greedy{i}{self.suffix}"]]
 
     def taps(self) -> dict[str, np.ndarray]:
-        """Every named value of the pass over prompt 0, in order, and the logits last."""
+        """Return all taps of the pass over prompt 0 in order, with the logits last."""
         named = {k.removeprefix("taps/"): x for k, x in _arrays(self.file).items() if k.startswith("taps/")}
         return named | {"logits": self.logits(0)}
 
 
 def variant(name: str) -> Golden:
-    """One that `make_goldens.py` made."""
+    """Return a golden file of `make_goldens.py`."""
     folder = DATA / f"qwen3-{name}"
     return Golden(name, folder, folder / "golden.npz")
 
 
 def all_goldens() -> Iterator[Golden]:
-    """Every checkpoint whose logits are known."""
+    """Return all checkpoints with golden logits."""
     yield from map(variant, VARIANTS)
     mqa, micro = DATA / "qwen3-mqa", DATA / "qwen3-micro"
     yield Golden("mqa-q8_0", mqa / "model-q8_0.gguf", mqa / "golden.npz", "_q8")
@@ -86,12 +86,12 @@ GOLDENS = tuple(all_goldens())
 
 @cache
 def engine(checkpoint: Path, backend: str) -> Engine:
-    """Loaded once for all tests: an engine holds no state between runs."""
+    """Load an engine, once for all tests: an engine has no state between runs."""
     return load(backend, checkpoint)
 
 
 def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int, **options: Any) -> np.ndarray:
-    """Logits (T, V) of a prompt that is read in pieces; the options are those of the pool of keys and values."""
+    """Compute logits (T, V) of a prompt in chunks; the options are those of the KV pool."""
     model = engine(checkpoint, backend).model
     kv = model.new_kv(len(ids), **{"longest_pass": chunk, **options})
     with model.backend.session():
@@ -100,7 +100,7 @@ def in_chunks(checkpoint: Path, backend: str, ids: list[int], chunk: int, **opti
 
 
 def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
-    """The loop without text around it: the small checkpoints have no tokenizer."""
+    """Run the decode loop on ids: the small checkpoints have no tokenizer."""
     model, prompt = engine(golden.checkpoint, backend).model, golden.prompt(i)
     n = len(golden.greedy(i))
     pick = Sampler(model.backend, Sampling(), prompt)
@@ -114,7 +114,7 @@ def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
 def check_close(
     expected: np.ndarray, found: np.ndarray, each: float = TOLERANCE_OF_ONE, all_: float = TOLERANCE
 ) -> None:
-    """Fails, and says how two arrays differ, where it is by more than rounding."""
+    """Fail with a description if two arrays differ by more than rounding."""
     wrong = disagreement(expected, found, each, all_)
     assert wrong is None, wrong
 
@@ -122,7 +122,7 @@ def check_close(
 def disagreement(
     expected: np.ndarray, found: np.ndarray, each: float = TOLERANCE_OF_ONE, all_: float = TOLERANCE
 ) -> str | None:
-    """How two arrays differ by more than rounding, or None if they do not."""
+    """Describe how two arrays differ by more than rounding; None if they do not."""
     if found.shape != expected.shape:
         return f"expected shape {expected.shape}, found {found.shape}"
     if not np.isfinite(found).all():
@@ -136,7 +136,7 @@ def disagreement(
 
 
 def relative_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """The error of each value in units of the root mean square of those expected.
+    """Return the error of each value relative to the root mean square of the expected values.
 
     The root mean square of these is the relative error in the Frobenius norm.
     """
@@ -145,7 +145,7 @@ def relative_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
 
 
 def first_divergence(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> str | None:
-    """The first value, in the order of `expected`, that is missing or wrong, and how; None if all agree."""
+    """Describe the first missing or wrong value in the order of `expected`; None if all agree."""
     for name, values in expected.items():
         wrong = disagreement(values, found[name]) if name in found else "missing"
         if wrong is not None:

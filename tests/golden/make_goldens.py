@@ -1,4 +1,4 @@
-"""Make the Qwen3 checkpoints of tests/data and what transformers computes with them. The tests never run this.
+"""Make the Qwen3 checkpoints of tests/data and their golden files with transformers. The tests never run this.
 
 Tiny models with random weights; between them they cover what may differ from one Qwen3 to the next. For each: the
 logits of a prompt, 24 greedy ids, and the value at every named place of the forward pass, under this project's names.
@@ -28,13 +28,13 @@ from transformers.models.qwen3 import modeling_qwen3
 
 DATA = Path(__file__).parents[1] / "data"
 N_GREEDY = 24
-# The best logit leads the second by at least this part of the spread of all: float32 must not decide a greedy step.
+# The least margin of the best logit, as a share of the spread of all: rounding must not change a greedy step.
 CLEAR_LEAD = 3e-3
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One small Qwen3. All widths that a matrix reads are multiples of 32, so that Q8_0 could store it."""
+    """A small Qwen3. All input widths are multiples of 32, so that Q8_0 can store every matrix."""
 
     seed: int
     hidden: int
@@ -54,7 +54,7 @@ class Variant:
 
 
 VARIANTS = {
-    # As many key/value heads as query heads; every matrix of a layer is square, so no shape betrays a wrong one.
+    # As many KV heads as query heads; every matrix of a layer is square, so that no shape error reveals a wrong matrix.
     "mha": Variant(3, 32, 32, 2, 2, 2, 16, 97, tied=False, theta=1e4, n_prompt=11),
     # Heads together twice as wide as the model; two files.
     "wide": Variant(2, 32, 32, 2, 4, 2, 16, 101, tied=True, theta=1e6, shard_size="60KB", n_prompt=8),
@@ -66,7 +66,7 @@ VARIANTS = {
 
 
 class DoubleTorch:
-    """The torch module, in which float32 means float64."""
+    """The torch module with float32 replaced by float64."""
 
     float32 = float = torch.float64
 
@@ -76,7 +76,7 @@ class DoubleTorch:
 
 @contextmanager
 def everything_in_float64() -> Iterator[None]:
-    """transformers computes norms, rotations and softmax in float32 whatever the weights are; not in here."""
+    """Make transformers compute norms, RoPE and softmax in float64; by default they are float32 for any weights."""
     with (
         mock.patch.object(modeling_qwen3, "torch", DoubleTorch()),
         mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
@@ -85,7 +85,7 @@ def everything_in_float64() -> Iterator[None]:
 
 
 def build(v: Variant) -> Qwen3ForCausalLM:
-    """A model whose weights make every part matter: sharp attention, norm weights away from 1, a small embedding."""
+    """Return a model in which every part matters: sharp attention, varied norm weights, a small embedding."""
     config = Qwen3Config(
         hidden_size=v.hidden,
         intermediate_size=v.ffn,
@@ -106,11 +106,11 @@ def build(v: Variant) -> Qwen3ForCausalLM:
     random = np.random.default_rng(v.seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            # Head norms: scores that spread over several units. Other norms: each weight its own.
+            # Head norms: scores spread over several units. Other norms: all weights different.
             low, high = (1.0, 2.5) if "q_norm" in name or "k_norm" in name else (0.5, 2.0)
             values = random.uniform(low, high, parameter.shape)
         else:
-            # What is normed is small, about 0.1, so that an epsilon ten times off shows in every norm.
+            # Inputs of norms are small, about 0.1, so that an epsilon wrong by a factor of ten shows in every norm.
             small = 0.1 if name.split(".")[-2] in ("q_proj", "k_proj", "o_proj", "down_proj") else 1.0
             scale = 0.03 if "embed" in name else small * parameter.shape[1] ** -0.5
             values = random.normal(0, scale, parameter.shape)
@@ -120,7 +120,7 @@ def build(v: Variant) -> Qwen3ForCausalLM:
 
 @contextmanager
 def watched(model: Qwen3ForCausalLM) -> Iterator[dict[str, np.ndarray]]:
-    """What every named place holds in the one pass made while this is open, in the order of computation."""
+    """Collect all taps of the one pass in this block, in the order of computation."""
     taps: dict[str, np.ndarray] = {}
     hooks = []
 
@@ -154,7 +154,7 @@ def watched(model: Qwen3ForCausalLM) -> Iterator[dict[str, np.ndarray]]:
         output_of(layer, blk + "layer_out")
     output_of(model.model.norm, "output_norm")
 
-    # The rotation is a function, not a module: it is called once per layer, in order.
+    # RoPE is a function, not a module: it is called once per layer, in order.
     rotate, calls = modeling_qwen3.apply_rotary_pos_emb, iter(range(len(model.model.layers)))
 
     def rotate_and_keep(*args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,7 +171,7 @@ def watched(model: Qwen3ForCausalLM) -> Iterator[dict[str, np.ndarray]]:
 
 
 def logits_of(model: Qwen3ForCausalLM, ids: list[int]) -> np.ndarray:
-    """(T, V) float64, no cache."""
+    """Return logits (T, V) in float64, without a cache."""
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
     if logits.dtype != np.float64:
@@ -180,7 +180,7 @@ def logits_of(model: Qwen3ForCausalLM, ids: list[int]) -> np.ndarray:
 
 
 def greedy(model: Qwen3ForCausalLM, prompt: list[int]) -> list[int]:
-    """The next ids, each the clear winner."""
+    """Return greedy ids; stop if one is nearly a tie."""
     ids = list(prompt)
     for _ in range(N_GREEDY):
         row = logits_of(model, ids)[-1]
@@ -236,7 +236,7 @@ def to_q8_0(model: Qwen3ForCausalLM, path: Path, v: Variant) -> None:
 
 
 def make(name: str, v: Variant) -> None:
-    """One folder of tests/data."""
+    """Write a folder of tests/data."""
     folder = DATA / f"qwen3-{name}"
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
@@ -265,7 +265,7 @@ def make(name: str, v: Variant) -> None:
 
 
 def record(name: str, v: Variant) -> dict[str, object]:
-    """What made a folder."""
+    """Return tool, versions, command and seed that made a folder."""
     return {
         "tool": "transformers, Qwen3ForCausalLM, eager attention; float64 throughout, saved as float32",
         "versions": {package: version(package) for package in ("transformers", "torch", "numpy", "gguf")},

@@ -1,4 +1,4 @@
-"""Make the Llama, Qwen2 and Mistral checkpoints of tests/data and what transformers computes. Tests never run this.
+"""Make the Llama, Qwen2 and Mistral checkpoints of tests/data and their golden files. The tests never run this.
 
 Tiny models with random weights: a Llama 3 whose context is longer than that of its training, with a head of its own;
 a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice as wide as the model.
@@ -31,14 +31,14 @@ SIZES = {
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "bos_token_id": None,
     "eos_token_id": None, "attn_implementation": "eager",
 }  # fmt: skip
-# Short enough that the three kinds of frequencies all occur, and that their difference shows within a prompt.
+# A short context, so that all three kinds of frequencies occur and their difference is visible within a prompt.
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 PROMPTS = (1, 7, 41)
-# The class, its settings, and a seed with which no greedy step is nearly a tie.
+# The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
     "llama": (modeling_llama.LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), 1),
     "qwen2": (
@@ -52,7 +52,7 @@ MODELS = {
 
 
 def build(name: str) -> PreTrainedModel:
-    """Random weights that make every part matter."""
+    """Set random weights for which every part matters."""
     of, config, seed = MODELS[name]
     made: PreTrainedModel = of(config)
     random = np.random.default_rng(seed)
@@ -62,17 +62,17 @@ def build(name: str) -> PreTrainedModel:
         elif parameter.ndim == 1:
             values = random.uniform(0.5, 2.0, parameter.shape)
         else:
-            # What a layer adds is small, so that rounding does not grow from layer to layer.
+            # The output of a layer is small, so that rounding errors do not grow from layer to layer.
             small = 0.3 if stem.split(".")[-2] in ("o_proj", "down_proj") else 1.0
             scale = 0.5 if "embed" in stem else small * parameter.shape[1] ** -0.5
             values = random.normal(0, scale, parameter.shape)
-        # What float32 can hold, so that the file has exactly what is computed with.
+        # Rounded to float32, so that the file has exactly the weights of the computation.
         parameter.data = torch.from_numpy(values.astype(np.float32).astype(np.float64))
     return made.eval()
 
 
 def to_q8_0(model: PreTrainedModel) -> None:
-    """Give the model the weights that Q8_0 would leave of its matrices."""
+    """Replace the matrices by their Q8_0 roundings."""
     kind = gguf.GGMLQuantizationType.Q8_0
     for parameter in model.parameters():
         if parameter.ndim == 2:
@@ -81,7 +81,7 @@ def to_q8_0(model: PreTrainedModel) -> None:
 
 
 def make(name: str) -> None:
-    """One folder of tests/data."""
+    """Write a folder of tests/data."""
     seed = MODELS[name][2]
     folder = DATA / f"{name}-micro"
     (folder / "hf").mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Write what transformers computes inside the micro checkpoints of tests/data, as NAME-micro/taps.npz.
+"""Write the intermediate values of transformers for the micro checkpoints of tests/data, as NAME-micro/taps.npz.
 
 Tests never run this. The files have every value that the engine names (`backends/taps.py`), for prompt 1 of the
 folder's golden file, in float64 throughout, saved as float32. The logits are compared with those of the golden file
@@ -35,14 +35,14 @@ Keep = Callable[[str, torch.Tensor], None]
 
 
 def output_of(module: torch.nn.Module, name: str, keep: Keep) -> None:
-    """Keep what a module returns."""
+    """Record the output of a module."""
     module.register_forward_hook(
         lambda _module, _inputs, output: keep(name, output[0] if isinstance(output, tuple) else output)
     )
 
 
 def input_of(module: torch.nn.Module, name: str, keep: Keep) -> None:
-    """Keep what a module is given."""
+    """Record the input of a module."""
     module.register_forward_pre_hook(lambda _module, inputs: keep(name, inputs[0]))
 
 
@@ -116,7 +116,7 @@ def taps_of(name: str, ids: list[int]) -> tuple[dict[str, np.ndarray], np.ndarra
             watch_gpt2(model, keep)
         else:
             watch_llama(model, keep)
-            # The rotation is a function, not a module: it is called once per layer, in order.
+            # RoPE is a function, not a module: it is called once per layer, in order.
             rotate, calls = module.apply_rotary_pos_emb, iter(range(len(model.model.layers)))
 
             def rotate_and_keep(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:

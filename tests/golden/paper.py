@@ -1,7 +1,7 @@
-"""Qwen3 once more, in float64 NumPy, as its paper and its reference describe it: a second opinion.
+"""An independent Qwen3 in float64 NumPy, written from its paper and its reference implementation.
 
-It shares no line with mlx_engine, not even the reading of the file, for which it uses the gguf package. Whole
-sequences only, no cache, and every key repeated for every query head.
+It shares no code with mlx_engine and reads files with the gguf package. Whole sequences only, no cache, and every key
+is repeated for every query head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Paper:
         self.settings = {name: field.contents() for name, field in reader.fields.items()}
 
     def logits(self, ids: list[int]) -> np.ndarray:
-        """(T, V) at every position."""
+        """Return logits at every position, (T, V)."""
         w, n = self.w, len(ids)
         x = w["token_embd.weight"][ids]
         future = np.triu(np.full((n, n), -np.inf), 1)
@@ -56,12 +56,12 @@ class Paper:
         return np.stack(np.split(x, x.shape[-1] // self.of("attention.key_length"), axis=-1))
 
     def rotate(self, x: np.ndarray) -> np.ndarray:
-        """The halves of a head are the parts of complex numbers, which turn by position * theta ** (-j / half)."""
+        """RoPE: the halves of a head are complex numbers, rotated by position * theta ** (-j / half)."""
         half = x.shape[-1] // 2
         turns = np.outer(np.arange(x.shape[1]), self.of("rope.freq_base") ** (-np.arange(half) / half))
         z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * turns)
         return np.concatenate((z.real, z.imag), axis=-1)
 
     def of(self, key: str) -> int | float:
-        """A setting."""
+        """Return a setting of the file."""
         return self.settings[f"qwen3.{key}"]

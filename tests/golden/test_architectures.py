@@ -1,4 +1,4 @@
-"""Logits and greedy ids of all models but Qwen3, against transformers: from its own folders, and from GGUF."""
+"""Logits and greedy ids of all models except Qwen3 against transformers, from folders and from GGUF files."""
 
 from collections.abc import Callable
 from functools import cache
@@ -15,20 +15,20 @@ from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, gr
 ARCHITECTURES = ("gpt2", "gemma3", "llama", "mistral", "qwen2")
 WITH_TOKENIZER = ("gpt2", "gemma3")
 NAMES = [f"{architecture}-{file}" for architecture in ARCHITECTURES for file in ("hf", "F32", "Q8_0")]
-# A few seconds for what others do in a moment: one prompt is enough for them.
+# These backends take seconds, so they run one prompt only.
 SLOW = ("scalar", EMULATED)
 WITHOUT_JIT = "simd --no-jit"
-# Chunks against one pass: the same products, summed in another order.
+# Chunked against unchunked prefill: the same products in another order of summation.
 CUT, CUT_OF_ONE = 2e-6, 1e-5
 
-# A checkpoint by name, converted when it is first asked for.
+# A checkpoint by name, converted on first use.
 Goldens = Callable[[str], Golden]
 
 names = pytest.mark.parametrize("name", NAMES)
 
 
 def is_spared(backend: str, name: str) -> bool:
-    """F32 of a GGUF file are the numbers of the folder, and `scalar` makes floats of Q8_0: not every time."""
+    """Skip redundant runs: F32 GGUF has the folder's values, and `scalar` dequantises Q8_0."""
     return (backend in (*SLOW, "mlx") and name.endswith("F32")) or (backend == "scalar" and name.endswith("Q8_0"))
 
 
@@ -97,7 +97,7 @@ def test_chunks_equal_one_pass(goldens: Goldens, name: str, chunk: int):
     ],
 )
 def test_a_prompt_over_which_the_window_slides_many_times(backend: str, chunk: int, page: int):
-    """700 tokens, where local layers have pages for a window of 8 and one pass: later tokens take those of earlier."""
+    """700 tokens; sliding-window layers have pages for a window of 8 and one pass, so pages are reused."""
     folder = DATA / "gemma3-micro" / "hf"
     ids = np.random.default_rng(0).integers(0, 512, 700).tolist()
     cut = in_chunks(folder, backend, ids, chunk, page=page)
@@ -115,7 +115,7 @@ def test_local_layers_keep_a_window_and_global_ones_all():
 
 
 def test_text_comes_out():
-    """Ids that mean nothing, but through the folder's own tokenizer and back."""
+    """The model has random weights, but the text passes through the folder's own tokenizer."""
     for architecture in WITH_TOKENIZER:
         made = engine(DATA / f"{architecture}-micro" / "hf", "simd")
         generation = made.generate("ab", max_tokens=4, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""The built-in model tells a story, and other openings tell others."""
+"""The built-in model generates a story, and different stories for different prompts."""
 
 import re
 

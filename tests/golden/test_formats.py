@@ -1,4 +1,4 @@
-"""A small Qwen3 of random blocks of 4 and 6 bits, mixed as files have them, against the same weights in float32."""
+"""A small Qwen3 of random 4- and 6-bit blocks, mixed as in real files, against the same weights in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_engine.decode.step import forward
 from mlx_engine.quant.weight import Weight
 from tests.random_blocks import random_blocks
 
-# Vectors of 256, of which K formats have one block per row; two layers, 4 heads of 64 that share 2 keys and values.
+# Hidden size 256, so that K-quants have one block per row; two layers, 4 query heads of 64, 2 KV heads.
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 4, 2, 64, 300
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "ffn_up": "Q4_0", "attn_output": "Q4_1"}
 FILES = {name: (name, {}) for name in ("Q4_0", "Q4_1", "Q4_K", "Q6_K")} | {"mixed": ("Q4_K", MIXED)}
@@ -32,7 +32,7 @@ def shapes() -> dict[str, tuple[int, int]]:
 
 
 def write(path: Path, weights: list[Weight], *, expanded: bool, context: int = 64) -> None:
-    """The file, or the same with every matrix in float32."""
+    """Return the file, or the same with every matrix in float32."""
     writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_block_count(LAYERS)
     writer.add_context_length(context)
@@ -64,7 +64,7 @@ def write(path: Path, weights: list[Weight], *, expanded: bool, context: int = 6
 
 
 def random_weights(file: str) -> list[Weight]:
-    """All matrices of one of `FILES`."""
+    """Write all matrices of one of `FILES`."""
     usual, others = FILES[file]
     rng = np.random.default_rng(1)
     return [
@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_expanded_weights(files: tuple[Path, Path], back
     engine = mlx_engine.load(expanded, "simd", jit=False)
     want = np.asarray(engine.logits(IDS))
     assert np.linalg.norm(logits(stored, backend) - want) <= 2e-6 * np.linalg.norm(want)
-    # Token by token, the rows are multiplied as they are stored.
+    # In decode, rows are multiplied in their stored type.
     engine = mlx_engine.load(stored, backend)
     kv = engine.model.new_kv(16)
     with engine.backend.session():

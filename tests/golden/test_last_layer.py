@@ -1,4 +1,4 @@
-"""The last layer works on no other tokens than those whose logits are wanted."""
+"""The last layer computes only the tokens whose logits are requested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ backends = pytest.mark.parametrize("backend", ["simd", "parallel", "mlx"])
 def rows_of(
     golden: Golden, backend: str, parts: Callable[[Any], list[New]]
 ) -> tuple[np.ndarray | None, dict[str, int], int]:
-    """Logits, the number of rows of every named value, and the last layer's number."""
+    """Return logits, the number of rows of every tap, and the last layer's index."""
     model, rows = copy.copy(engine(golden.checkpoint, backend).model), {}
     model.backend = tapped(model.backend, lambda name, x: rows.setdefault(name, len(x)))
     with model.backend.session():

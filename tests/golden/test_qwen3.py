@@ -1,4 +1,4 @@
-"""Qwen3's logits and greedy ids, against transformers and against a second model written in NumPy."""
+"""Qwen3's logits and greedy ids against transformers and against an independent NumPy model."""
 
 from functools import cache
 from pathlib import Path
@@ -17,17 +17,17 @@ PROMPTS = [pytest.param(golden, i, id=f"{golden}-{i}") for golden in GOLDENS for
 OF_MICRO = [param for param in PROMPTS if param.id.startswith("micro")]
 OF_VARIANTS = [param for param in PROMPTS if param not in OF_MICRO]
 
-# Half a unit in the last place of the largest logits: what two float64 results differ by when one is saved as float32.
-# micro's were made in float64 but for norms, rotation and softmax, which transformers keeps in float32.
+# Half a unit in the last place of the largest logits: the difference of two float64 results, one saved as float32.
+# The golden file of micro is float64 except for norms, RoPE and softmax, which transformers computes in float32.
 ROUNDED, MICRO_ROUNDED = 3e-7, 2e-6
-# Chunks against one pass: the same products, summed by BLAS in another order. Seen: 9e-7 and 7e-6.
+# Chunked against unchunked prefill: the same products, summed by BLAS in another order. Measured: 9e-7 and 7e-6.
 CUT, CUT_OF_ONE = 1e-6, 1e-5
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def everywhere(prompts: list[Any]) -> pytest.MarkDecorator:
-    """On every backend; what the slow ones expand to the same floats, or nearly, they need not see every time."""
+    """All backends; slow ones skip files that they dequantise to (nearly) the same floats."""
 
     def is_spared(backend: str, name: str) -> bool:
         seen = ("micro-f32", "micro-q8_0") if backend == "scalar" else ("micro-f32",)
@@ -56,7 +56,7 @@ def test_logits(backend: str, golden: Golden, i: int):
 @pytest.mark.parametrize("file", ["model-f32.gguf", "model-f16.gguf", "model-q8_0.gguf"])
 @backends
 def test_logits_against_a_second_opinion(backend: str, file: str):
-    """The only judge of float16 weights; for the others it judges the golden file too."""
+    """The only reference for float16 weights; for others it also checks the golden file."""
     ids = Golden("micro", MICRO, MICRO / "golden.npz").prompt(2)
     found = engine(MICRO / file, backend).logits(ids)
     check_close(paper(MICRO / file).logits(ids), np.asarray(found))
@@ -64,7 +64,7 @@ def test_logits_against_a_second_opinion(backend: str, file: str):
 
 @pytest.mark.parametrize("golden", [g for g in GOLDENS if g.checkpoint.suffix == ".gguf"], ids=str)
 def test_the_second_opinion_and_the_goldens_agree(golden: Golden):
-    """To the last bit that float32 has: neither program rounded anywhere on its way."""
+    """Equal to the last bit of float32: neither program rounds intermediate values."""
     bound = MICRO_ROUNDED if golden.name.startswith("micro") else ROUNDED
     for i in range(golden.prompts()):
         found = paper(golden.checkpoint).logits(golden.prompt(i))
@@ -95,7 +95,7 @@ def check_chunks(golden: Golden, i: int, backend: str, chunk: int) -> None:
 @pytest.mark.parametrize("chunk", [7, 128, 300])
 @pytest.mark.parametrize("page", [1, 48, 64, 512])
 def test_a_prompt_of_many_pages(chunk: int, page: int):
-    """300 tokens: a page begins in the middle of a chunk or between two."""
+    """300 tokens: pages begin within chunks and between them."""
     ids = np.random.default_rng(0).integers(0, 512, 300).tolist()
     found = in_chunks(MICRO / "model-q8_0.gguf", "simd", ids, chunk, page=page)
     check_close(paper(MICRO / "model-q8_0.gguf").logits(ids), found)

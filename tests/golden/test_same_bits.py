@@ -1,4 +1,4 @@
-"""Logits do not depend on passes, on what else is in them, on pages, threads or the processor: bit for bit.
+"""Logits are bit-identical for any chunking, batch, page layout, number of threads and processor.
 
 `simd` and `parallel` with compiled kernels. The order of summation that gives this is in `kernels/cpu/tile.py` and
 `kernels/cpu/attention_block.py`.
@@ -29,7 +29,7 @@ from tests.golden.test_formats import random_weights, write
 
 # Models of random blocks; "mixed" has matrices of several formats.
 RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed")
-# By name: formats, and architectures. Gemma 3 has a window of 8 tokens, GPT-2 layer norms and biases.
+# By name: formats and architectures. Gemma 3 has a sliding window of 8 tokens, GPT-2 layer norms and biases.
 STORED: dict[str, str | Path] = {
     "builtin": "builtin",
     "qwen3-F32": DATA / "qwen3-micro" / "model-f32.gguf",
@@ -42,7 +42,7 @@ STORED: dict[str, str | Path] = {
     "qwen2": DATA / "qwen2-micro" / "hf",
 }
 BACKENDS = [("parallel", 2), ("parallel", 1), ("simd", 1)]
-# Tokens of a pass; beyond the prompt's length there is one pass.
+# Chunk lengths; a length beyond the prompt's means one pass.
 PASSES = (1, 2, 3, 5, 7, 8, 9, 16, 77, 100, 1000)
 # More than one block of keys, where a model's context allows it.
 LENGTH = 150
@@ -67,7 +67,7 @@ def prompt(of: mlx_engine.Engine) -> list[int]:
 
 
 def in_passes(of: mlx_engine.Engine, lengths: list[int], **options: int) -> np.ndarray:
-    """Logits at every position of the prompt, read in passes of these lengths; the options are those of the pool."""
+    """Return logits at every position, computed in passes of these lengths; the options are those of the pool."""
     ids, model = prompt(of), of.model
     kv, edges = model.new_kv(len(ids), **options), [0, *itertools.accumulate(lengths)]
     with model.backend.session():
@@ -80,7 +80,7 @@ def cut(n: int, by: int) -> list[int]:
 
 
 def differing(of: mlx_engine.Engine, want: np.ndarray) -> list[int]:
-    """The lengths of passes with which some bit is another one."""
+    """Return the chunk lengths for which a bit differs."""
     n = len(prompt(of))
     return [length for length in PASSES if not np.array_equal(in_passes(of, cut(n, length)), want)]
 
@@ -98,7 +98,7 @@ def test_passes_of_any_length_on_any_number_of_threads(name: str, folder: Path):
 
 @pytest.mark.parametrize("name", ["builtin", "gemma3"])
 def test_passes_of_mixed_lengths(name: str):
-    """As a prefix, chunks of a prompt and single tokens follow each other."""
+    """A cached prefix, then chunks of a prompt, then single tokens."""
     of, rng = engine(STORED[name], *BACKENDS[0]), np.random.default_rng(2)
     want = in_passes(of, [LENGTH])
     for _ in range(5):
@@ -119,7 +119,7 @@ def test_pages_of_any_size(name: str, page: int):
 
 
 def in_batches(of: mlx_engine.Engine, texts: Sequence[list[int]], seed: int) -> list[np.ndarray]:
-    """Logits at every position of each text; a pass has the next few tokens of some of them, drawn at random."""
+    """Return logits at every position of each text; each pass has the next tokens of a random subset of texts."""
     rng, model, at = np.random.default_rng(seed), of.model, [0] * len(texts)
     page = int(rng.choice([1, 7, 16, 64]))
     pool = model.new_pool(sum(map(len, texts)), n_sequences=len(texts), page=page)
@@ -159,11 +159,11 @@ def test_stored_weights_give_the_bits_of_expanded_ones(name: str, folder: Path):
         np.testing.assert_array_equal(in_passes(stored, cut(LENGTH, length)), in_passes(dense, cut(LENGTH, length)))
 
 
-# ---- an order that depends on the pass is seen ----
+# ---- an order of summation that depends on the pass is detected ----
 
 
 def test_products_of_numpy_are_seen():
-    """BLAS adds up a row alone otherwise than among others."""
+    """BLAS sums a single row in another order than a row of a matrix."""
     plain = engine("builtin", "simd", 1, jit=False)
     assert 1 in differing(plain, in_passes(plain, [LENGTH]))
 
@@ -177,7 +177,7 @@ def test_attention_of_numpy_in_large_passes_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.MonkeyPatch):
-    """Every second call has a page more before the first one, which no query sees: blocks of keys begin with it."""
+    """Every second call has an extra, invisible page before the first one, which shifts the blocks of keys."""
     of, attention, calls = engine("builtin", *BACKENDS[0]), CompiledBackend.attention, itertools.count()
     want = in_passes(of, [LENGTH])
 

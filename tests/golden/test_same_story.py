@@ -1,11 +1,11 @@
-"""The built-in model writes the same 64 tokens on every backend."""
+"""The built-in model generates the same 64 tokens on every backend."""
 
 import pytest
 
 import mlx_engine
 from tests.contract.check import BACKENDS, EMULATED, load
 
-# What `scalar` writes after "Once upon a time".
+# The output of `scalar` after "Once upon a time".
 STORY = [
     11, 411, 287, 258, 406, 636, 376, 904, 13, 463, 916, 459, 11, 904, 287, 323, 363, 618, 487, 903, 607, 1289, 322,
     258, 1830, 13, 540, 266, 410, 521, 274, 524, 258, 386, 356, 69, 348, 13, 904, 524, 409, 713, 339, 307, 402,
@@ -20,7 +20,7 @@ def test_the_story_is_the_one_that_scalar_writes(name: str):
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name not in ("scalar", EMULATED)])
 def test_its_beginning_is_the_same_without_a_cache(name: str):
-    """Every token reads the whole story again."""
+    """Without a cache, every token recomputes the whole story."""
     assert load(name, "builtin").generate("Once upon a time", 8, kv=False).token_ids == STORY[:8]
 
 

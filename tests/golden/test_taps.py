@@ -1,4 +1,4 @@
-"""Every named value of a forward pass, against transformers: a wrong model is found at its first wrong line."""
+"""All intermediate values (taps) of a forward pass against transformers: finds the first wrong operation."""
 
 import copy
 import json
@@ -13,19 +13,19 @@ from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
-# Those of `make_tap_goldens.py`.
+# The checkpoints of `make_tap_goldens.py`.
 ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral", "qwen2")
-# How a prompt may be cut into passes; None runs it in one pass whose keys and values nobody keeps.
+# Chunkings of the prompt; None is one pass without a KV cache.
 CUTS = (None, 1, 3)
 
 
 def taps_of(golden: Golden, backend: str, chunk: int | None) -> dict[str, np.ndarray]:
-    """Our values under the golden file's names."""
+    """Return the taps under the golden file's names."""
     return tapped_values(golden.checkpoint, golden.prompt(0), backend, chunk)
 
 
 def tapped_values(checkpoint: Path, ids: list[int], backend: str, chunk: int | None) -> dict[str, np.ndarray]:
-    """Every named value; those of several passes are joined along the tokens."""
+    """Return all taps, joined along the tokens for several passes."""
     model = copy.copy(engine(checkpoint, backend).model)
     passes: list[dict[str, np.ndarray]] = []
 
@@ -59,7 +59,7 @@ def test_no_value_diverges(backend: str, name: str, chunk: int | None):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_value_of_another_architecture_diverges(backend: str, name: str, chunk: int | None):
-    """Its names, too, are the same."""
+    """The names of the taps are also equal."""
     folder = DATA / f"{name}-micro"
     with np.load(folder / "taps.npz") as arrays, np.load(folder / "golden.npz") as golden:
         expected = dict(arrays)
@@ -78,7 +78,7 @@ def test_both_name_the_same_values(backend: str, name: str):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_layer_has_sixteen_names(name: str):
-    """A golden file that lost its taps would agree with everything."""
+    """A golden file without taps would agree with any result."""
     golden = variant(name)
     assert len(golden.taps()) == 3 + 16 * engine(golden.checkpoint, "simd").config.n_layers
 
@@ -96,7 +96,7 @@ LIES = {
 
 
 def nudged(x: np.ndarray, by: float) -> np.ndarray:
-    """One element, the smallest, changed by a part of the root mean square."""
+    """Change one element, the smallest, by a share of the root mean square."""
     x = x.copy()
     x.flat[np.abs(x).argmin()] += by * np.sqrt(np.mean(x**2))
     return x
@@ -104,7 +104,7 @@ def nudged(x: np.ndarray, by: float) -> np.ndarray:
 
 @pytest.mark.parametrize("lie", LIES)
 def test_each_wrong_value_is_named(lie: str):
-    """The test of the tests: whichever value is wrong, and all that follow from it, the report starts with it."""
+    """If a value and all values computed from it are wrong, the report names this value."""
     expected = variant("mqa").taps()
     names = list(expected)
     for at, name in enumerate(names):

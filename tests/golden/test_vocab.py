@@ -1,4 +1,4 @@
-"""Real vocabularies against the ids that llama.cpp gives: its vocabulary-only GGUF files, read where they are.
+"""Real vocabularies against llama.cpp's ids, from its vocabulary-only GGUF files in their own folder.
 
 They are looked for in `shared/vocab` beside the repository, or in `MLX_ENGINE_VOCAB_DIR`. Source of the files:
 https://github.com/ggml-org/llama.cpp/tree/00ad355e009e83abf98f96a6ded7193b95763681/models
@@ -18,7 +18,7 @@ _BESIDE = Path(__file__).parents[2].parent / "shared" / "vocab"
 
 
 def vocab_file(name: str, suffix: str = "") -> Path:
-    """A file of the set; the test is skipped where it is absent."""
+    """Return a file of the set; skip the test if it is missing."""
     path = Path(os.environ.get("MLX_ENGINE_VOCAB_DIR", _BESIDE)) / f"ggml-vocab-{name}.gguf{suffix}"
     if not path.is_file():
         pytest.skip(f"no {path.name} in {path.parent}; MLX_ENGINE_VOCAB_DIR may name another folder")
@@ -31,12 +31,12 @@ def _loaded(path: Path) -> Tokenizer:
 
 
 def real(name: str) -> Tokenizer:
-    """The tokenizer of a real vocabulary."""
+    """Load the tokenizer of a real vocabulary."""
     return _loaded(vocab_file(name))
 
 
 def cases(name: str) -> list[tuple[str, list[int]]]:
-    """Texts and their ids; the last text and the last line are empty."""
+    """Return texts and their ids; the last text and the last line are empty."""
     texts = vocab_file(name, ".inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     lines = vocab_file(name, ".out").read_text(encoding="utf-8").split("\n")
     return [(text, [int(i) for i in line.split()]) for text, line in zip(texts, lines, strict=True)]
@@ -85,7 +85,7 @@ def test_no_control_token_comes_from_plain_text(name):
 
 
 def merged_by_score(tokenizer: Tokenizer, scores: dict[str, float], text: str) -> list[str]:
-    """SPM as it is defined: the best score first, of equals the leftmost. Slow, and right."""
+    """Reference SPM: merge the best score first, the leftmost of equal scores. Slow."""
     symbols = ["▁", *text.replace(" ", "▁")] if text else []
     while True:
         pairs = [(a + b, i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]

@@ -1,4 +1,4 @@
-"""Damage a good GGUF file at random, many times over: it opens, or one FormatError says what is wrong.
+"""Fuzz the GGUF reader: a randomly damaged file either opens or raises one FormatError.
 
 usage: python -m tests.properties.gguf_damage [--count 20000] [--seed 0]
 """
@@ -41,7 +41,7 @@ EXTREMES = [
 
 
 def damaged(good, rng):
-    """`good` with one to four things wrong."""
+    """Return `good` with one to four random changes."""
     data = bytearray(good)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         at = rng.randrange(len(data) + 1)
@@ -68,7 +68,7 @@ def damaged(good, rng):
 
 
 def outcome(path):
-    """What became of opening the file and of loading every tensor; anything but a FormatError is raised."""
+    """Open the file and load all tensors; return the outcome. Errors other than FormatError are raised."""
     try:
         with open_gguf(path) as file:
             repr((file.metadata, file.typed_metadata()))
@@ -78,7 +78,9 @@ def outcome(path):
                     file.load_tensor(name)
                 except UnsupportedTypeError:
                     refused += 1
-            return "opened, a tensor refused" if refused > 1 else "opened"  # the good file has one of type I8
+            return (
+                "opened, a tensor refused" if refused > 1 else "opened"
+            )  # the undamaged file has one tensor of type I8
     except FormatError as error:
         if not (error.where and error.expected and error.found and error.hint):
             raise AssertionError("a FormatError without its facts") from error
@@ -86,7 +88,7 @@ def outcome(path):
 
 
 def run(count, seed, folder, *, measure=False):
-    """Counts of outcomes over `count` files, and the most memory taken beyond 8 times a file's size."""
+    """Return the counts of outcomes of `count` files, and the largest memory use beyond 8 times a file's size."""
     rng = random.Random(seed)
     good = g.small_file()
     counts, excess = Counter(), 0

@@ -1,4 +1,4 @@
-"""A damaged file opens or is refused with a FormatError. `python -m tests.properties.gguf_damage` tries more."""
+"""A damaged file opens or raises a FormatError. `python -m tests.properties.gguf_damage` tries more."""
 
 from tests.properties.gguf_damage import run
 
@@ -6,7 +6,7 @@ from tests.properties.gguf_damage import run
 def test_random_damage_is_survived_or_refused_with_one_kind_of_error(tmp_path):
     counts, _ = run(1_500, seed=1, folder=tmp_path)
     assert counts["FormatError"] > 300
-    assert counts["opened"] > 100  # otherwise the damage never gets past the first check
+    assert counts["opened"] > 100  # otherwise all damage would be found by the first check
 
 
 def test_random_damage_costs_little_memory(tmp_path):

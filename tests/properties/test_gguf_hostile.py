@@ -1,6 +1,6 @@
-"""Files made to break a reader: each is refused with one FormatError, and none takes memory for what it only claims.
+"""Malicious files: each raises one FormatError, and none allocates memory for sizes that it only claims.
 
-The kinds are those of llama.cpp's test, with the same verdicts, plus arrays of arrays and what exhausts memory.
+The cases are those of llama.cpp's test, with the same results, plus nested arrays and files that exhaust memory.
 Source: https://github.com/ggml-org/llama.cpp/blob/03f94f19a2c4c9d039fa1a84838fe3e2110cc28d/tests/test-gguf.cpp
 """
 
@@ -21,7 +21,7 @@ GOOD_PAIR = pair("k", g.U8, b"\x01")
 ALIGN_1 = pair("general.alignment", g.U32, u32(1))
 TWO = [record("a", [3], g.GGML_F32, 0), record("b", [5], g.GGML_F32, 32)]
 DATA = g.pad(bytes(range(12))) + g.pad(bytes(range(20)))
-LONG = b"\0" * 64  # so that what is refused is the field, not the end of the file
+LONG = b"\0" * 64  # so that the error is about the field, not about the end of the file
 
 
 def one_tensor(*args, data=bytes(64), **kwargs):

@@ -1,4 +1,4 @@
-"""Sequences that share a pool, on every backend's storage, against plain Python lists, by one state machine."""
+"""State machine test: sequences that share a pool, on every backend's storage, against plain Python lists."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ SETTINGS = settings(
 
 @dataclass(frozen=True)
 class Kind:
-    """How large a pool is, and how far each layer looks back, if not to the beginning."""
+    """The size of a pool, and the sliding window of each layer or None."""
 
     n_tokens: int
     page: int
@@ -57,17 +57,17 @@ KINDS = [
 ]
 
 
-# ---- what lies in a store, read through attention alone ----
+# ---- the contents of a store, read with attention only ----
 
 
 def address(token, layer, head):
-    """(E,) of which no two are equal: `nearest` finds one among all others."""
+    """Return a unique key, (E,), that the query `nearest` selects among all others."""
     place = 10 * layer + head
     return token, -(token**2) / 2, place, -(place**2) / 2
 
 
 def nearest(token, layer, head):
-    """(E,) whose product with an address is largest at the one that it names, by at least 1/2."""
+    """Return a query, (E,), whose product is largest with its own key, by at least 1/2."""
     return token, 1, 10 * layer + head, 1
 
 
@@ -76,13 +76,13 @@ def content(token, layer, head):
 
 
 def rows(backend, tokens, layer, entry):
-    """(T, G, E) on the backend, an `entry` for each token and head."""
+    """Return a backend array (T, G, E) with an `entry` for each token and head."""
     flat = [[x for head in range(KV_HEADS) for x in entry(token, layer, head)] for token in tokens]
     return backend.heads(backend.array(np.array(flat, dtype=np.float32)), HEAD_DIM)
 
 
 def tokens_in(backend, view, span, layer, n):
-    """The last n tokens that a span shows, in order.
+    """Return the last n visible tokens of a span, in order.
 
     A window of one shows a token's own value alone. Then the first and the last keys are asked for by their addresses,
     and must answer with the values that belong to them.
@@ -94,7 +94,7 @@ def tokens_in(backend, view, span, layer, n):
     tokens = [int(token) for token in np.rint(values[:, 0, 0])]
     want = np.array([[content(token, layer, head) for head in range(KV_HEADS)] for token in tokens])
     assert np.array_equal(np.rint(values), want), "a value lies in another token's, layer's or head's place"
-    # The last token asks for every other: its window has to reach so far.
+    # The last token queries all others, so its window must include them.
     one = KVSpan(span.pages, span.length, 1)
     for i, token in [*enumerate(tokens)][:3] + [*enumerate(tokens)][3:][-3:]:
         asked = backend.attention(
@@ -105,7 +105,7 @@ def tokens_in(backend, view, span, layer, n):
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Passes over one or more sequences, committed, rolled back or refused, and sequences that end."""
+    """Forward passes over one or more sequences, committed, rolled back or refused; ends of sequences."""
 
     def __init__(self, kind, backend, pool_class=KVPool, sequence_class=KVSequence):
         super().__init__()
@@ -118,7 +118,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.n_pages = [self.pool.free_pages(group) for group in range(len(self.pool.windows))]
 
     def begun(self, which, n):
-        """A batch of n new tokens of each sequence, or None if there is no room; then nothing has changed."""
+        """Begin a batch of n new tokens per sequence. Return None if the pool is full; nothing is changed then."""
         parts, new = [], {}
         for i in which:
             new[i] = list(range(self.next_token, self.next_token + n))
@@ -144,7 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
             for i, span in zip(new, view.spans, strict=True) if read else ():
                 want = self.want[i] + new[i]
                 assert (span.length, span.n_new) == (len(want), len(new[i]))
-                # All that the first of the new tokens sees.
+                # Everything visible to the first new token.
                 n = len(want) - view.first_visible(span, len(new[i]))
                 assert tokens_in(self.backend, view, span, layer, n) == want[len(want) - n :]
 
@@ -176,7 +176,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(i=st.integers(0, 2), n=st.integers(2, 6), kept=st.integers(0, 5))
     def accept_a_part(self, i, n, kept):
-        """As speculation does it: some of the first tokens count, the rest never were."""
+        """As in speculative decoding: commit the first tokens and roll back the others."""
         i, n = i % len(self.sequences), min(n, self.kind.longest_pass)
         batch, new = self.begun([i], n)
         if batch is None:
@@ -189,7 +189,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(i=st.integers(0, 2))
     def fill_a_sequence(self, i):
-        """Alone it has room for as many tokens as it was promised, and for no more."""
+        """A single sequence has room for exactly the promised number of tokens."""
         i %= len(self.sequences)
         for other in range(len(self.sequences)):
             if other != i:
@@ -229,7 +229,7 @@ class PoolMachine(RuleBasedStateMachine):
     def counts_agree(self):
         assert [kv.length for kv in self.sequences] == list(map(len, self.want))
         assert [kv.pending for kv in self.sequences] == [0] * len(self.sequences)
-        assert self.pool.nbytes == self.nbytes or self.backend.name == "scalar"  # which counts what is filled
+        assert self.pool.nbytes == self.nbytes or self.backend.name == "scalar"  # which counts filled slots only
 
     @invariant()
     def every_page_is_somebody_s(self):
@@ -252,7 +252,7 @@ def test_sequences_are_lists(kind, backend):
     drive(kind, create_backend(backend))
 
 
-# ---- the machine can fail ----
+# ---- the state machine detects errors ----
 
 
 class GivesOnePageTwice(KVPool):
@@ -333,7 +333,7 @@ def test_the_machine_catches_a_wrong_sequence(sequence_class):
 
 
 def check_caught(**classes):
-    # A counterexample is enough; nobody reads it, so it need not be shrunk.
+    # Any counterexample is enough, so it is not shrunk.
     unshrunk = settings(SETTINGS, max_examples=200, phases=[Phase.generate])
     with pytest.raises((AssertionError, IndexError, ValueError, pytest.fail.Exception)):
         drive(Kind(20, 3, windows=(5, None)), create_backend("simd"), unshrunk, **classes)

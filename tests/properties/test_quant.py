@@ -1,4 +1,4 @@
-"""Laws of the block formats, for bytes and floats that nobody chose."""
+"""Properties of the block formats for random bytes and floats."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_q8_0_is_within_half_a_step_and_the_rounding_of_its_scale(values):
     q8_0 = BY_NAME["Q8_0"]
     read = quant.dequantize(quant.quantize(values, q8_0), q8_0)
     step = np.abs(values).max() / 127
-    # float16 keeps 11 bits of the scale, and loses all below its smallest subnormal; a code is at most 127
+    # float16 keeps 11 bits of the scale, and loses all below its smallest subnormal; a quant is at most 127
     scale_error = max(step * 2.0**-11, 2.0**-25)
     assert np.all(np.abs(read - values[0]) <= step / 2 * (1 + 1e-6) + 127 * scale_error)
 
@@ -49,7 +49,7 @@ def test_unpacked_weights_pack_to_weights_as_near(name, values):
     type_ = BY_NAME[name]
     once = quant.dequantize(quant.quantize(values, type_), type_)
     twice = quant.dequantize(quant.quantize(once, type_), type_)
-    if name == "Q8_0":  # the scale is derived anew, from 127 times its float16 value, which rounds back to it
+    if name == "Q8_0":  # the scale is recomputed from 127 times its float16 value, which rounds to the same scale
         np.testing.assert_allclose(twice, once, rtol=2e-3, atol=1e-6)
     else:
         assert_same_bits(twice, once)

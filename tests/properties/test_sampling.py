@@ -1,4 +1,4 @@
-"""Sampling: the definition against a naive twin and Hugging Face transformers, and every backend against it."""
+"""Sampling: the reference against a naive version and transformers, and every backend against the reference."""
 
 import math
 from fractions import Fraction
@@ -16,7 +16,7 @@ from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.errors import OptionError
 
 SIMD, SCALAR, MLX, MLX_FLOAT32 = SimdBackend(), ScalarBackend(), MlxBackend(), MlxBackend()
-# What a GPU computes in.
+# The precision of a GPU.
 MLX_FLOAT32.name, MLX_FLOAT32._real = "mlx-float32", mx.float32
 BACKENDS = (SCALAR, SIMD, MLX, MLX_FLOAT32)
 
@@ -40,11 +40,11 @@ FILTERS = st.fixed_dictionaries(
 )
 DRAWS = st.floats(0, 1, exclude_max=True)
 
-# How near to a limit a running sum may come before the last digits decide on which side it falls.
+# A cumulative sum this close to a limit may fall on either side by rounding.
 ROUNDING = 1e-6
 
 
-# ---- a naive twin, from the option's descriptions ----
+# ---- a naive version, from the descriptions of the options ----
 
 
 def naive_penalty(logits, recent, penalty):
@@ -55,7 +55,7 @@ def naive_penalty(logits, recent, penalty):
 
 
 def naive_kept(logits, sampling):
-    """The ids that the filters leave, and whether a limit was so near that rounding decides."""
+    """Return the ids that pass the filters, and whether rounding may decide a limit."""
     top = max(logits)
     weights = {i: math.exp((v - top) / sampling.temperature) for i, v in enumerate(logits)}
     order = sorted(weights, key=lambda i: (-weights[i], i))
@@ -112,7 +112,7 @@ def test_a_token_seen_twice_is_penalized_once():
 
 @pytest.fixture(scope="module")
 def warpers():
-    """transformers' processors as functions of NumPy logits; the tests that need them skip where it is absent."""
+    """Return transformers' processors as functions of NumPy logits; skip the test without transformers."""
     torch = pytest.importorskip("torch")
     processors = pytest.importorskip("transformers.generation.logits_process")
 
@@ -125,7 +125,7 @@ def warpers():
 
 
 def transformed(warpers, logits, sampling, recent):
-    """Probabilities after transformers' processors in transformers' order."""
+    """Return the probabilities after transformers' processors in their order."""
     if sampling.repetition_penalty != 1:
         logits = warpers("RepetitionPenaltyLogitsProcessor", logits, sampling.repetition_penalty, recent=recent)
     logits = warpers("TemperatureLogitsWarper", logits, float(sampling.temperature))
@@ -142,7 +142,7 @@ def transformed(warpers, logits, sampling, recent):
 @given(DISTINCT, FILTERS, st.sampled_from([1.0, 1.3, 0.5]), st.lists(st.integers(0, 23), min_size=1, max_size=8))
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 def test_the_definition_is_that_of_transformers(warpers, logits, filters, penalty, recent):
-    """Logits are distinct: of equal ones at the edge transformers' top-k keeps all, ours the lowest ids."""
+    """Logits are distinct: of equal logits at the limit, transformers' top-k keeps all, ours the lowest ids."""
     recent = [i for i in recent if i < len(logits)]
     sampling = Sampling(**filters, repetition_penalty=penalty)
     penalized = penalize(logits, recent, penalty)
@@ -161,7 +161,7 @@ def test_the_penalty_is_that_of_transformers(warpers, logits, recent, penalty):
     assert penalize(logits, recent, penalty) == pytest.approx(want, rel=1e-6)
 
 
-# ---- exactly the defined set ----
+# ---- exactly the defined set of candidates ----
 
 
 @given(LOGITS, st.integers(1, 30), TEMPERATURES)
@@ -254,7 +254,7 @@ def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits,
     a, b = (chosen(backend, logits, sampling, recent, u) for backend in (SCALAR, other))
     if a == b:
         return
-    # The one excuse: a limit or an edge of the running sum lies within rounding of the draw.
+    # The only allowed difference: a limit or the draw is within rounding of the cumulative sum.
     penalized = naive_penalty(logits, recent, penalty)
     want, close = naive_probabilities(penalized, sampling)
     nearest_edge = np.abs(np.cumsum(want) - u).min()
@@ -295,7 +295,7 @@ def test_frequencies_are_the_probabilities_by_chi_squared(backend, options):
     assert counts[p == 0].sum() == 0
     possible = p > 0
     chi2 = float(((counts[possible] - n * p[possible]) ** 2 / (n * p[possible])).sum())
-    # The 99.99 % quantile of chi-squared, by Wilson and Hilferty; the seed is fixed, so it holds always or never.
+    # The 99.99 % quantile of chi-squared, by Wilson and Hilferty; the seed is fixed, so the test is deterministic.
     df = max(1, np.count_nonzero(possible) - 1)
     assert chi2 < df * (1 - 2 / (9 * df) + 3.719 * math.sqrt(2 / (9 * df))) ** 3
 

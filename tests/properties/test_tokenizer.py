@@ -1,4 +1,4 @@
-"""What holds for every text and every sequence of ids: nothing is lost on the way there and back."""
+"""Properties of tokenizers for any text and any ids: encoding and decoding lose nothing."""
 
 import pytest
 from hypothesis import given, settings
@@ -33,12 +33,14 @@ FRAGMENTS = st.sampled_from(
     ]
 )
 ANY_TEXT = st.text() | st.lists(FRAGMENTS | st.characters(exclude_categories=["Cs"]), max_size=30).map("".join)
-SPM_TEXT = ANY_TEXT.map(lambda text: text.replace("▁", "_"))  # it writes a space so, and cannot tell them apart
+SPM_TEXT = ANY_TEXT.map(
+    lambda text: text.replace("▁", "_")
+)  # SPM writes spaces as this character, so it cannot distinguish them
 examples = settings(max_examples=60, deadline=None)
 
 
 def tiny_byte_level() -> Tokenizer:
-    """Bytes, a few merges across and inside characters, a control and a user-defined token."""
+    """Return a vocabulary of bytes, merges across and inside characters, a control and a user-defined token."""
     merges = ["Ġ t", "h e", "Ġt he", "Ã ©", "ð Ł", "ðŁ ĺ", "Ġ Ġ", "< |", "| >"]
     special = ["<|im_start|>", "<|im_end|>", "<think>"]
     tokens = [*BYTE_OF_CHARACTER, *(merge.replace(" ", "") for merge in merges), *special]
@@ -53,7 +55,7 @@ def tiny_byte_level() -> Tokenizer:
 
 
 def tiny_spm(add_space_prefix: bool) -> Tokenizer:
-    """Bytes and a few pieces, ties among runs of spaces, control and user-defined tokens."""
+    """Return a vocabulary of bytes and pieces, equal scores of runs of spaces, control and user-defined tokens."""
     pieces = ["▁", "t", "h", "e", "he", "▁the", "the", "▁▁", "▁▁▁", "▁▁▁▁", "<", "/", "s", ">", "</", "s>", "é"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<think>"]
     scores = [0.0] * 259 + [-1e9 if len(piece) > 1 and not piece.strip("▁") else -float(len(piece)) for piece in pieces]

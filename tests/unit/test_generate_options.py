@@ -138,7 +138,7 @@ def test_a_batch_may_be_a_chat_and_come_from_stdin():
 def test_a_batch_and_another_prompt_are_wrong_use(batch, other):
     result = generate("--batch-file", batch, *other, model="nope.gguf", stdin="text")
     assert result.code == 2
-    assert "batch_file" in only_line(result)
+    assert "--batch-file" in only_line(result)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\n", b"\xff"], ids=repr)
@@ -146,7 +146,7 @@ def test_a_batch_file_without_a_prompt_is_wrong_use(tmp_path, content):
     (tmp_path / "batch.txt").write_bytes(content)
     result = generate("--batch-file", tmp_path / "batch.txt", model="nope.gguf")
     assert result.code == 2
-    assert "batch_file" in only_line(result)
+    assert "--batch-file" in only_line(result)
 
 
 def test_a_batch_file_that_is_not_there_is_one_line(tmp_path):

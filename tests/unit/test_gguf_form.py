@@ -148,7 +148,7 @@ def test_what_gguf_has_no_word_for_is_refused(tmp_path: Path):
     with pytest.raises(UnsupportedConfigError, match="llama3"):
         requantize(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     folder = folder_of("mistral", tmp_path / "mistral", sliding_window=8)
-    with pytest.raises(UnsupportedConfigError, match="window to be what GGUF can say, None, found 8"):
+    with pytest.raises(UnsupportedConfigError, match="window to be a value that GGUF can store, None, found 8"):
         requantize(folder, tmp_path / "out.gguf", Conversion("q8_0"))
     assert not (tmp_path / "out.gguf").exists()
 

@@ -157,7 +157,7 @@ def test_only_a_file_is_written_over(tmp_path: Path):
     for out in (link, pipe, tmp_path, tmp_path / "dangling"):
         result = run("builtin", out, "--force")
         assert result.exit_code == 2
-        assert "expected the name of a file" in result.stderr
+        assert "expected the path of a new or an existing file" in result.stderr
     assert (link.is_symlink(), pipe.is_fifo(), target.read_bytes()) == (True, True, b"precious")
 
 

@@ -1,4 +1,4 @@
-"""Text for training the built-in model: stories, facts and conversations, all from our own generator."""
+"""Generate the training text of the built-in model: stories, facts and conversations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS = (0.40, 0.32, 0.28)
 
 
 def document(rng: random.Random) -> tuple[str, str]:
-    """Write one document and say what kind it is."""
+    """Generate one document; return its kind and text."""
     kind = rng.choices(KINDS, WEIGHTS)[0]
     if kind == "story":
         return kind, stories.tell(rng).text
@@ -25,7 +25,7 @@ def document(rng: random.Random) -> tuple[str, str]:
 
 
 def documents(seed: int, count: int) -> Iterator[str]:
-    """Yield documents, each with its end mark; the same seed gives the same documents."""
+    """Yield documents, each with its end token; the same seed gives the same documents."""
     rng = random.Random(seed)
     for _ in range(count):
         yield document(rng)[1] + END_OF_TEXT

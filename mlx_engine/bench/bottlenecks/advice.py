@@ -29,8 +29,8 @@ def advice(line: Line, bits: float | None) -> str:
     reached, mbytes = line.reached or 0.0, line.op.cost.nbytes / 1e6
     if line.bound == "calls":
         return (
-            f"Little to read or to compute, yet {per_call:,.0f} us per call: write faster code for it, or fuse it with a "
-            "neighbouring operation."
+            f"Little to read or to compute, yet {per_call:,.0f} us per call: write faster code for it, or fuse it with "
+            "a neighbouring operation."
         )
     if line.bound == "arithmetic":
         more = (

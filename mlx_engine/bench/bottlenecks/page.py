@@ -70,7 +70,7 @@ def origin(report: Report) -> str:
         f"{report['time']}, commit {report['commit'] or 'unknown'}; {versions}",
         f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}",
         f"model {printable(at['model'])}, backend {be['name']} on {be['device']}{threads}; weights: {weights}",
-        f"a prompt of {at['n_prompt']} tokens at depth {at['depth']}, {at['n_gen']} decode steps; {report['rounds']} rounds",
+        f"{at['n_prompt']} prompt tokens at depth {at['depth']}, {at['n_gen']} decode steps; {report['rounds']} rounds",
         f"machine limits, median (quartiles): {reached}",
     ]
     if report["watched"]:
