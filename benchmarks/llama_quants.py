@@ -100,8 +100,8 @@ def rows(files: dict[str, Path], python: str, rounds: int) -> Iterator[Row]:
     entries += [Entry(COMMON, Contestant(LLAMA, threads=n)) for n in sorted({1, cores})]
     seconds: list[list[float]] = [[] for _ in entries]
     for number in range(rounds):
-        turns = list(zip(entries, seconds, strict=True))
-        for entry, found in turns if number % 2 == 0 else reversed(turns):
+        order = list(zip(entries, seconds, strict=True))
+        for entry, found in order if number % 2 == 0 else reversed(order):
             found.append(run(entry, files[entry.file], python))
     for entry, found in zip(entries, seconds, strict=True):
         facts = {"file": entry.file, "engine": entry.contestant.engine, "setting": entry.contestant.setting}

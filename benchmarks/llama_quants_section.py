@@ -41,8 +41,8 @@ def section(rows: Sequence[Row]) -> str:
 
 def rate(row: Row) -> str:
     """Return tokens per second, and the setting."""
-    told = f", {row['setting']}" if row["setting"] else ""
-    return spread([row["n_gen"] / seconds for seconds in row["seconds"]]) + told
+    setting = f", {row['setting']}" if row["setting"] else ""
+    return spread([row["n_gen"] / seconds for seconds in row["seconds"]]) + setting
 
 
 def factor(row: Row, base: Row) -> str:

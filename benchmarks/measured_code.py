@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 PRODUCTS = ("kernels/cpu", "mlx_engine/backends")
 FORWARD_PASS = (*PRODUCTS, "mlx_engine/cache", "mlx_engine/decode", "mlx_engine/models", "mlx_engine/quant")
-# By the name of the benchmark, which is that of its file of results.
+# By the name of the benchmark and of its file of results.
 FOLDERS = {
     "peers": FORWARD_PASS,
     "folders": FORWARD_PASS,
@@ -45,7 +45,7 @@ def stamp(benchmark: str) -> dict[str, Any]:
 
 
 def mark(row: dict[str, Any]) -> str | None:
-    """Return a note if the row's figures are not those of the code as it stands, else None."""
+    """Return a note if the code that the row measures has changed, or if the row has no hash of it; else None."""
     code = row.get("code")
     if code is None:
         return OLDER
@@ -60,8 +60,9 @@ def digest(folders: Iterable[str]) -> str:
             name = path.relative_to(ROOT)
             is_hidden = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
             if path.is_file() and path.suffix != ".md" and not is_hidden:
-                text = path.read_text(encoding="utf-8")
-                total.update(f"{name.as_posix()}\n{python(text) if path.suffix == '.py' else text}\n".encode())
+                content = path.read_bytes()
+                code = python(content.decode()).encode() if path.suffix == ".py" else content
+                total.update(b"%s\n%s\n" % (name.as_posix().encode(), code))
     return total.hexdigest()
 
 
@@ -79,6 +80,6 @@ def _tree(node: Any) -> str:
     fields = dict(ast.iter_fields(node))
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
         fields["body"] = node.body[1:]
-    # What is empty is left out: newer versions of Python have more fields.
-    told = [f"{name}={_tree(value)}" for name, value in fields.items() if value is not None and value != []]
-    return f"{type(node).__name__}({', '.join(told)})"
+    # Empty fields are left out, because newer versions of Python have more fields.
+    parts = [f"{name}={_tree(value)}" for name, value in fields.items() if value is not None and value != []]
+    return f"{type(node).__name__}({', '.join(parts)})"

@@ -12,7 +12,7 @@ from benchmarks.peers.engines import LLAMA, OURS
 from benchmarks.peers.section import ERRORS, START, fastest, latest, rates, tests
 from benchmarks.text import Row, figure, table
 
-# Tests beside llama.cpp, and what each says.
+# Tests beside llama.cpp, with their titles.
 BESIDE = {
     "tg64": "decode, 64 tokens: tokens/s",
     "tg64 @ d4096": "decode after 4,096 tokens: tokens/s",
@@ -83,7 +83,7 @@ def _several(title: str, one: str, row: Row) -> Line:
 
 
 def bits(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield the number of different results of the compiled CPU backends."""
+    """Yield the number of different results of the compiled CPU kernels."""
     of = [row for row in newest_bits(rows) if row["backend"] in COMPILED]
     n = sum(len(row["found"]) for row in of)
     yield "different logits of one prompt", str(len(distinct(of))), f"ways to read the prompt: {n}", "-", of[0]

@@ -33,7 +33,7 @@ N_COLUMNS = 1024
 # Bytes of each thread.
 TOTAL = 96 * 2**20
 ROUNDS = 25
-IN_ORDER, IN_TURNS = "in_order", "in_turns"
+IN_ORDER, INTERLEAVED = "in_order", "in_turns"
 
 
 @jit
@@ -60,7 +60,7 @@ def floats_in_order(weights: Any, x: Any, y: Any, n_rows: int) -> None:
 
 
 @jit
-def quants_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
+def quants_interleaved(weights: int, x: Any, y: Any, n_rows: int) -> None:
     """Multiply a vector with a Q8_0 matrix, four distant rows at a time."""
     apart, size = n_rows // MAX_WAYS, N_COLUMNS // q8_0.BLOCK * q8_0.BLOCK_BYTES
     y[:n_rows] = 0
@@ -72,7 +72,7 @@ def quants_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
 
 
 @jit
-def floats_in_turns(weights: int, x: Any, y: Any, n_rows: int) -> None:
+def floats_interleaved(weights: int, x: Any, y: Any, n_rows: int) -> None:
     """Multiply a vector with a float32 matrix, four distant rows at a time."""
     apart, size = n_rows // MAX_WAYS, 4 * N_COLUMNS
     y[:n_rows] = 0
@@ -106,8 +106,8 @@ def kinds(threads: int) -> dict[str, dict[str, list[Callable[[], Any]]]]:
         words = dense.view(np.int64)
         add(made, "plain read", stored, (roofline.read_in_order, words), (roofline.read, words))
         of_stored, of_dense = (stored.ctypes.data, x, y, n_stored), (dense.ctypes.data, x, y, n_dense)
-        add(made, "Q8_0 product", stored, (quants_in_order, *of_stored), (quants_in_turns, *of_stored))
-        add(made, "float32 product", dense, (floats_in_order, dense, x, y, n_dense), (floats_in_turns, *of_dense))
+        add(made, "Q8_0 product", stored, (quants_in_order, *of_stored), (quants_interleaved, *of_stored))
+        add(made, "float32 product", dense, (floats_in_order, dense, x, y, n_dense), (floats_interleaved, *of_dense))
     return made
 
 
@@ -119,7 +119,7 @@ def add(
     def call(function: Callable[..., Any], arguments: list[Any], held: np.ndarray = held) -> Callable[[], Any]:
         return lambda: (function(*arguments), held)[0]
 
-    for name, (function, *arguments) in zip((IN_ORDER, IN_TURNS), ways, strict=True):
+    for name, (function, *arguments) in zip((IN_ORDER, INTERLEAVED), ways, strict=True):
         made.setdefault(what, {}).setdefault(name, []).append(call(function, arguments))
 
 

@@ -13,9 +13,9 @@ def section(rows: Sequence[Row]) -> str:
     newest = [row for row in rows if row["time"] == rows[-1]["time"]]
     lines = []
     for row in newest:
-        in_order, in_turns = (row["samples_gbs"][way] for way in ("in_order", "in_turns"))
-        single = statistics.median(b / a for a, b in zip(in_order, in_turns, strict=True))
-        lines.append([row["what"], spread(in_order), spread(in_turns), figure(single)])
+        in_order, interleaved = (row["samples_gbs"][way] for way in ("in_order", "in_turns"))
+        single = statistics.median(b / a for a, b in zip(in_order, interleaved, strict=True))
+        lines.append([row["what"], spread(in_order), spread(interleaved), figure(single)])
     words = (
         f"{source(newest[0])}\n\n{newest[0]['nbytes'] / 2**20:,.0f} MiB on {newest[0]['threads']} threads. The "
         "plain read is one stream in order against eight interleaved streams; the products are gemv row by row against "

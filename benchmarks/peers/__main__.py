@@ -12,7 +12,7 @@ from benchmarks.log import Log
 from benchmarks.peers.engines import ENGINES, interpreters
 from benchmarks.peers.exact import errors
 from benchmarks.peers.plan import ROUNDS, plan
-from benchmarks.peers.rounds import contest_row, play, told
+from benchmarks.peers.rounds import contest_row, play, report_line
 from benchmarks.peers.section import ERRORS, START
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
@@ -77,7 +77,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     for contest in options.contests:
         if contest.title in wanted:
             for entry in play(contest, str(path), options.python):
-                print(told(contest, entry))
+                print(report_line(contest, entry))
                 yield {**common, **contest_row(contest, entry)}
     if START in wanted:
         tokenizer = load_tokenizer(path)

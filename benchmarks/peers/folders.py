@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.log import Log
 from benchmarks.peers.engines import OURS, TRANSFORMERS, interpreters
 from benchmarks.peers.plan import Contest, Contestant
-from benchmarks.peers.rounds import Entry, contest_row, play, told
+from benchmarks.peers.rounds import Entry, contest_row, play, report_line
 from benchmarks.peers.section import factor, latest, rate
 from benchmarks.text import Row, model, source, table
 from mlx_engine.bench import machine
@@ -62,7 +62,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         sets = [play(of, str(path), options.python) for _ in range(1 if options.quick else FRESH)]
         for entries in zip(*sets, strict=True):
             entry = joined(entries)
-            print(f"{name}: {told(of, entry)}")
+            print(f"{name}: {report_line(of, entry)}")
             yield {**common, **contest_row(of, entry), "contest": name}
 
 

@@ -59,13 +59,13 @@ class Process:
             self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise PeerError(self._last_words()) from None
+            raise PeerError(self._error_line()) from None
         readable, _, _ = select.select([self._process.stdout], [], [], patience)
         if not readable:
             raise PeerError(f"no answer to {do!r} within {patience:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise PeerError(self._last_words())
+            raise PeerError(self._error_line())
         reply: Answer = json.loads(line)
         return reply
 
@@ -78,7 +78,7 @@ class Process:
             self._process.wait()
         self._errors.close()
 
-    def _last_words(self) -> str:
+    def _error_line(self) -> str:
         """Return the error: the last line of the traceback on stderr."""
         self._process.wait(timeout=10)
         self._errors.seek(0)

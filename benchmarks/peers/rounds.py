@@ -15,7 +15,7 @@ from mlx_engine.bench.work import Sizes, work
 
 # A setting runs again if it is at most so many times slower than the fastest setting of its engine, after the first
 # round and after the second: then only the fastest continues.
-BEHIND = (1.2, 1.0)
+SLOWER = (1.2, 1.0)
 
 
 @dataclass
@@ -56,8 +56,8 @@ def play(contest: Contest, model: str, interpreters: Mapping[str, str]) -> list[
             for entry in running if number % 2 == 0 else reversed(running):
                 if not entry.is_over:
                     turn(entry, contest, processes)
-            if number < len(BEHIND):
-                running = still_in_it(running, BEHIND[number])
+            if number < len(SLOWER):
+                running = continuing(running, SLOWER[number])
     return entries
 
 
@@ -79,7 +79,7 @@ def turn(entry: Entry, contest: Contest, processes: Processes) -> None:
     entry.estimated = done["estimated"]
 
 
-def still_in_it(entries: Sequence[Entry], behind: float) -> list[Entry]:
+def continuing(entries: Sequence[Entry], slower: float) -> list[Entry]:
     """Return the contestants that run again: this engine, those that stay, and settings that are fast enough."""
     best: dict[str, float] = {}
     for entry in entries:
@@ -92,11 +92,11 @@ def still_in_it(entries: Sequence[Entry], behind: float) -> list[Entry]:
         if entry.contestant.engine == OURS
         or entry.contestant.stays
         or not entry.seconds
-        or statistics.median(entry.seconds) <= behind * best[entry.contestant.engine]
+        or statistics.median(entry.seconds) <= slower * best[entry.contestant.engine]
     ]
 
 
-def told(contest: Contest, entry: Entry) -> str:
+def report_line(contest: Contest, entry: Entry) -> str:
     """Return a line that reports an entry."""
     who = f"{contest.title}: {entry.contestant.engine}, {entry.contestant.setting or 'as it is'}"
     if not entry.seconds:

@@ -91,8 +91,8 @@ def engines(rows: Sequence[Row]) -> str:
         versions: dict[str, str] = next((row["facts"]["versions"] for row in of if row.get("facts")), {})
         absent = next((row["absent"] for row in of if row["absent"]), None)
         if of:
-            told = ", ".join(f"{package} {version}" for package, version in versions.items()) or f"absent: {absent}"
-            lines.append([name, told, engine.computes])
+            packages = ", ".join(f"{package} {version}" for package, version in versions.items())
+            lines.append([name, packages or f"absent: {absent}", engine.computes])
     return table(["engine", "versions", "computes with"], lines, n_words=3)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import log, measured_code, report
+from benchmarks import log, measured_code, report, sweep
 from benchmarks.log import FOLDER, Log
 from benchmarks.measured_code import CHANGED, FOLDERS, OLDER, digest, mark, stamp
 from benchmarks.summary import summary
@@ -76,6 +76,16 @@ def test_kept_rows_that_record_their_code_are_of_a_commit():
 def test_benchmarks_write_their_results_with_the_log_alone():
     for path in (ROOT / "benchmarks").rglob("*.py"):
         assert ".open(" not in path.read_text() or path == Path(log.__file__), path
+
+
+def test_a_sweep_is_kept_row_by_row(tmp_path, monkeypatch, capsys):
+    at_commit(monkeypatch, "abc+")
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path / "sweep.jsonl")
+    monkeypatch.setattr(sweep, "sweep", lambda model, plan: iter([{"rung": model}, {"rung": plan.budget}]))
+    monkeypatch.setattr(sweep, "text", lambda rows: f"{len(rows)} rows")
+    sweep.main("m")
+    assert [row["rung"] for row in rows_of(tmp_path / "sweep.jsonl")] == ["m", sweep.BUDGET]
+    assert capsys.readouterr().out == "2 rows\n"
 
 
 # ---- marks ----

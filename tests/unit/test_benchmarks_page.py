@@ -7,7 +7,7 @@ from benchmarks.report import FOLDER, PAGE, newest, page, read, results
 
 
 def test_the_page_is_current():
-    assert PAGE.read_text() == page(results())
+    assert PAGE.read_text() == page(results()), "run `python -m benchmarks.report`: rows or measured code have changed"
 
 
 def test_every_row_has_its_machine_and_commit():
@@ -31,7 +31,7 @@ def test_the_newest_measurement_of_a_cell_counts():
     assert [row["samples_ts"] for row in newest(rows)] == [[2.0]]
 
 
-def test_a_file_is_told_in_its_own_way(tmp_path, monkeypatch):
+def test_each_file_has_its_own_section(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "sweep_text", lambda rows: " ".join(row["rung"] for row in rows))
     common = {
         "commit": "abc", "versions": {}, "model_name": "m", "model_size": 2e6, "model_n_params": 3e6,

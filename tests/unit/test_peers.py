@@ -19,7 +19,7 @@ from benchmarks.peers.loop import Peer, fill, random_ids, run
 from benchmarks.peers.plan import FORMATS, PASSES, Contest, Contestant, plan
 from benchmarks.peers.process import PeerError, Process
 from benchmarks.peers.repack import repacked
-from benchmarks.peers.rounds import Entry, play, still_in_it
+from benchmarks.peers.rounds import Entry, continuing, play
 from benchmarks.peers.section import ERRORS, START, factor, later, latest, section
 from benchmarks.peers.start import N_TOKENS, prompt, starts
 from mlx_engine import load_tokenizer
@@ -194,9 +194,9 @@ def test_everyone_runs_once_a_round_until_a_setting_falls_behind(monkeypatch):
 
 def test_a_setting_far_behind_drops_out_and_ours_never_do():
     entries = [Entry(FAST, [1.0]), Entry(SLOW, [1.3]), Entry(MINE, [1.0]), Entry(MINE, [5.0])]
-    assert still_in_it(entries, 1.2) == [entries[0], *entries[2:]]
+    assert continuing(entries, 1.2) == [entries[0], *entries[2:]]
     default = Entry(Contestant(LLAMA, threads=2, stays=True), [9.0])
-    assert still_in_it([*entries, default], 1.0) == [entries[0], *entries[2:], default]
+    assert continuing([*entries, default], 1.0) == [entries[0], *entries[2:], default]
 
 
 @pytest.mark.parametrize("quick", [False, True])
