@@ -21,7 +21,7 @@ from benchmarks.log import Log
 from benchmarks.text import Row, source, table
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.cache import New
-from mlx_engine.decode.step import forward
+from mlx_engine.decode.step import forward_logits
 
 RESULTS = Path(__file__).parent / "results" / "bits.jsonl"
 
@@ -62,7 +62,7 @@ def read(engine: mlx_engine.Engine, *, chunk: int, page: int, n_sequences: int) 
     with engine.backend.session():
         for at in range(0, LENGTH, chunk):
             new = [New(ids[at : at + chunk], kv, wanted=None) for ids, kv in zip(prompts, sequences, strict=True)]
-            logits = forward(model, *new)
+            logits = forward_logits(model, *new)
             rows.append(np.array(engine.backend.host(logits)[: len(new[0].ids)]))
     return np.concatenate(rows)
 

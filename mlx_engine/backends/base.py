@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from mlx_engine.backends.batch import Batch, KVView
-from mlx_engine.backends.parameters import Activation, Array, Linear, Norm, RMSNorm, Rope, Token
+from mlx_engine.backends.parameters import Activation, Array, HeadNorms, Linear, Norm, RMSNorm, Rope, Token
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Draw, Sampling
 from mlx_engine.observe.profiler import Profiler
@@ -237,14 +237,7 @@ class Backend(ABC):
 
     @block
     def head_norm_rope(
-        self,
-        q: Array,
-        k: Array,
-        v: Array,
-        head_dim: int,
-        norms: tuple[RMSNorm, RMSNorm] | None,
-        rope: Rope,
-        positions: Sequence[int],
+        self, q: Array, k: Array, v: Array, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Array, Array, Array]:
         """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads; norm (if `norms`) and rotate the heads of q and k."""
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)

@@ -21,7 +21,7 @@ from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
-from mlx_engine.backends.parameters import Activation, Linear, Native, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
@@ -168,14 +168,7 @@ class CompiledBackend(SimdBackend):
             self.pool.control[layout.ON] = 0
 
     def head_norm_rope(
-        self,
-        q: Native,
-        k: Native,
-        v: Native,
-        head_dim: int,
-        norms: tuple[RMSNorm, RMSNorm] | None,
-        rope: Rope,
-        positions: Sequence[int],
+        self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
         """Norm and rotate each head in one read of its memory."""
         cos, sin = self.rope_table(rope, max(positions) + 1)
@@ -190,7 +183,7 @@ class CompiledBackend(SimdBackend):
         )  # fmt: skip
         return q_out, k_out, v.reshape(n, -1, head_dim)
 
-    def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None) -> int:
+    def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""
         key = (n_q, n_k, head_dim, *(norms or ()))
         words = self._heads.get(key)

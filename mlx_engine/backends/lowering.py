@@ -15,7 +15,7 @@ import numpy as np
 
 from kernels.cpu import layout
 from mlx_engine.backends.matrices import Block
-from mlx_engine.backends.parameters import Activation, LayerNorm, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, HeadNorms, LayerNorm, Linear, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import BatchValue, CannotCompileError, Fused, Recording, Value
 
 
@@ -56,7 +56,7 @@ class Builders:
     """The backend's functions for making kernel parameters: blocks of matrices, and query and key heads."""
 
     block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
-    heads: Callable[[int, int, int, tuple[RMSNorm, RMSNorm] | None], int]
+    heads: Callable[[int, int, int, HeadNorms], int]
     attends: Callable[[int, int], bool]
 
 

@@ -30,7 +30,7 @@ from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend, indices
-from mlx_engine.backends.parameters import Activation, Linear, Native, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, record
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
@@ -104,14 +104,7 @@ class MetalBackend(MlxBackend):
         return super().norm_project(x, norm, projections)
 
     def head_norm_rope(
-        self,
-        q: Native,
-        k: Native,
-        v: Native,
-        head_dim: int,
-        norms: tuple[RMSNorm, RMSNorm] | None,
-        rope: Rope,
-        positions: Sequence[int],
+        self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
         if head_dim >= NARROWEST_HEAD:
             cos_sin = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]

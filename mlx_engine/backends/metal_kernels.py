@@ -28,7 +28,7 @@ from kernels.metal.project_add import project_add
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from mlx_engine.backends.metal_tuning import Tuner
 from mlx_engine.backends.metal_weights import SplitMatrix
-from mlx_engine.backends.parameters import Activation, RMSNorm
+from mlx_engine.backends.parameters import Activation, HeadNorms, RMSNorm
 from mlx_engine.observe.log import LOGGER
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Kernels:
         v: mx.array,
         cos_sin: mx.array,
         head_dim: int,
-        norms: tuple[RMSNorm, RMSNorm] | None,
+        norms: HeadNorms,
     ) -> tuple[mx.array, mx.array] | None:
         """Return queries (H, T, E), and keys and values in one array (2, G, T, E)."""
         weights = (norms[0].weight, norms[1].weight) if norms else None

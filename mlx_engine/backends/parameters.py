@@ -52,6 +52,9 @@ class LayerNorm:
 
 Norm: TypeAlias = RMSNorm | LayerNorm
 
+# The norms of query and key heads; None where heads are not normed.
+HeadNorms: TypeAlias = tuple[RMSNorm, RMSNorm] | None
+
 
 @dataclass(frozen=True, eq=False)
 class Linear:
@@ -92,7 +95,7 @@ class Layer:
             raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
 
     @property
-    def head_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+    def head_norms(self) -> HeadNorms:
         """Return the norms of query and key heads; None if heads are not normed."""
         q, k = self.attn_q_norm, self.attn_k_norm
         return None if q is None or k is None else (q, k)

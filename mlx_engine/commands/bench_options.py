@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 
 
+# The default of --out.
+SWEEPS_OUT = "none; with --sweep bench-results/MODEL-TIME"
+
+
 @dataclass(frozen=True)
 class MeasureOptions:
     """The tests, and their model and backends."""
@@ -98,11 +102,7 @@ class OutputOptions:
     output: Annotated[str, typer.Option("--output", "-o", help="Format of the output: md, csv, json or jsonl.")] = "md"
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="Also write every sample to this folder as JSON, and the tables as Markdown.",
-            show_default="none; with --sweep bench-results/MODEL-TIME",
-        ),
+        typer.Option("--out", help="Folder for all samples (JSON) and the tables (Markdown).", show_default=SWEEPS_OUT),
     ] = None
 
 

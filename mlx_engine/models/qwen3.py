@@ -13,19 +13,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
-from mlx_engine.models.config import (
-    Declared,
-    Expected,
-    believable,
-    divides,
-    each_layer,
-    halves,
-    n_embeddings,
-    number,
-    one_per_head,
-    per_head,
-    whole,
-)
+from mlx_engine.models.config import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters, Plan
 from mlx_engine.models.rotation import Rotation, rotation
@@ -36,13 +24,9 @@ GGUF_ARCHITECTURE = "qwen3"
 
 
 @dataclass(frozen=True)
-class Config(Declared):
-    """The sizes of a Qwen3 model. Each field names its key in a GGUF file and its key in config.json."""
+class Config(llama.Config):
+    """The sizes of a Qwen3 model: Llama's fields, of which config.json must state more, or has other defaults."""
 
-    n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
-    hidden_size: int = whole("embedding_length", "hidden_size")
-    intermediate_size: int = whole("feed_forward_length", "intermediate_size")
-    n_heads: int = whole("attention.head_count", "num_attention_heads")
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
     )
@@ -50,8 +34,6 @@ class Config(Declared):
         ("attention.key_length", per_head), ("head_dim", 128),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
-    vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
-    context_length: int = whole("context_length", "max_position_embeddings")
     norm_eps: float = number("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     rope: Rotation = rotation()
 
