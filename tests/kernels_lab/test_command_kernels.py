@@ -85,8 +85,8 @@ def test_check_fails_with_1_and_says_where(few, monkeypatch):
 def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "expected one of thread_per_output" in mistake("check", "-k", "nothing")
     assert "expected one of metal, cuda, emulator, found 'vulkan'" in mistake("check", "-e", "vulkan")
-    assert "expected --body or --cuda" in mistake("source", "matvec", "--body", "--cuda")
-    assert "expected --report with it" in mistake("bench", tmp_path / "report.md")
+    assert "expected either --body or --cuda" in mistake("source", "matvec", "--body", "--cuda")
+    assert "expected --report together with it" in mistake("bench", tmp_path / "report.md")
 
 
 @pytest.mark.skipif(ON_GPU, reason="there is a GPU here")
@@ -146,7 +146,7 @@ def test_a_page_of_rates():
     ]
     text = kernel_report.summary(found)
     assert "20.0 | 200.0 |       80% |" in text
-    assert "A plain read reaches 250.0 GB/s here; 273 GB/s on paper." in text
+    assert "A plain read reaches 250.0 GB/s here; 273 GB/s nominal." in text
 
 
 def test_mlx_lm_is_named_with_its_rates_or_with_why_there_are_none(monkeypatch):
