@@ -59,8 +59,8 @@ def cache_bytes() -> int | None:
     sizes = [int(match[1]) * units.get(match[2], 1) for match in found if match]
     if platform.system() == "Darwin":
         names = ("l3cachesize", "perflevel0.l2cachesize", "l2cachesize")
-        told = [_output("sysctl", "-n", f"hw.{name}") for name in names]
-        sizes = [int(size) for size in told if size and size.isdecimal()]
+        lines = [_output("sysctl", "-n", f"hw.{name}") for name in names]
+        sizes = [int(size) for size in lines if size and size.isdecimal()]
     return max(sizes, default=None)
 
 

@@ -32,8 +32,8 @@ def rates(path: Path, tests: Sequence[Test], *, repetitions: int) -> Row:
         found = {test.name: statistics.median(_samples(model, test, repetitions)) for test in tests}
     except Exception as error:  # third-party code, of any version
         # An ImportError contains the user's file paths, and a report is shared with others.
-        told = f": {error}" if type(error) is ValueError else ""
-        return {"unavailable": f"version {version} does not support this model: {type(error).__name__}{told}"}
+        reason = f": {error}" if type(error) is ValueError else ""
+        return {"unavailable": f"version {version} does not support this model: {type(error).__name__}{reason}"}
     return {"version": version, "weights": "8 bit, groups of 32, float16", "rates": found}
 
 

@@ -123,7 +123,7 @@ class Climb:
                     yield self._cell(rung, quant, test, done)
                 else:
                     asked = {"threads": self.plan.threads, "weights": None, **test.numbers, "unavailable": reason}
-                    yield {**self._told(rung, quant), **asked}
+                    yield {**self._described(rung, quant), **asked}
 
     def passes(self, found: Sequence[Row], done: int) -> Iterator[Row]:
         """Run the long decode test with and without a cache, on the fastest rung that runs on the processor."""
@@ -164,7 +164,7 @@ class Climb:
             return f"a token would take about {seconds:.0f} s, and a cell has {self.plan.budget:g} s"
         return None
 
-    def _told(self, rung: Rung, quant: Conversion) -> Row:
+    def _described(self, rung: Rung, quant: Conversion) -> Row:
         ours = {"rung": rung.title, "backend": rung.backend, "jit": rung.jit, "kv": rung.kv, "quant": str(quant)}
         return {**self.common, **ours}
 
@@ -172,7 +172,7 @@ class Climb:
         self._announce(done, self.total, f"{rung.title} {quant} {test.name}")
         bench, plan = self._engine(rung, quant), self.plan
         measured_row = bench.cell(test, kv=rung.kv, repetitions=plan.repetitions, budget=plan.budget, apart=True)
-        return {**self._told(rung, quant), **measured_row}
+        return {**self._described(rung, quant), **measured_row}
 
     def _engine(self, rung: Rung, quant: Conversion) -> Bench:
         key = (rung.backend, rung.jit, str(quant))

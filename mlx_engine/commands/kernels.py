@@ -84,7 +84,7 @@ def check(
     with progress_bar("checking") as report:
         done, total = 0, sum(entry.n_cases for entry in every)
         for entry in every:
-            verdicts.append(entry.check(name, Orders(range(seeds)), partial(told, report, done, total)))
+            verdicts.append(entry.check(name, Orders(range(seeds)), partial(report_part, report, done, total)))
             done += entry.n_cases
     passed = all(verdicts)
     if json:
@@ -95,7 +95,7 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def told(report: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+def report_part(report: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
     """Report the progress of one kernel's check as part of all checks."""
     report(before + done, total)
 
@@ -160,8 +160,8 @@ def bench(
     if report:
         path = kernel_report.default_file() if file is None else file
         kernel_report.check_file(path)
-    with progress_bar("measuring") as told:
-        found = kernel_report.measure(model, name, vectors=vectors, progress=told)
+    with progress_bar("measuring") as progress:
+        found = kernel_report.measure(model, name, vectors=vectors, progress=progress)
         if path is not None:
             kernel_report.write_report(
                 path, found
@@ -186,7 +186,7 @@ def source(
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
-        raise OptionError(option="--body", expected="no --cuda together with it", found="both")
+        raise OptionError(option="source", expected="either --body or --cuda", found="both")
     if body:
         print(entry.kernel.source, end="")
     else:

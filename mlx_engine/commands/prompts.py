@@ -60,7 +60,7 @@ class PromptOptions:
         batch = self.batch_file
         if batch is None:
             return [read_text(self.prompt, self.prompt_file, "prompt", default=DEFAULT_PROMPT)]
-        text = read_text("-", None, "batch_file") if str(batch) == "-" else read_text(None, batch, "batch_file")
+        text = read_text("-", None, "--batch-file") if str(batch) == "-" else read_text(None, batch, "--batch-file")
         # Not splitlines, which would split a prompt at a form feed or U+2028.
         lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
         require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {batch}")

@@ -85,7 +85,7 @@ def test_check_fails_with_1_and_says_where(few, monkeypatch):
 def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "expected one of thread_per_output" in mistake("check", "-k", "nothing")
     assert "expected one of metal, cuda, emulator, found 'vulkan'" in mistake("check", "-e", "vulkan")
-    assert "expected no --cuda together with it" in mistake("source", "matvec", "--body", "--cuda")
+    assert "expected either --body or --cuda" in mistake("source", "matvec", "--body", "--cuda")
     assert "expected --report together with it" in mistake("bench", tmp_path / "report.md")
 
 

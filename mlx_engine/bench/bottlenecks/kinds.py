@@ -98,7 +98,7 @@ def parts(lines: Iterable[Line]) -> dict[str, float]:
 def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
     """Return an operation as JSON fields; rates refer to the corrected time `ms`."""
     op = line.op
-    told = line.ms > 0 and (line.floor is None or line.bound is not None)
+    is_known = line.ms > 0 and (line.floor is None or line.bound is not None)
     return {
         "role": op.role,
         "phase": op.phase,
@@ -108,8 +108,8 @@ def operation(line: Line, whole: float, held: Mapping[str, float]) -> Report:
         "share": line.ms / whole,
         "bytes": op.cost.nbytes,
         "flops": op.cost.flops,
-        "gbs": op.cost.nbytes / line.ms / 1e6 if told else None,
-        "gflops": op.cost.flops / line.ms / 1e6 if told else None,
+        "gbs": op.cost.nbytes / line.ms / 1e6 if is_known else None,
+        "gflops": op.cost.flops / line.ms / 1e6 if is_known else None,
         "bits": _bits(op, held),
         "bound": line.bound,
         "limit_ms": line.floor,
