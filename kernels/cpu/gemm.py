@@ -1,7 +1,8 @@
 """Matrix products for prefill (gemm): expand quantised rows to float32 once, and multiply them in register tiles.
 
-Rows are expanded one stretch of columns at a time. With at most GEMM_NEAR vectors four rows are expanded together, so
-that they stay in the first-level cache; with more vectors more rows are, so that the vectors are read less often.
+Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR tokens, four weight rows are expanded
+at a time, so that they stay in the first-level cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so
+that the activations are read less often.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from kernels.cpu.norms import norm
 from kernels.cpu.tile import add_dots, tile_vectors
 from kernels.cpu.vectors import PART, load, store
 
-# Input rows of a chunk of `prepare_rows`.
+# Input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
 
 
@@ -52,7 +53,7 @@ def _rows_expanded(n_tokens: int) -> int:
 def _add_products(
     job: Any, m: int, first: int, n_rows: int, t: int, n_tokens: int, scratch: int, sums: Any, at: int, row: int
 ) -> None:
-    """`sums[at + i row + r] += row (first + r) of matrix m . x[t + i]`; sums of four rows are written at a time.
+    """`sums[at + i*row + r] += dot(W[first + r], x[t + i])`, W being matrix m; sums of four rows are written at a time.
 
     Scratch memory holds FORMAT_ROOM bytes, then one stretch of the rows that are expanded together.
     """
@@ -84,7 +85,7 @@ def _add_products(
 
 @task
 def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of one chunk with a span of vectors, and apply what follows, as `multiply_stored` does."""
+    """Multiply the rows of one chunk with a span of tokens, then apply bias, activation and residual."""
     piece, t = chunk % job[PIECES], chunk // job[PIECES] * job[SPAN]
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
     first = (piece - job[m + CHUNK]) * job[HEIGHT]

@@ -48,8 +48,8 @@ def _first_panel(n_tokens: int) -> int:
 _FIRST_PANEL = (0, *map(_first_panel, range(1, MOST_STORED + 1)))
 # Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
 _AHEAD = 1024
-# The same with several vectors. A stretch of all rows is read before the next stretch, so this is rounded up to whole
-# rows: the same stretch of a later row is prefetched.
+# The same with several vectors. One stretch of columns is processed for every row before the next stretch, so the data
+# needed next is the same stretch of a later row: the distance is rounded up to whole rows.
 _AHEAD_OF_PIECES = 2048
 
 
@@ -78,9 +78,9 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 
 @task
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of one chunk with each vector: `y[column + r] = activation(row r . x + bias) + residual`.
+    """Multiply the rows of one chunk with each vector: `y[first + r] = activation(dot(W[r], x) + bias) + residual`.
 
-    With a gate, `y[r] = activation(gate row r . x) * (up row r . x)`: the four rows that are multiplied together are
+    With a gate, `y[r] = activation(dot(gate[r], x)) * dot(up[r], x)`: the four rows that are multiplied together are
     two rows of the gate and the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)

@@ -1,9 +1,9 @@
 """The interface between models and backends ("the seam"): the operations that models are written in.
 
 There are two levels of operations. *Primitives* are abstract: every backend implements all of them. *Blocks* are the
-operations that models call. `Backend` composes each block from primitives, and a backend overrides a block where a
-fused implementation is faster. The composed form defines the result. It is also the only form in which every
-intermediate value can be tapped (see `taps.py`).
+operations worth fusing. `Backend` composes each block from primitives, and a backend overrides a block where a fused
+implementation is faster. The unfused form defines the result. It is also the only form in which every intermediate
+value can be tapped (see `taps.py`). Models call blocks, a few primitives, and `kv_append`.
 
 Shapes are written in axis letters, which have one meaning in the whole project:
 
@@ -64,7 +64,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, weight: Weight) -> Array:
-        """Return a weight in this backend's own form: a norm weight or bias of one axis, or an (N, K) matrix."""
+        """Convert a weight, a norm weight or bias of one axis or an (N, K) matrix, to this backend's own form."""
 
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
@@ -74,7 +74,10 @@ class Backend(ABC):
         """Start reading mapped weights into memory. Called once, after a model has been built."""
 
     def warm_up(self, run: Callable[[], Array]) -> None:  # noqa: B027 - most backends are ready when they are made
-        """Compile and tune what the first pass would. Called once, after `read_ahead`; `run` is a pass of one token."""
+        """Do now the compiling and tuning that the first pass would do, by running `run`, a pass of one token.
+
+        Called once, after `read_ahead`.
+        """
 
     @abstractmethod
     def array(self, values: np.ndarray) -> Array:
@@ -269,7 +272,7 @@ class Backend(ABC):
 
     @block
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:
-        """Return logits (R, V) of the hidden states (R, D). The head is by far the largest matrix."""
+        """Return logits (R, V) of the hidden states (R, D)."""
         return self.linear(self.norm(x, norm), head)
 
     def compile(self, layers: Layers) -> Program:

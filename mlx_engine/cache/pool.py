@@ -18,7 +18,8 @@ from mlx_engine.cache.sequence import KVSequence
 
 # Default number of tokens per page.
 PAGE = 64
-# Default number of tokens of the longest forward pass, for which layers with a window have pages.
+# Default limit of the new tokens of a sequence in one forward pass: layers with a window have pages for the window and
+# so many tokens more.
 LONGEST_PASS = 512
 
 
@@ -114,8 +115,9 @@ class KVPool:
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
     """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    The last page of each sequence may hold only one token. With a window, pages are freed as soon as no later token
-    attends to their tokens; one page more than the window's length may be partly inside the window.
+    Each sequence can leave its last page almost empty: that takes `n_sequences - 1` pages more than the tokens fill.
+    With a window, a sequence holds at most `window - 1 + longest_pass` tokens at a time, and needs one page more
+    because these tokens need not begin at a page's first slot.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

@@ -24,6 +24,8 @@ def decoder_layer(
 ) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
+    If no token is wanted, keys and values are written and x is returned unchanged.
+
     Args:
         be: the backend, which runs the operations.
         w: the layer's parameters.
@@ -32,7 +34,8 @@ def decoder_layer(
         batch: the new tokens, and the slots of their keys and values.
         head_dim: E.
         scale: factor of the attention scores.
-        want: the tokens whose hidden states are returned; for other tokens only keys and values are computed.
+        want: "every", "some" (those in `batch.rows`) or "none" of the tokens. Queries, keys and values are computed for
+            all tokens, attention and FFN only for the wanted ones.
     """
     q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
     if w.rope is None:
