@@ -143,11 +143,21 @@ class ContextLengthError(OptionError):
 class CacheFullError(EngineError, RuntimeError):
     """The KV cache has too few free pages for the new tokens of a pass."""
 
-    def __init__(self, *, length: int, wanted: int, capacity: int) -> None:
+    def __init__(self, *, length: int, wanted: int, capacity: int, pool_is_full: bool = False) -> None:
+        """Make the error.
+
+        Args:
+            length: tokens of the sequence.
+            wanted: new tokens.
+            capacity: tokens that the sequence could have: its own limit, or what the free pages of the pool allow.
+            pool_is_full: whether the free pages are the limit.
+        """
         self.length, self.wanted, self.capacity = length, wanted, capacity
+        remedy = "close another sequence" if pool_is_full else "truncate the sequence"
+        found = "in the free pages of the pool" if pool_is_full else f"({length:,} of {capacity:,} used)"
         super().__init__(
-            f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} "
-            f"({length:,} of {capacity:,} used); trim it, or make one with a larger capacity"
+            f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} {found}; {remedy}, "
+            "or make a larger pool"
         )
 
 

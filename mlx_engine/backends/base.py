@@ -94,7 +94,7 @@ class Backend(ABC):
     def begin(self, x: Array | Token) -> None:  # noqa: B027 - most backends are eager
         """Start the computation of x, without waiting for the result. Only lazy backends override it."""
 
-    def wait(self, x: Array | Token | Sequence[Array]) -> None:  # noqa: B027 - most backends are eager
+    def wait(self, x: Array | Token | Sequence[Array | Token]) -> None:  # noqa: B027 - most backends are eager
         """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""
 
     @contextmanager

@@ -46,8 +46,12 @@ class KVSpan(NamedTuple):
 
     def slots(self, first: int, last: int, page: int) -> slice | np.ndarray:
         """Return the slots of positions [first, last), as a slice if they are consecutive."""
-        positions = np.arange(first, last)
-        return in_order(self.pages[positions // page] + positions % page)
+        pages = self.pages[first // page : max(first // page + 1, -(-last // page))]
+        start = first % page
+        if bool((pages[1:] - pages[:-1] == page).all()):  # consecutive pages: tokens need not be looked at
+            return slice(int(pages[0]) + start, int(pages[0]) + start + last - first)
+        slots = (pages[:, None] + np.arange(page)).reshape(-1)
+        return slots[start : start + last - first]
 
 
 class KVView(NamedTuple):

@@ -39,6 +39,10 @@ from mlx_engine.quant.weight import Weight
 NARROWEST_HEAD = 8
 
 
+# Groups of layers whose places are kept: those with a window, those without, and the rows of the last layer.
+KEPT_PLACES = 3
+
+
 class MetalBackend(MlxBackend):
     """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
 
@@ -50,7 +54,7 @@ class MetalBackend(MlxBackend):
             self._stream, self._real = mx.new_thread_unsafe_stream(mx.Device(mx.cpu)), mx.float64
         self.kernels = Kernels(executor, tuner(executor))
         self._rope_tables: dict[Rope, mx.array] = {}
-        self._places: Places | None = None
+        self._places: list[Places] = []
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -157,11 +161,17 @@ class MetalBackend(MlxBackend):
         """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
         if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
-            if self._places is None or not self._places.are_of(kv, counts):
-                self._places = Places(kv, counts)
-            of = self._places
+            of = self._places_of(kv, counts)
             y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scale)
         return super().attention(q, kv, counts, scale) if y is None else y
+
+    def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
+        """Return the places of a pass's queries; those of the latest few groups of layers are kept."""
+        found = next((places for places in self._places if places.are_of(kv, counts)), None)
+        if found is None:
+            found = Places(kv, counts)
+            self._places = [found, *self._places[: KEPT_PLACES - 1]]
+        return found
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:
         """Write keys and values in one update if they are the halves of one array."""

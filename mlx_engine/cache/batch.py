@@ -36,8 +36,12 @@ def begin(parts: Sequence[New]) -> Batch:
         raise ValueError("expected new tokens of at least one sequence, found none")
     pool, lengths = parts[0].kv.pool, tuple(len(part.ids) for part in parts)
     wanted = tuple(n if part.wanted is None else part.wanted for part, n in zip(parts, lengths, strict=True))
-    if len({part.kv for part in parts if part.kv.pool is pool}) != len(parts):
-        raise ValueError(f"expected new tokens of {len(parts)} different sequences of one pool, found others")
+    if not all(lengths):
+        raise ValueError(f"expected at least one new token of each sequence, found {lengths}")
+    if any(part.kv.pool is not pool for part in parts):
+        raise ValueError("expected sequences of one pool, found several pools")
+    if len({part.kv for part in parts}) != len(parts):
+        raise ValueError(f"expected {len(parts)} different sequences, found one of them twice")
     if any(not 0 <= want <= n for want, n in zip(wanted, lengths, strict=True)):
         raise ValueError(f"expected logits of at most {lengths} tokens to be wanted, found {wanted}")
     firsts: list[int] = []

@@ -52,6 +52,8 @@ class KVSequence:
         if n < 1:
             raise ValueError(f"begin: expected at least one token, found {n}")
         first = self.length + self.pending
+        if first and not self.pool.stores.are_kept:
+            raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
         end = max(self._end, -(-(first + n) // self.pool.page))
@@ -59,7 +61,8 @@ class KVSequence:
         for group in range(len(self._tables)):
             if self.pool.free_pages(group) < more:
                 free = self.pool.free_pages(group) * self.pool.page
-                raise CacheFullError(length=first, wanted=n, capacity=self._end * self.pool.page + free)
+                capacity = self._end * self.pool.page + free
+                raise CacheFullError(length=first, wanted=n, capacity=capacity, pool_is_full=True)
         if more:
             for group, table in enumerate(self._tables):
                 table[self._end : end] = self.pool.take(group, more)
@@ -77,12 +80,13 @@ class KVSequence:
                 self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)
 
     def roll_back(self, n: int) -> None:
-        """Discard the last n pending tokens. Their pages stay allocated for the tokens that follow."""
+        """Discard the last n pending tokens, and free their pages."""
         self._check("roll_back", n)
         self.pending -= n
+        self._free_end()
 
     def truncate(self, length: int) -> None:
-        """Discard the tokens from position `length` on. Their pages stay allocated for the tokens that follow.
+        """Discard the tokens from position `length` on, and free their pages.
 
         Raises:
             ValueError: the sequence is shorter, has pending tokens, or has already freed pages that would be inside a
@@ -94,13 +98,20 @@ class KVSequence:
             if window is not None and self._firsts[group] * self.pool.page > max(0, length + 1 - window):
                 raise ValueError(f"truncate: tokens that a window of {window} sees after {length} have been given back")
         self.length = length
+        self._free_end()
 
     def close(self) -> None:
-        """Free all pages and discard all tokens. The sequence is empty and can be used again."""
+        """Free all pages and discard all tokens. The sequence is empty and can be used again.
+
+        Raises:
+            ValueError: tokens are pending: their pass could still write to the pages.
+        """
+        if self.pending:
+            raise ValueError(f"close: expected no pending tokens, found {self.pending}; commit or roll back their pass")
         for group in range(len(self._tables)):
             self._give_back(group, self._end)
         self._firsts, self._end = [0] * len(self._tables), 0
-        self.length = self.pending = 0
+        self.length = 0
 
     def span(self, group: int, length: int, n_new: int) -> KVSpan:
         """Return the page table of a group for a pass: `length` tokens, of which the last `n_new` are new."""
@@ -121,6 +132,15 @@ class KVSequence:
             self.pool.give_back(group, self._tables[group][first:end].copy())
             self._tables[group][first:end] = -1
             self._firsts[group] = end
+
+    def _free_end(self) -> None:
+        """Free the pages after the last token."""
+        end = -(-(self.length + self.pending) // self.pool.page)
+        if end < self._end:
+            for group, table in enumerate(self._tables):
+                self.pool.give_back(group, table[end : self._end].copy())
+                table[end : self._end] = -1
+            self._end = end
 
     def _check(self, what: str, n: int) -> None:
         if not 0 <= n <= self.pending:

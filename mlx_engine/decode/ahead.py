@@ -37,21 +37,25 @@ def decode_ahead(
         CacheFullError: the KV cache is full when the next token is asked for.
     """
     begun: _Begun | None = None
+    # Submitted and not committed; the oldest comes first.
+    pending: list[Batch] = []
     try:
         while True:
             with model.backend.session():
                 resumed = metrics.clock()
                 now = begun or _Begun(_choose(model, read(), pick))
-                begun = _begin_next(model, now.choice, kv, pick)
+                begun = _begin_next(model, now.choice, kv, pick, pending)
                 asked = metrics.clock()
                 token = pick.settle(now.choice)
                 if now.batch is not None:
+                    pending.remove(now.batch)
                     now.batch.commit()
                 metrics.record_interval(resumed, asked)
             yield token
             read = _reader(model, token, kv)
     finally:
-        kv.roll_back(kv.pending)
+        for batch in reversed(pending):
+            batch.roll_back()
 
 
 def _reader(model: Model, token: int, kv: KVSequence) -> Callable[[], Array]:
@@ -64,10 +68,11 @@ def _choose(model: Model, logits: Array, pick: Sampler) -> Choice:
     return pick.add(token, logits)
 
 
-def _begin_next(model: Model, chosen: Choice, kv: KVSequence, pick: Sampler) -> _Begun | None:
-    """Submit the pass that reads the chosen token; return None if the KV cache is full."""
+def _begin_next(model: Model, chosen: Choice, kv: KVSequence, pick: Sampler, pending: list[Batch]) -> _Begun | None:
+    """Submit the pass that reads the chosen token, and append it to `pending`; return None if the KV cache is full."""
     try:
         batch = begin([New([chosen.token], kv)])
     except CacheFullError:
         return None
+    pending.append(batch)
     return _Begun(_choose(model, wanted_logits(model.forward(batch)), pick), batch)

@@ -48,6 +48,8 @@ def forward(model: Model, *parts: New) -> Array | None:
 
 def forward_logits(model: Model, *parts: New) -> Array:
     """Run one forward pass as `forward` does, with at least one wanted token, and return logits (R, V)."""
+    if all(part.wanted == 0 for part in parts):  # before the tokens are committed
+        raise ValueError("expected a forward pass with wanted tokens, found none")
     return wanted_logits(forward(model, *parts))
 
 
@@ -59,8 +61,12 @@ def wanted_logits(logits: Array | None) -> Array:
 
 
 def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list[int]:
-    """Choose a token for each row of (B, V) logits and return the ids, on the host."""
+    """Choose a token for each row of (B, V) logits and return the ids, on the host.
+
+    If this is interrupted while a lazy backend computes, no sampler has changed.
+    """
     tokens = backend.choose(logits, [sampler.draw() for sampler in samplers])
+    backend.wait(tokens)
     rows = [logits if len(samplers) == 1 else backend.take(logits, (b,)) for b in range(len(samplers))]
     choices = [sampler.add(token, row) for sampler, token, row in zip(samplers, tokens, rows, strict=True)]
     return [sampler.settle(choice) for sampler, choice in zip(samplers, choices, strict=True)]
@@ -69,11 +75,19 @@ def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list
 def step(model: Model, running: Sequence[Running]) -> list[int]:
     """Run the unread tokens of all sequences in one forward pass, and return the next token of each.
 
+    A step that fails or is interrupted, in the pass or in the choice, leaves every sequence unchanged.
+
     Raises:
-        CacheFullError: there are too few pages for the new tokens; no sequence has changed.
+        CacheFullError: there are too few pages for the new tokens.
     """
-    logits = forward_logits(model, *(New(sequence.unread, sequence.kv) for sequence in running))
-    tokens = choose(model.backend, logits, [sequence.pick for sequence in running])
+    batch = begin([New(sequence.unread, sequence.kv) for sequence in running])
+    try:
+        logits = wanted_logits(model.forward(batch))
+        tokens = choose(model.backend, logits, [sequence.pick for sequence in running])
+    except BaseException:
+        batch.roll_back()
+        raise
+    batch.commit()
     for sequence, token in zip(running, tokens, strict=True):
         sequence.unread = [token]
     return tokens

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Sequence
+import weakref
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from logging import INFO
 from typing import Literal, Protocol
@@ -86,14 +87,38 @@ class Stream:
         self.progress = progress
         self._timeout, self._deadline = options.timeout, math.inf
         self._pick = Sampler(model.backend, options.sampling, self._prompt_ids)
-        self._ids = self._loop(model, options)
-        self._pieces = self._run()
+        self._is_running, self._ids = False, self._loop(model, options)
 
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
+    def __iter__(self) -> Stream:
+        return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        if not self._is_running and self._timeout is not None:
+            self._deadline = self._metrics.clock() + self._timeout
+        self._is_running = True
+        try:
+            piece = ""
+            while not piece and self._finish_reason is None:
+                token = next(self._ids, None)
+                if token is None:  # closed
+                    break
+                piece = self._add(token)
+        except _TimeIsUp:
+            self._finish_reason = "timeout"
+        except BaseException:
+            self.close()
+            raise
+        if self._finish_reason is not None:
+            self.close()
+        if not piece:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Cancel the run and free its KV cache; `generation` keeps the result so far."""
+        ids, self._ids = self._ids, iter(())
+        if isinstance(ids, Generator):
+            ids.close()
 
     @property
     def n_prompt(self) -> int:
@@ -120,7 +145,14 @@ class Stream:
         if not options.kv:
             return decode_without_cache(model, self._prompt_ids, self._pick, self._metrics)
         kv = model.new_kv(self.n_read)
-        return decode(model, self._prompt_ids, kv, self._pick, self._metrics, progress=self._read)
+        # Weak: a stream that is dropped frees its KV cache at once, and not when cycles are collected.
+        read = weakref.WeakMethod(self._read)
+
+        def progress(done: int, total: int) -> None:
+            if (report := read()) is not None:
+                report(done, total)
+
+        return decode(model, self._prompt_ids, kv, self._pick, self._metrics, progress=progress)
 
     def _read(self, done: int, total: int) -> None:
         """Report progress and check the timeout, after each chunk of the prompt."""
@@ -139,35 +171,23 @@ class Stream:
         if token in self._end_ids:
             event(INFO, "end", step=step, id=token)
 
-    def _run(self) -> Iterator[str]:
-        if self._timeout is not None:
-            self._deadline = self._metrics.clock() + self._timeout
-        try:
-            yield from self._decoded()
-        except _TimeIsUp:
+    def _add(self, token: int) -> str:
+        """Add a token, and return the text that is complete now; set the finish reason if it is the last one."""
+        self._token_ids.append(token)
+        ended = token in self._end_ids
+        piece = self._stops.add("" if ended else self._text.add(token))
+        if ended or self._stops.found:
+            self._finish_reason = "stop"
+        elif len(self._token_ids) == self._max_tokens:
+            self._finish_reason = "length"
+        elif self._is_late():
             self._finish_reason = "timeout"
-        finally:
-            self._ids = iter(())  # frees the KV cache: a result is kept for longer than its run
-
-    def _decoded(self) -> Iterator[str]:
-        for token in self._ids:
-            self._token_ids.append(token)
-            ended = token in self._end_ids
-            piece = self._stops.add("" if ended else self._text.add(token))
-            if ended or self._stops.found:
-                self._finish_reason = "stop"
-            elif len(self._token_ids) == self._max_tokens:
-                self._finish_reason = "length"
-            elif self._is_late():
-                self._finish_reason = "timeout"
-            if self._finish_reason is not None:
-                piece += self._stops.add(self._text.finish()) + self._stops.finish()
-                # An incomplete character at the token limit becomes U+FFFD, which may complete a stop string.
-                self._finish_reason = "stop" if self._stops.found else self._finish_reason
-            if enabled(INFO):
-                self._log(token, piece)
-            if piece:
-                self._written.append(piece)
-                yield piece
-            if self._finish_reason is not None:
-                return
+        if self._finish_reason is not None:
+            piece += self._stops.add(self._text.finish()) + self._stops.finish()
+            # An incomplete character at the token limit becomes U+FFFD, which may complete a stop string.
+            self._finish_reason = "stop" if self._stops.found else self._finish_reason
+        if enabled(INFO):
+            self._log(token, piece)
+        if piece:
+            self._written.append(piece)
+        return piece

@@ -185,7 +185,7 @@ def test_nothing_is_begun_that_there_is_no_room_for():
 def test_without_overlap_each_token_is_read_first():
     be = LazyBackend()
     run(micro(be), 4, room=9, overlap=False)
-    assert be.log == ["build", "settle"] * 4
+    assert [what for what in be.log if what != "wait"] == ["build", "settle"] * 4
 
 
 def test_a_profiled_pass_is_not_overlapped():

@@ -128,7 +128,7 @@ def test_loading_and_running_keep_no_other_copy(engine):
     grown = mx.get_active_memory() - before
     held = {id(m): m.nbytes for m in matrices(type("E", (), {"model": model}))}
     table = 512 * model.config.head_dim * 4
-    assert sum(held.values()) <= grown <= 1.02 * sum(held.values()) + table + 64_000
+    assert sum(held.values()) <= grown <= 1.02 * sum(held.values()) + table + 100_000
 
 
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])

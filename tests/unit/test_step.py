@@ -12,7 +12,7 @@ from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import New, begin
 from mlx_engine.decode.sampler import Sampler, random_number
-from mlx_engine.decode.step import Running, forward, step
+from mlx_engine.decode.step import Running, forward, forward_logits, step
 from mlx_engine.errors import CacheFullError
 from mlx_engine.models import Model
 
@@ -141,6 +141,62 @@ def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, a
     assert [list(ids) for ids in zip(*steps, strict=True)] == alone(engine)
 
 
+def test_a_step_that_is_interrupted_in_the_choice_counts_for_no_sequence(
+    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch
+):
+    """A lazy backend computes the pass there. The step that follows gives what it would have given."""
+    want, running, be = alone(engine), sequences(engine.model), engine.backend
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with be.session():
+        found = [step(engine.model, running) for _ in range(3)]
+        for method in ("choose", "wait"):
+            monkeypatch.setattr(be, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                step(engine.model, running)
+            monkeypatch.undo()
+        assert [one.kv.length for one in running] == [len(prompt) + 2 for prompt in PROMPTS]
+        found += [step(engine.model, running) for _ in range(N - 3)]
+    assert [list(tokens) for tokens in zip(*found, strict=True)] == want
+
+
+def test_a_refused_batch_keeps_no_pages(model: Model):
+    """What was found for its first sequence is free for the second alone."""
+    pool = model.new_pool(12, n_sequences=2, page=4)  # four pages
+    a, b = pool.sequence(), pool.sequence()
+    with model.backend.session():
+        with pytest.raises(CacheFullError, match="free pages of the pool; close another sequence"):
+            forward(model, New([1] * 12, a), New([1] * 8, b))
+        assert (a.n_pages, b.n_pages, pool.free_pages(0)) == (0, 0, 4)
+        forward(model, New([1] * 12, b))
+
+
+def test_logits_that_nobody_wants_are_refused_before_the_pass(model: Model):
+    kv = model.new_kv(4)
+    with model.backend.session(), pytest.raises(ValueError, match="wanted tokens"):
+        forward_logits(model, New([1, 2], kv, wanted=0))
+    assert (kv.length, kv.pending) == (0, 0)
+
+
+def test_a_sequence_with_a_pass_under_way_is_not_closed(model: Model):
+    kv = model.new_kv(8)
+    batch = begin([New([1, 2], kv)])
+    with pytest.raises(ValueError, match="close: expected no pending tokens, found 2"):
+        kv.close()
+    batch.roll_back()
+    kv.close()
+
+
+def test_scratch_memory_takes_one_pass(model: Model):
+    kv = model.scratch_kv(8)
+    with model.backend.session():
+        forward(model, New([1, 2], kv))
+        with pytest.raises(ValueError, match="stores are not kept"):
+            forward(model, New([3], kv))
+
+
 def test_of_new_tokens_any_number_of_logits_may_be_wanted(model: Model):
     pool = model.new_pool(40, n_sequences=3)
     with model.backend.session():
@@ -159,13 +215,14 @@ def test_what_is_no_batch_is_refused(model: Model):
     pool = model.new_pool(20, n_sequences=2)
     kv, other = pool.sequence(), pool.sequence()
     stranger = model.new_kv(4)
-    for parts in ([New([1], kv), New([2], kv)], [New([1], kv), New([2], stranger)]):
-        with pytest.raises(ValueError, match="expected new tokens of 2 different sequences of one pool"):
-            begin(parts)
+    with pytest.raises(ValueError, match="expected 2 different sequences, found one of them twice"):
+        begin([New([1], kv), New([2], kv)])
+    with pytest.raises(ValueError, match="expected sequences of one pool"):
+        begin([New([1], kv), New([2], stranger)])
     for wanted in (-1, 3):
         with pytest.raises(ValueError, match="logits of at most"):
             begin([New([1, 2], other), New([1, 2], kv, wanted)])
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="at least one new token"):
         begin([New([1], kv), New([], other, 0)])
     assert (kv.pending, other.pending, stranger.pending) == (0, 0, 0)
 
