@@ -1,4 +1,4 @@
-"""Matrix products for prefill (gemm): expand quantised rows to float32 once, and multiply them in register tiles.
+"""Matrix products for prefill (gemm): expand weight rows to float32, and multiply them in register tiles.
 
 Weight rows are expanded one stretch of columns at a time. For at most GEMM_NEAR tokens, four weight rows are expanded
 at a time, so that they stay in the first-level cache. For more tokens, GEMM_ROWS weight rows are expanded at a time, so
@@ -53,7 +53,7 @@ def _rows_expanded(n_tokens: int) -> int:
 def _add_products(
     job: Any, m: int, first: int, n_rows: int, t: int, n_tokens: int, scratch: int, sums: Any, at: int, row: int
 ) -> None:
-    """`sums[at + i*row + r] += dot(W[first + r], x[t + i])`, W being matrix m; sums of four rows are written at a time.
+    """`sums[at + i*row + r] += dot(W[first + r], x[t + i])`, W being matrix m. Four rows are written at a time.
 
     Scratch memory holds FORMAT_ROOM bytes, then one stretch of the rows that are expanded together.
     """
@@ -74,7 +74,7 @@ def _add_products(
                 else:
                     prefetch_weights(kind, address, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
             for g in range(groups):
-                # The sizes of groups differ by one vector at most.
+                # Group sizes differ by one token at most.
                 i, after = g * n_tokens // groups, (g + 1) * n_tokens // groups
                 for tile in range(0, n, TILE_ROWS):
                     add_dots(

@@ -1,9 +1,9 @@
 """Matrix-vector products for decode and small batches (gemv): multiply rows as they are stored.
 
-Memory bandwidth is the limit, so each row is read once for all vectors. A processor prefetches several streams at once,
-and reads them faster than one stream: so a chunk has rows from several ranges of its matrix, whose products are
-interleaved. The vectors are packed into panels, (K / 16, vectors, 16); one stretch of columns of a panel stays in the
-first-level cache.
+Memory bandwidth is the limit, so each row is read from memory once for all tokens. A processor prefetches several
+streams at once, and reads them faster than one stream: so a chunk has rows from several ranges of its matrix, whose
+products are interleaved. The vectors are packed into panels, (K / 16, vectors, 16); one stretch of columns of a panel
+stays in the first-level cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kernels.cpu.vectors import load, store
 
 
 def _first_panel(n_tokens: int) -> int:
-    """Return the size of the first panel: all vectors, or the larger half where two panels are needed."""
+    """Return the size of the first panel: all vectors, or the larger part where two panels are needed."""
     if n_tokens in PANEL_SIZES:
         return n_tokens
     return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
@@ -48,8 +48,8 @@ def _first_panel(n_tokens: int) -> int:
 _FIRST_PANEL = (0, *map(_first_panel, range(1, MOST_STORED + 1)))
 # Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
 _AHEAD = 1024
-# The same with several vectors. One stretch of columns is processed for every row before the next stretch, so the data
-# needed next is the same stretch of a later row: the distance is rounded up to whole rows.
+# The same with several vectors. One stretch of columns is processed for every row before the next stretch, so the
+# prefetch reaches ahead by as many rows as hold this many bytes in their stretches.
 _AHEAD_OF_PIECES = 2048
 
 
@@ -78,10 +78,10 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 
 @task
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
-    """Multiply the rows of one chunk with each vector: `y[first + r] = activation(dot(W[r], x) + bias) + residual`.
+    """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
 
-    With a gate, `y[r] = activation(dot(gate[r], x)) * dot(up[r], x)`: the four rows that are multiplied together are
-    two rows of the gate and the same two rows of the up matrix.
+    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`: the four rows that are multiplied
+    together are two rows of the gate and the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
@@ -89,7 +89,7 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
     kind, n_columns, n_tokens = job[m + KIND], job[K], job[T]
-    # Scratch memory: FORMAT_ROOM bytes, then the products, padded to whole vectors, (T, 4, size).
+    # Scratch memory: FORMAT_ROOM bytes, then the products (T, 4, size), size being the height rounded up to LANES.
     size, products = ceil_div(height, LANES) * LANES, floats(scratch + FORMAT_ROOM)
     products[: n_tokens * 4 * size] = 0
     # One vector fits into the cache whole, so rows are read from end to end.

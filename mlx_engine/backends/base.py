@@ -2,8 +2,8 @@
 
 There are two levels of operations. *Primitives* are abstract: every backend implements all of them. *Blocks* are the
 operations worth fusing. `Backend` composes each block from primitives, and a backend overrides a block where a fused
-implementation is faster. The unfused form defines the result. It is also the only form in which every intermediate
-value can be tapped (see `taps.py`). Models call blocks, a few primitives, and `kv_append`.
+implementation is faster. The unfused form defines the result. It is also the only form in which all named intermediate
+values can be tapped (see `taps.py`). Models call blocks, a few primitives, and `kv_append`.
 
 Shapes are written in axis letters, which have one meaning in the whole project:
 
@@ -99,7 +99,7 @@ class Backend(ABC):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Return a context manager for passes: it changes process-wide settings (BLAS, streams) and restores them."""
+        """Return a context manager for passes, which may change process-wide settings (BLAS, streams) meanwhile."""
         yield
 
     # ---- primitives ----

@@ -18,8 +18,8 @@ from mlx_engine.cache.sequence import KVSequence
 
 # Default number of tokens per page.
 PAGE = 64
-# Default limit of the new tokens of a sequence in one forward pass: layers with a window have pages for the window and
-# so many tokens more.
+# Default limit of the new tokens of a sequence in one forward pass: a layer with a window has pages for
+# the window plus this many tokens, for each sequence.
 LONGEST_PASS = 512
 
 
@@ -62,8 +62,8 @@ class KVPool:
             n_sequences: the largest number of sequences at the same time.
             page: tokens per page.
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
-            kept: whether later passes read the keys and values of earlier passes. If not, all layers of a group share
-                one store, which is enough for a pass over a whole sequence.
+            kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
+                shape and window share one store, which is enough for a pass over a whole sequence.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
@@ -100,7 +100,7 @@ class KVPool:
         return self._n_free[group]
 
     def take(self, group: int, n: int) -> np.ndarray:
-        """Allocate n pages of a group, which must be free, and return their first slots (n,)."""
+        """Allocate n pages of a group, of which at least n must be free, and return their first slots (n,)."""
         last = self._n_free[group]
         self._n_free[group] = last - n
         return self._free[group][last - n : last][::-1].copy()
@@ -115,7 +115,8 @@ class KVPool:
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
     """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    Each sequence can leave its last page almost empty: that takes `n_sequences - 1` pages more than the tokens fill.
+    Each sequence can leave its last page almost empty. Rounding up covers one of these pages; each of the other
+    `n_sequences - 1` sequences takes a page more.
     With a window, a sequence holds at most `window - 1 + longest_pass` tokens at a time, and needs one page more
     because these tokens need not begin at a page's first slot.
     """
