@@ -161,7 +161,7 @@ class Climb:
             return f"its weights would take {of.nbytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
         seconds = (of.layers + of.head) * seconds_per_weight(backend)
         if seconds > self.plan.budget:
-            return f"a token would take about {seconds:.0f} s, and a cell has {self.plan.budget:g} s"
+            return f"a token would take about {seconds:.2g} s, and a cell has {self.plan.budget:g} s"
         return None
 
     def _described(self, rung: Rung, quant: Conversion) -> Row:

@@ -56,7 +56,9 @@ def test_a_sweep_has_every_rung_with_a_rate_or_a_reason(swept):
     assert titles[: len(RUNGS)] == [rung.title for rung in RUNGS]
     for row in rows:
         assert ("median_ts" in row) == (row["unavailable"] is None)
-        assert row["unavailable"] is None or unavailable(row["backend"]) == row["unavailable"]
+        # On a busy machine a token may take longer than the small budget allows: that is a reason, too.
+        reasons = (None, unavailable(row["backend"]))
+        assert row["unavailable"] in reasons or row["unavailable"].startswith("a token would take about")
 
 
 def test_a_sweep_can_be_compared_with_itself(swept):
