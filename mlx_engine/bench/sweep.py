@@ -161,7 +161,8 @@ class Climb:
             return f"its weights would take {of.nbytes / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB"
         seconds = (of.layers + of.head) * seconds_per_weight(backend)
         if seconds > self.plan.budget:
-            return f"a token would take about {seconds:.2g} s, and a cell has {self.plan.budget:g} s"
+            about = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
+            return f"a token would take about {about} s, and a cell has {self.plan.budget:g} s"
         return None
 
     def _described(self, rung: Rung, quant: Conversion) -> Row:
