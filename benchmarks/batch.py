@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import mlx_engine
@@ -24,8 +25,9 @@ from mlx_engine.bench.roofline import Limits, matrices
 from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import Running, forward, step
+from mlx_engine.decode.step import forward
 
 RESULTS = Path(__file__).parent / "results" / "batch.jsonl"
 
@@ -66,6 +68,7 @@ def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
     pool = model.new_pool(most * capacity, n_sequences=most)
     running = [Running(pool.sequence(capacity), Sampler(engine.backend, Sampling(), ())) for _ in range(most)]
     samples: dict[str, list[float]] = {str(n): [] for n in SEQUENCES}
+    passes = Passes(model, overlap=False)
     with engine.backend.session():
         for b, one in enumerate(running):
             ids = [(7 * i + 3 * b) % n_vocab for i in range(depth)]
@@ -75,9 +78,10 @@ def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
         for counted in range(-1, ROUNDS):
             limits.sample()
             for n in SEQUENCES:
+                plan = partial(parts, running[:n])
                 start_time = time.perf_counter()
                 for _ in range(STEPS):
-                    step(model, running[:n])
+                    passes.step(plan)
                 seconds = time.perf_counter() - start_time
                 for one in running[:n]:
                     one.kv.truncate(depth)
@@ -85,6 +89,11 @@ def measure(engine: mlx_engine.Engine, limits: Limits, depth: int) -> Row:
                     samples[str(n)].append(n * STEPS / seconds)
     medians = {n: statistics.median(rates) for n, rates in samples.items()}
     return {"samples_ts": samples, "medians_ts": medians, **limits.take()}
+
+
+def parts(running: list[Running]) -> list[Part]:
+    """Return the parts of a pass over the next token of each sequence."""
+    return [Part(one, 1, (one.pick,)) for one in running]
 
 
 def limit(of: Sizes, n: int, depth: int, read_gbs: float, peak_gflops: float) -> tuple[float, float]:

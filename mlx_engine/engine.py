@@ -17,17 +17,21 @@ from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.decode.keywords import OptionValues, shows_options
-from mlx_engine.decode.loop import Progress
+from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
+from mlx_engine.decode.output import Output
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.decode.stream import Generation, Stream
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, convert_model
 from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 from mlx_engine.models.count import count
 from mlx_engine.observe import log
+from mlx_engine.schedule.memory import pool_for
+from mlx_engine.schedule.request import Request
+from mlx_engine.schedule.scheduler import Scheduler
+from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream
+from mlx_engine.schedule.uncached import Uncached
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 
     from mlx_engine.tokenizer import Tokenizer
     from mlx_engine.tokenizer.chat import Message
+
+# The largest number of prompts of a batch in one forward pass.
+BATCH_SLOTS = 32
 
 # Text, token ids, or messages.
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
@@ -114,10 +121,7 @@ class Engine:
     @shows_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
         """Generate text from a prompt. The arguments are those of `stream`."""
-        stream = self.run(prompt, Options.of(max_tokens, **options))
-        for _ in stream:
-            pass
-        return stream.generation
+        return _drained(self.run(prompt, Options.of(max_tokens, **options)))
 
     @shows_options
     def stream(
@@ -154,21 +158,81 @@ class Engine:
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
+    def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
+        """Generate text from several prompts, which share forward passes.
+
+        Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
+        of summation, see README.
+
+        Args:
+            prompts: the prompts, each as `generate` takes it.
+            max_tokens: as for `generate`, or a list with one value per prompt.
+            options: the other options of `generate`; a list has one value per prompt. A list of strings as `stop` is
+                for all prompts; for one value per prompt, each element is itself a list or None.
+
+        Raises:
+            OptionError: an option is invalid, or a list has another length than `prompts`.
+            ContextLengthError, ChatTemplateError: a prompt cannot be run.
+        """
+        each = one_per_prompt({"max_tokens": max_tokens, **options}, len(prompts))
+        checked = [Options.of(**of) for of in each]
+        requests = [self.request(prompt, of) for prompt, of in zip(prompts, checked, strict=True)]
+        return [_drained(stream) for stream in self.run_requests(requests)]
+
     def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
         """Do the same as `stream`, with an `Options` object."""
-        text = self.tokenizer.stream(at_start=False)  # first, because building the tokenizer is one of the phases
+        (stream,) = self.run_requests([self.request(prompt, options)])
+        stream.progress = progress
+        return stream
+
+    def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
+        """Return a stream for each request. The streams share forward passes: each continues while any is read."""
+        steps = self._steps(requests) if requests else None
+        return [Stream(steps, request) for request in requests] if steps else []
+
+    def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
+        """Return a request for a scheduler: the prompt as token ids, and `n` empty outputs.
+
+        Raises:
+            OptionError, ContextLengthError, ChatTemplateError: as `stream`.
+        """
+        texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))
-        return Stream(
-            self.model,
-            prompt_ids,
-            options,
-            max_tokens=self._fitting(len(prompt_ids), options.max_tokens, options.context_len),
-            text=text,
-            end_ids=self.tokenizer.eog_ids,
-            progress=progress,
-            metrics=metrics,
-        )
+        max_tokens = self._fitting(len(prompt_ids), options.max_tokens, options.context_len)
+        end_ids = self.tokenizer.eog_ids
+        outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
+        return Request(prompt_ids, options, outputs, metrics=metrics)
+
+    def scheduler(
+        self, *, slots: int = 4, kv_memory: int | None = None, prefix_cache: bool = True, **options: Any
+    ) -> Scheduler:
+        """Return a scheduler for requests that come and go.
+
+        Args:
+            slots: the largest number of answers that run at the same time.
+            kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context for
+                each slot.
+            prefix_cache: keep the keys and values of prompts and answers for later requests that begin alike.
+            options: other options of `Scheduler`.
+
+        Raises:
+            OptionError: the memory is too small for a single page.
+        """
+        pool = pool_for(self.model, slots, kv_memory)
+        return Scheduler(self.model, pool, slots=slots, **options)
+
+    def _steps(self, requests: Sequence[Request]) -> Steps:
+        """Return a scheduler with memory for these requests."""
+        kv = {request.options.kv for request in requests}
+        require(len(kv) == 1, option="kv", expected="the same value for all prompts", found=sorted(kv))
+        if not kv.pop():
+            return Uncached(self.model)
+        n_answers = [len(request.outputs) for request in requests]
+        slots = max(min(sum(n_answers), BATCH_SLOTS), *n_answers)
+        longest = sorted((request.longest for request in requests for _ in request.outputs), reverse=True)
+        n_tokens = max(sum(longest[:slots]), *(r.longest * n for r, n in zip(requests, n_answers, strict=True)))
+        return Scheduler(self.model, self.model.new_pool(n_tokens, n_sequences=slots), slots=slots)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
@@ -221,6 +285,13 @@ class Engine:
                 found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
             )
         return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
+
+
+def _drained(stream: Stream) -> Generation:
+    """Run a stream to its end and return the result."""
+    for _ in stream:
+        pass
+    return stream.generation
 
 
 def load(

@@ -95,6 +95,12 @@ class KVPool:
         layers = self.stores.layers if self.stores.are_kept else list({id(s): s for s in self.stores.layers}.values())
         return sum(self._backend.kv_nbytes(store) for store in layers)
 
+    @property
+    def n_free(self) -> int:
+        """Number of free pages of the layers without a window; these decide how many tokens fit."""
+        groups = [group for group, window in enumerate(self.windows) if window is None] or range(len(self.windows))
+        return min(self._n_free[group] for group in groups)
+
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
         return self._n_free[group]

@@ -54,3 +54,8 @@ class CacheSize:
 
 def _bytes_per_token(layer: KVLayer) -> int:
     return 2 * layer.n_kv_heads * layer.head_dim * BYTES_PER_FLOAT
+
+
+def tokens_that_fit(layers: Sequence[KVLayer], nbytes: int, n_sequences: int = 1) -> int:
+    """Return the largest number of tokens whose pool is within `nbytes` (to be replaced by the exact count)."""
+    return nbytes // sum(_bytes_per_token(layer) for layer in layers)

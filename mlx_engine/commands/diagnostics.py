@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from mlx_engine.cache.size import CacheSize
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.stream import Generation, Stream
     from mlx_engine.engine import Engine
+    from mlx_engine.schedule.stream import Generation, Stream
 
 # The usual unit for cache sizes.
 MB = 1 << 20
@@ -75,7 +75,7 @@ def summary(generation: Generation, engine: Engine, seconds: float, *, per_pass:
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
     """Return the lines about the duration of runs: in all, and of the forward passes alone."""
     n_tokens = sum(len(generation.token_ids) for generation in generations)
-    passes = sum(sum(generation.metrics.passes) for generation in generations)
+    passes = sum(sum(generation.metrics.shares) for generation in generations)
     rate = f" ({n_tokens / passes:.1f} tokens/sec)" if n_tokens else ""
     return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}"]
 

@@ -18,8 +18,8 @@ from mlx_engine.commands.prompts import PromptOptions, streams
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.stream import Generation, Stream
     from mlx_engine.engine import Engine
+    from mlx_engine.schedule.stream import Generation, Stream
 
 
 @dataclass(frozen=True)

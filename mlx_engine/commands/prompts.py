@@ -14,8 +14,8 @@ from mlx_engine.errors import EngineError, OptionError, require
 
 if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
-    from mlx_engine.decode.stream import Stream
     from mlx_engine.engine import Engine, Prompt
+    from mlx_engine.schedule.stream import Stream
 
 DEFAULT_PROMPT = "Once upon a time"
 
@@ -80,17 +80,17 @@ class PromptOptions:
 
 
 def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list[Stream]:
-    """Return an unstarted run for each prompt, so that an invalid prompt raises before the first run starts.
+    """Return an unstarted run for each prompt; the runs share forward passes. All prompts are checked first.
 
     Raises:
         EngineError: a prompt is empty or too long, or the chat template rejects it.
     """
-    made = []
+    requests = []
     for i, prompt in enumerate(prompts, start=1):
         try:
-            made.append(engine.run(prompt, options))
+            requests.append(engine.request(prompt, options))
         except EngineError:
             if len(prompts) > 1:
                 notice(f"prompt {i} of {len(prompts)}:")
             raise
-    return made
+    return engine.run_requests(requests)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.options import Options
+from mlx_engine.errors import require
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -27,6 +28,22 @@ class OptionValues(TypedDict, total=False):
     ignore_eos: bool
     timeout: float | None
     context_len: int | None
+
+
+def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """Return the options of each of n prompts: a list has one value per prompt, any other value is for all.
+
+    A list of strings as `stop` is one value.
+
+    Raises:
+        OptionError: a list has another length.
+    """
+    lists = {name: value for name, value in options.items() if isinstance(value, list | tuple)}
+    if "stop" in lists and all(isinstance(text, str) for text in lists["stop"]):
+        del lists["stop"]
+    for name, values in lists.items():
+        require(len(values) == n, option=name, expected=f"one value for all, or {n}, one per prompt", found=values)
+    return [{**options, **{name: values[i] for name, values in lists.items()}} for i in range(n)]
 
 
 def shows_options(method: Method) -> Method:

@@ -1,23 +1,20 @@
-"""The generation loop of one sequence: run the prompt (prefill), then one token at a time (decode); yield token ids.
+"""Prefill and decode of one sequence, for measurements and tests: yield token ids one at a time.
 
-Lazy backends have their own loop with the same result, see `ahead.py`. `step.py` has the step for several sequences.
+`schedule/` runs requests with the same passes, see `passes.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from logging import DEBUG
 
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import KVSequence, New
 from mlx_engine.cache.pool import LONGEST_PASS
-from mlx_engine.decode.ahead import decode_ahead
 from mlx_engine.decode.metrics import Metrics
+from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import choose, forward, forward_logits, wanted_logits
 from mlx_engine.models import Model
-from mlx_engine.observe.log import event
 
 # Tokens per prefill pass. Larger chunks make more efficient products, but attention scores take chunk x context floats
 # per head.
@@ -53,7 +50,6 @@ def decode(
     metrics: Metrics,
     *,
     chunk: int = CHUNK,
-    progress: Progress | None = None,
     overlap: bool = True,
 ) -> Iterator[int]:
     """Yield token ids one at a time, without end; the caller decides when to stop.
@@ -63,45 +59,39 @@ def decode(
     Raises:
         CacheFullError: the KV cache is full.
     """
-    read = partial(prefill, model, prompt, kv, chunk=chunk, progress=progress)
-    if overlap and model.backend.lazy and model.backend.profiler is None:
-        return decode_ahead(model, read, kv, pick, metrics)
-    return _decode_in_order(model, read, kv, pick, metrics)
+    sequence, passes = Running(kv, pick, list(prompt)), Passes(model, overlap=overlap, clock=metrics.clock)
 
+    def plan() -> list[Part]:
+        n = min(chunk, len(sequence.unread))
+        return [Part(sequence, n, (pick,) if n == len(sequence.unread) else ())]
 
-def _decode_in_order(
-    model: Model, read: Callable[[], Array], kv: KVSequence, pick: Sampler, metrics: Metrics
-) -> Iterator[int]:
-    while True:
-        token = _timed_pass(model, metrics, pick, read)
-        yield token
-        read = partial(forward_logits, model, New([token], kv))
+    seconds = 0.0
+    try:
+        while True:
+            step = passes.step(plan)
+            seconds += step.seconds
+            if step.chosen:
+                metrics.record_pass(seconds, sampling=step.sampling)
+                seconds = 0.0
+                yield step.chosen[0].ids[0]
+    finally:
+        passes.close()
 
 
 def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, metrics: Metrics) -> Iterator[int]:
     """Yield the same ids as `decode`, but run the whole sequence again for each, to show what the KV cache saves."""
     ids = list(prompt)
-    while True:
-        token = _timed_pass(model, metrics, pick, lambda: forward_logits(model, New(ids, model.scratch_kv(len(ids)))))
-        yield token
-        ids.append(token)
 
-
-def _timed_pass(model: Model, metrics: Metrics, pick: Sampler, read: Callable[[], Array]) -> int:
     def run() -> int:
-        logits, be = read(), model.backend
+        logits, be = forward_logits(model, New(ids, model.scratch_kv(len(ids)))), model.backend
         # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
         (token,) = (
             choose(be, logits, [pick]) if be.lazy else metrics.record_sampling(lambda: choose(be, logits, [pick]))
         )
         return token
 
-    profiler = model.backend.profiler
-    if profiler is not None:
-        profiler.begin_pass()
-    # The session ends with the pass, because the caller's code runs between two tokens.
-    with model.backend.session():
-        token = metrics.record_timed(run)
-    if profiler is not None:
-        event(DEBUG, "pass", number=len(metrics.passes), total_ms=metrics.passes[-1] * 1e3, **profiler.end_pass())
-    return token
+    while True:
+        with model.backend.session():
+            token = metrics.record_timed(run)
+        yield token
+        ids.append(token)

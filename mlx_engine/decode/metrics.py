@@ -3,7 +3,7 @@
 A pass ends when its token's id is on the host. The first pass is prefill, in any number of chunks; it does not count in
 the decode rate. A metric that cannot be computed is None, printed as a dash.
 
-Time that the caller spends between two ids does not count, unless the device works meanwhile: see `record_interval`.
+Time that the caller spends between two ids does not count, unless the device works meanwhile: see `timing.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# An id that arrives within so many seconds counts as already computed when it was asked for.
-AT_ONCE = 1e-4
-
 
 @dataclass
 class Metrics:
@@ -25,43 +22,32 @@ class Metrics:
 
     Attributes:
         passes: the time of each pass, in order.
+        shares: the run's part of each of these times; less than all if other runs shared the pass.
         sampling: the time of each choice of a token, which is part of its pass; empty if the device chooses.
         phases: the time of each phase outside of passes, by name: load, warm_up, tokenize.
     """
 
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
     passes: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
     sampling: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
-    _ended: float | None = field(default=None, repr=False, compare=False)
-    _waited_for: float = field(default=0.0, repr=False, compare=False)
 
     def record_timed(self, work: Callable[[], T]) -> T:
         """Run and time one pass, and return its result; a pass that fails is not recorded."""
         seconds, result = self._timed(work)
-        self.passes.append(seconds)
+        self.record_pass(seconds)
         return result
 
-    def record_interval(self, resumed: float, asked: float) -> None:
-        """Record a pass that ends now, on a device that starts each pass when the pass before ends.
+    def record_pass(self, seconds: float, *, share: float | None = None, sampling: float | None = None) -> None:
+        """Record a pass that took `seconds`.
 
-        The interval begins when the pass before ended. The caller's code ran until `resumed`, and the host asked for
-        the id at `asked`. If the host had to wait for the id, the device was busy all the time, and the pass took the
-        whole interval. If not, a slow caller may have left the device idle; then the pass is assumed to take as long as
-        the last pass that the host waited for, but at least the time since `resumed`. So a slow caller does not change
-        the decode rate.
+        `share` is this run's part of it, if other runs shared the pass: the shares of all runs add up to its time.
         """
-        now = self.clock()
-        whole, inside = now - (resumed if self._ended is None else self._ended), now - resumed
-        if self._ended is None or now - asked > AT_ONCE:
-            self._waited_for = whole
-        self.passes.append(max(inside, min(whole, self._waited_for)))
-        self._ended = now
-
-    def record_forward_share(self, wall: float, n: int) -> None:
-        """Record 1/n of a pass of `wall` seconds over n sequences; nothing for n = 0."""
-        if n > 0:
-            self.passes.append(wall / n)
+        self.passes.append(seconds)
+        self.shares.append(seconds if share is None else share)
+        if sampling is not None:
+            self.sampling.append(sampling)
 
     def record_sampling(self, work: Callable[[], T]) -> T:
         """Run and time one choice of a token, and return it."""

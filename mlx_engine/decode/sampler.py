@@ -19,13 +19,15 @@ class Choice:
 
     Attributes:
         token: the token, as `Backend.embed` accepts it.
-        logits: (1, V), the logits it was chosen from.
+        logits: (R, V), the logits of the pass.
         position: its position in the sequence.
+        row: the row of the logits that it was chosen from.
     """
 
     token: Token
     logits: Array
     position: int
+    row: int = 0
 
 
 class Sampler:
@@ -47,10 +49,10 @@ class Sampler:
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent))
         return Draw(self._sampling, self._recent, u)
 
-    def add(self, token: Token, logits: Array) -> Choice:
-        """Append a token that was chosen from logits (1, V), without waiting for its id."""
+    def add(self, token: Token, logits: Array, row: int = 0) -> Choice:
+        """Append a token that was chosen from a row of logits (R, V), without waiting for its id."""
         self._recent.append(token)
-        return Choice(token, logits, len(self._recent) - 1)
+        return Choice(token, logits, len(self._recent) - 1, row)
 
     def settle(self, choice: Choice) -> int:
         """Wait for the id of a choice and return it."""
@@ -65,7 +67,7 @@ class Sampler:
         """
         if self._settled is None:
             return None
-        row = self._backend.host(self._settled.logits)[0].astype(np.float64)
+        row = self._backend.host(self._settled.logits)[self._settled.row].astype(np.float64)
         p = np.exp(row - row.max())
         return float(p[self._recent[self._settled.position]] / p.sum())
 

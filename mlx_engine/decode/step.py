@@ -1,30 +1,14 @@
-"""A decode step: one forward pass over the new tokens of one or more sequences, then a chosen token for each."""
+"""One forward pass over the new tokens of one or more sequences, and the choice of a token for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
-from mlx_engine.cache import KVSequence, New, begin
+from mlx_engine.cache import New, begin
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.models import Model
-
-
-@dataclass(eq=False)
-class Running:
-    """A sequence that is being generated.
-
-    Attributes:
-        kv: its KV cache.
-        pick: its sampler.
-        unread: its tokens that are not in the KV cache yet; the next step runs them.
-    """
-
-    kv: KVSequence
-    pick: Sampler
-    unread: list[int] = field(default_factory=list)
 
 
 def forward(model: Model, *parts: New) -> Array | None:
@@ -67,27 +51,5 @@ def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list
     """
     tokens = backend.choose(logits, [sampler.draw() for sampler in samplers])
     backend.wait(tokens)
-    rows = [logits if len(samplers) == 1 else backend.take(logits, (b,)) for b in range(len(samplers))]
-    choices = [sampler.add(token, row) for sampler, token, row in zip(samplers, tokens, rows, strict=True)]
+    choices = [sampler.add(token, logits, b) for b, (sampler, token) in enumerate(zip(samplers, tokens, strict=True))]
     return [sampler.settle(choice) for sampler, choice in zip(samplers, choices, strict=True)]
-
-
-def step(model: Model, running: Sequence[Running]) -> list[int]:
-    """Run the unread tokens of all sequences in one forward pass, and return the next token of each.
-
-    A step that fails or is interrupted, in the pass or in the choice, leaves every sequence unchanged.
-
-    Raises:
-        CacheFullError: there are too few pages for the new tokens.
-    """
-    batch = begin([New(sequence.unread, sequence.kv) for sequence in running])
-    try:
-        logits = wanted_logits(model.forward(batch))
-        tokens = choose(model.backend, logits, [sequence.pick for sequence in running])
-    except BaseException:
-        batch.roll_back()
-        raise
-    batch.commit()
-    for sequence, token in zip(running, tokens, strict=True):
-        sequence.unread = [token]
-    return tokens

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import mlx_engine
-from mlx_engine.decode.stream import Generation
+from mlx_engine.schedule.stream import Generation
 
 OPENINGS = ["Once upon a time", "One sunny morning,", "There was a little fox", "In a small village"]
 

@@ -18,9 +18,9 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
-from mlx_engine.decode.stream import Stream
 from mlx_engine.errors import CacheFullError
 from mlx_engine.models import load_model
+from tests.streams import stream_of
 
 DATA = Path(__file__).parents[1] / "data" / "qwen3-micro"
 FILES = {"f32": ("model-f32.gguf", ""), "q8_0": ("model-q8_0.gguf", "_q8")}
@@ -84,8 +84,11 @@ class Script:
         logits[0, next(self.ids)] = 1
         return logits
 
+    def new_pool(self, n_tokens, **options):
+        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, **options)
+
     def new_kv(self, n_tokens, **options):
-        return KVPool(self.backend, [KVLayer(1, 2)], n_tokens, **options).sequence()
+        return self.new_pool(n_tokens, **options).sequence()
 
     def scratch_kv(self, n_tokens):
         return self.new_kv(n_tokens, kept=False)
@@ -94,7 +97,7 @@ class Script:
 def scripted(ids, text=None, *, max_tokens=None, prompt=(1, 2), **options):
     """A run of `Script` with `options`."""
     model = Script(ids)
-    stream = Stream(
+    stream = stream_of(
         model,
         list(prompt),
         Options(**options),

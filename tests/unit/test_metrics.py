@@ -116,12 +116,11 @@ def test_decode_is_tokens_after_the_first_over_their_time(seconds):
     assert rate * sum(seconds[1:]) == pytest.approx(len(seconds) - 1, rel=1e-3)
 
 
-def test_a_share_of_a_batch_is_its_wall_time_divided():
+def test_a_pass_that_others_share_takes_its_whole_time_and_counts_for_a_share():
     metrics = recorded(0.5)
-    metrics.record_forward_share(1.0, 4)
-    metrics.record_forward_share(3.0, 0)
-    assert metrics.passes == [0.5, 0.25]
-    assert metrics.decode_tokens_per_second == 4.0
+    metrics.record_pass(1.0, share=0.25, sampling=0.125)
+    assert (metrics.passes, metrics.shares, metrics.sampling) == ([0.5, 1.0], [0.5, 0.25], [0.125])
+    assert metrics.decode_tokens_per_second == 1.0
 
 
 def test_phases_and_sampling_stay_out_of_the_passes():

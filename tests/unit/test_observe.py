@@ -153,9 +153,9 @@ def test_an_event_at_the_end_token(caplog: pytest.LogCaptureFixture):
     engine = mlx_engine.load(MODEL)
     last = engine.generate([1, 2, 3], max_tokens=1, ignore_eos=True).token_ids[0]
     from mlx_engine.decode.options import Options
-    from mlx_engine.decode.stream import Stream
+    from tests.streams import stream_of
 
-    stream = Stream(engine.model, [1, 2, 3], Options(), max_tokens=5, text=engine.tokenizer.stream(), end_ids=[last])
+    stream = stream_of(engine.model, [1, 2, 3], Options(), max_tokens=5, text=engine.tokenizer.stream(), end_ids=[last])
     with caplog.at_level(logging.INFO, logger="mlx_engine"):
         assert list(stream) == []
     assert events(caplog, "end") == [{"step": 1, "id": last}]

@@ -11,8 +11,9 @@ import mlx_engine
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import New, begin
+from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler, random_number
-from mlx_engine.decode.step import Running, forward, forward_logits, step
+from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.errors import CacheFullError
 from mlx_engine.models import Model
 
@@ -25,6 +26,12 @@ SAMPLINGS = [
     Sampling(temperature=2.0, top_k=40, min_p=0.01, repetition_penalty=1.2, seed=2),
 ]
 N = 12
+
+
+def step(model: Model, running: list[Running]) -> list[int]:
+    """Run the unread tokens of all sequences in one pass, and return the next token of each."""
+    found = Passes(model, overlap=False).step(lambda: [Part(one, len(one.unread), (one.pick,)) for one in running])
+    return [ids[0] for _, ids in found.chosen]
 
 
 @pytest.fixture(scope="module", params=["simd", "parallel", "mlx"])

@@ -9,8 +9,8 @@ import mlx_engine
 from mlx_engine.decode.loop import CHUNK
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
-from mlx_engine.decode.stream import Stream
 from mlx_engine.errors import OptionError
+from tests.streams import stream_of
 from tests.unit.test_decode import DATA, EOS, Bytes, Letters, Script
 
 
@@ -28,7 +28,7 @@ class Slow(Script):
 
 def slow(ids, timeout, *, text=None, prompt=(1, 2), **options):
     model = Slow(ids)
-    stream = Stream(
+    stream = stream_of(
         model, list(prompt), Options(timeout=timeout, **options), max_tokens=len(ids), text=text or Letters(),
         end_ids={EOS}, metrics=Metrics(clock=lambda: model.now),
     )  # fmt: skip
@@ -71,13 +71,13 @@ def test_a_run_that_has_ended_holds_no_keys_and_values():
     alive = weakref.WeakSet()
 
     class Kept(Script):
-        def new_kv(self, n_tokens, **options):
-            kv = super().new_kv(n_tokens, **options)
-            alive.add(kv)
-            return kv
+        def new_pool(self, n_tokens, **options):
+            pool = super().new_pool(n_tokens, **options)
+            alive.add(pool)
+            return pool
 
     model = Kept([0, 1])
-    stream = Stream(model, [1], Options(), max_tokens=2, text=Letters(), end_ids={EOS})
+    stream = stream_of(model, [1], Options(), max_tokens=2, text=Letters(), end_ids={EOS})
     assert next(stream) == "A"
     assert len(alive) == 1
     assert list(stream) == ["B"]

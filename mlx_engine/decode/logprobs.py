@@ -1,0 +1,5 @@
+"""placeholder until the branch is merged."""
+
+from typing import Any
+
+TokenLogprobs = Any

@@ -1,0 +1,36 @@
+"""How much memory a pool of keys and values may take."""
+
+from __future__ import annotations
+
+import psutil
+
+from mlx_engine.cache import KVPool
+from mlx_engine.cache.size import tokens_that_fit
+from mlx_engine.errors import require
+from mlx_engine.models import Model
+
+# The part of the available memory that a pool takes if the user gives no size.
+SPARE_SHARE = 0.5
+
+
+def spare_bytes() -> int:
+    """Return the bytes that the machine can spare for keys and values."""
+    return int(psutil.virtual_memory().available * SPARE_SHARE)
+
+
+def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
+    """Return a pool for `slots` sequences within `kv_memory` bytes, at most a full context for each.
+
+    Args:
+        model: the model.
+        slots: the largest number of sequences.
+        kv_memory: bytes; None takes what the machine can spare.
+
+    Raises:
+        OptionError: the memory is too small for one page for each sequence.
+    """
+    nbytes = spare_bytes() if kv_memory is None else kv_memory
+    n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots)
+    found = f"{nbytes:,} bytes"
+    require(n_tokens > 0, option="kv_memory", expected="room for a page of tokens for each slot", found=found)
+    return model.new_pool(min(n_tokens, slots * int(model.config.context_length)), n_sequences=slots)

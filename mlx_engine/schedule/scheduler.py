@@ -1,0 +1,342 @@
+"""The scheduler: which requests run, and what each forward pass computes.
+
+It does no input or output. Its decisions depend on the order of calls alone: the clock is read for times of requests.
+
+A step runs one forward pass: the next token of every answer that is being generated, and parts of prompts. While
+answers are being generated, a pass has few tokens of prompts, so that nobody waits long for the prompt of somebody
+else. Requests are admitted in their order of arrival, when there are slots and pages for their prompts. When the pages
+run out, unused prefixes are evicted; then the newest answer gives its pages back, and is computed again later. The
+tokens of an answer do not depend on any of this: see the order of summation in `backends/base.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from mlx_engine.cache import KVPool
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.decode.output import FinishReason
+from mlx_engine.decode.passes import Part, Passes, Step
+from mlx_engine.errors import CacheFullError, ContextLengthError
+from mlx_engine.models import Model
+from mlx_engine.schedule.answer import Answer
+from mlx_engine.schedule.request import Request
+
+if TYPE_CHECKING:
+    from mlx_engine.cache.prefix import PrefixCache
+
+# Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
+# more tokens compute prompts equally fast.
+BUDGET, SHARED_BUDGET = LONGEST_PASS, 64
+
+
+class Report(NamedTuple):
+    """What one step did.
+
+    Attributes:
+        requests: the requests that got tokens, or whose prompt was read further, or that failed.
+        ended: those of them that have ended.
+        n_decode: tokens that continued an answer.
+        n_prefill: tokens of prompts.
+        seconds: the time of the passes.
+    """
+
+    requests: Sequence[Request] = ()
+    ended: Sequence[Request] = ()
+    n_decode: int = 0
+    n_prefill: int = 0
+    seconds: float = 0.0
+
+
+class Scheduler:
+    """Runs requests on one model, step by step.
+
+    Attributes:
+        pool: the memory for keys and values.
+        prefix: the prefix cache, or None.
+        slots: the largest number of answers that run at the same time.
+        waiting: answers without a slot, in the order in which they will be admitted.
+        running: answers with a slot, in the order of arrival.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        *,
+        slots: int = 1,
+        prefix: PrefixCache | None = None,
+        budget: int = BUDGET,
+        shared_budget: int = SHARED_BUDGET,
+        overlap: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a scheduler.
+
+        Args:
+            model: the model.
+            pool: the memory for keys and values, made for at least `slots` sequences.
+            slots: the largest number of answers that run at the same time.
+            prefix: where the keys and values of prompts and answers are kept for later requests; None keeps none.
+            budget: the largest number of prompt tokens in a pass while no answer is being generated.
+            shared_budget: the same while an answer is being generated.
+            overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
+            clock: read for the times of requests.
+        """
+        if min(slots, budget, shared_budget) < 1:
+            raise ValueError(f"expected at least one slot and token, found {slots}, {budget} and {shared_budget}")
+        self._model, self._clock = model, clock
+        self.pool, self.prefix, self.slots = pool, prefix, slots
+        self._budget, self._shared_budget = budget, min(budget, shared_budget)
+        self._passes = Passes(model, overlap=overlap, clock=clock)
+        self.waiting: list[Answer] = []
+        self.running: list[Answer] = []
+        self._failed: list[Request] = []
+        # The answer that was last refused for lack of pages, and how many were free then.
+        self._refused: tuple[Answer | None, int] = None, 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.waiting or self.running or self._failed)
+
+    def submit(self, request: Request) -> None:
+        """Append a request to the queue.
+
+        Raises:
+            ContextLengthError: the request could not be completed even if it had all pages for itself.
+            ValueError: it asks for more answers than there are slots.
+        """
+        n = len(request.outputs)
+        if n > self.slots:
+            raise ValueError(f"expected at most {self.slots} answers to a request, one per slot, found {n}")
+        if request.longest > self.pool.n_tokens // n:
+            raise ContextLengthError(
+                option="prompt and max_tokens",
+                expected=f"at most {self.pool.n_tokens // n:,} tokens, which the memory for keys and values can hold",
+                found=f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more",
+            )
+        request.times.submitted = self._clock()
+        self.waiting.append(Answer.of(request, self.pool, self._model.backend))
+
+    def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
+        """End a request where it is, and free its pages. Its outputs that have not ended get the reason."""
+        for answer in [answer for answer in (*self.waiting, *self.running) if answer.request is request]:
+            self._remove(answer)
+        if reason is not None:
+            for output in request.outputs:
+                output.end(reason)
+        self._stamp_end(request)
+
+    def step(self) -> Report:
+        """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
+
+        A pass that fails is repeated for each of its sequences alone. The request of one that fails again ends with
+        this error. An interrupted step leaves all requests as they were.
+        """
+        self._admit()
+        step = self._run()
+        n_decode = sum(part.n for part in step.parts if part.n == 1 and _answer(part).output.token_ids)
+        self._account(step)
+        for part, ids in step.chosen:
+            self._deliver(_answer(part), ids)
+        reached = list(dict.fromkeys([*(_answer(part).request for part in step.parts), *self._failed]))
+        self._failed = []
+        ended = [request for request in reached if request.has_ended]
+        return Report(reached, ended, n_decode, step.n_rows - n_decode, step.seconds)
+
+    # ---- admission ----
+
+    def _admit(self) -> None:
+        """Give slots to waiting answers, in their order, while there are slots and pages for their prompts."""
+        while self.waiting:
+            first = self.waiting[0]
+            if len(self.running) + 1 + len(first.forks) > self.slots or self._is_refused(first):
+                return
+            self._attach(first)
+            # Each fork continues in a copy of the prompt's last page.
+            n_pages = sum(_n_pages(answer, len(answer.unread)) for answer in (first, *self.running)) + len(first.forks)
+            if self.running and not self._has_room(n_pages):
+                first.rewind()
+                self._refused = first, self.pool.n_free
+                return
+            insort(self.running, self.waiting.pop(0), key=_arrival)
+            if first.request.times.admitted is None:
+                first.request.times.admitted = self._clock()
+
+    def _is_refused(self, answer: Answer) -> bool:
+        """Return whether an answer was refused for lack of pages and no page has been freed since."""
+        refused, n_free = self._refused
+        return answer is refused and bool(self.running) and self.pool.n_free <= n_free
+
+    def _attach(self, answer: Answer) -> None:
+        """Take what the prefix cache has of an answer's tokens; at least the last token is left to be run."""
+        if self.prefix is None:
+            return
+        ids = answer.ids
+        n = self.prefix.attach(answer.kv, ids[:-1])
+        answer.unread = list(ids[n:])
+        if not answer.output.token_ids:
+            answer.request.n_cached = answer.request.n_prefilled = n
+
+    def _has_room(self, n_pages: int) -> bool:
+        """Return whether there are free pages for so many tokens, after evicting unused prefixes."""
+        if self.pool.n_free >= n_pages:
+            return True
+        if self.prefix is not None:
+            self.prefix.evict(n_pages - self.pool.n_free)
+        return self.pool.n_free >= n_pages
+
+    # ---- passes ----
+
+    def _plan(self) -> list[Part]:
+        """Return the parts of the next pass: a token of every answer that is being generated, and parts of prompts."""
+        ready = [answer for answer in self.running if self._can_go_on(answer)]
+        parts = [answer.part(1) for answer in ready if len(answer.unread) == 1]
+        left = self._shared_budget if parts else self._budget
+        for answer in ready:
+            if left and len(answer.unread) > 1:
+                parts.append(answer.part(left))
+                left -= parts[-1].n
+        return parts
+
+    def _can_go_on(self, answer: Answer) -> bool:
+        """Return whether a pass may run an answer's unread tokens."""
+        n_pending = self._passes.n_pending(answer)
+        return len(answer.output.token_ids) + n_pending < answer.output.max_tokens and not (answer.forks and n_pending)
+
+    def _alone(self, answer: Answer) -> list[Part]:
+        """Return the next part of one answer, unless it runs already."""
+        is_ready = answer in self.running and self._passes.is_idle
+        return [answer.part(self._budget)] if is_ready else []
+
+    def _run(self) -> Step:
+        """Run a pass over all answers; if it fails, run one for each answer alone."""
+        try:
+            return self._run_with_room(self._plan)
+        except Exception as error:
+            if not self._passes.is_idle:  # the tokens of submitted passes cannot be computed
+                for answer in self._passes.sequences:
+                    self._fail(cast(Answer, answer), error)
+                return Step()
+        steps = []
+        for answer in [_answer(part) for part in self._plan()]:
+            try:
+                steps.append(self._run_with_room(partial(self._alone, answer)))
+            except Exception as error:
+                self._fail(answer, error)
+        return Step(
+            [part for step in steps for part in step.parts],
+            [chosen for step in steps for chosen in step.chosen],
+            sum(step.seconds for step in steps),
+        )
+
+    def _run_with_room(self, plan: Callable[[], Sequence[Part]]) -> Step:
+        """Run a step; while there are too few pages, evict prefixes, and then preempt the newest answer.
+
+        Raises:
+            CacheFullError: there are too few pages for one answer alone.
+        """
+        while True:
+            try:
+                return self._passes.step(plan)
+            except CacheFullError:
+                if self.prefix is not None and self.prefix.evict(len(self.running)):
+                    continue
+                if len(self.running) < 2:
+                    raise
+                self._preempt(self.running[-1])
+
+    def _preempt(self, answer: Answer) -> None:
+        """Take an answer's pages, and put it back into the queue at its place."""
+        self.running.remove(answer)
+        answer.rewind()
+        answer.request.n_preemptions += 1
+        insort(self.waiting, answer, key=_arrival)
+
+    # ---- results ----
+
+    def _account(self, step: Step) -> None:
+        """Record a step's time with the requests that took part in it."""
+        for part in step.parts:
+            answer, request = _answer(part), _answer(part).request
+            request.n_steps += 1
+            request.n_rows += step.n_rows
+            request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), answer.kv.length))
+            answer.seconds += step.seconds
+            answer.share += step.seconds * part.n / step.n_rows
+        sampling = None if step.sampling is None else step.sampling / len(step.chosen)
+        for part, _ in step.chosen:
+            answer = _answer(part)
+            if answer.index == 0:
+                answer.request.metrics.record_pass(answer.seconds, share=answer.share, sampling=sampling)
+            answer.seconds = answer.share = 0.0
+
+    def _deliver(self, first: Answer, ids: Sequence[int]) -> None:
+        """Append the tokens that were chosen for an answer and, after its prompt, for those that fork from it."""
+        request, answers = first.request, [first]
+        try:
+            if request.times.first_token is None:
+                request.times.first_token = self._clock()
+            if self.prefix is not None and not first.output.token_ids:
+                self.prefix.insert(request.prompt_ids, first.kv)
+            for index, (pick, token) in enumerate(zip(first.forks, ids[1:], strict=True), start=1):
+                answers.append(first.fork(index, pick, token))
+                insort(self.running, answers[-1], key=_arrival)
+            first.forks = ()
+            for answer, token in zip(answers, ids, strict=True):
+                answer.output.append(token, answer.pick, getattr(request.options, "logprobs", None))
+                if answer.output.finish_reason is not None:
+                    self._finish(answer)
+        except Exception as error:
+            self._fail(first, error)
+
+    def _finish(self, answer: Answer) -> None:
+        """Free the pages of an answer that has ended; the prefix cache keeps those that it wants."""
+        self._passes.drop(answer)
+        if self.prefix is not None:
+            self.prefix.insert(answer.ids[: answer.kv.length], answer.kv)
+        self._remove(answer)
+        if answer.request.has_ended:
+            self._stamp_end(answer.request)
+
+    def _fail(self, answer: Answer, error: Exception) -> None:
+        """End a request with an error."""
+        request = answer.request
+        request.error = error
+        for other in [other for other in (*self.waiting, *self.running) if other.request is request]:
+            self._remove(other)
+        self._failed.append(request)
+        self._stamp_end(request)
+
+    def _remove(self, answer: Answer) -> None:
+        """Remove an answer from the queue, its slot and all passes, and free its pages."""
+        self._passes.drop(answer)
+        for answers in (self.waiting, self.running):
+            if answer in answers:
+                answers.remove(answer)
+        answer.kv.close()
+
+    def _stamp_end(self, request: Request) -> None:
+        if request.times.ended is None:
+            request.times.ended = self._clock()
+
+
+def _answer(part: Part) -> Answer:
+    """Return the answer that a part of a pass belongs to."""
+    return cast(Answer, part.sequence)
+
+
+def _arrival(answer: Answer) -> tuple[int, int]:
+    """Return the key of the order of arrival."""
+    return answer.request.number, answer.index
+
+
+def _n_pages(answer: Answer, n: int) -> int:
+    """Return how many pages an answer takes for n more tokens."""
+    page, length = answer.kv.pool.page, answer.kv.length + answer.kv.pending
+    return -(-(length + n) // page) - -(-length // page)

@@ -1,0 +1,39 @@
+"""Requests without a KV cache, one after the other: each pass runs the whole sequence again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mlx_engine.decode.loop import decode_without_cache
+from mlx_engine.decode.output import FinishReason
+from mlx_engine.decode.sampler import Sampler
+from mlx_engine.models import Model
+from mlx_engine.schedule.request import Request
+
+
+class Uncached:
+    """Runs requests in their order. Used like a `Scheduler`, to show what the KV cache saves."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._queue: list[tuple[Request, Sampler, Iterator[int]]] = []
+
+    def submit(self, request: Request) -> None:
+        """Append a request to the queue."""
+        pick = Sampler(self._model.backend, request.options.sampling, request.prompt_ids)
+        tokens = decode_without_cache(self._model, request.prompt_ids, pick, request.metrics)
+        self._queue.append((request, pick, tokens))
+
+    def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
+        """End a request where it is."""
+        self._queue = [entry for entry in self._queue if entry[0] is not request]
+        if reason is not None:
+            request.output.end(reason)
+
+    def step(self) -> None:
+        """Append a token to the first request's output."""
+        if self._queue:
+            request, pick, tokens = self._queue[0]
+            request.output.append(next(tokens), pick, getattr(request.options, "logprobs", None))
+            if request.has_ended:
+                del self._queue[0]
