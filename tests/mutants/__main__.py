@@ -1,6 +1,7 @@
 """Plant bugs, one at a time, and expect the default tests to fail: `python -m tests.mutants [--part K/N] [NAME ...]`.
 
 Each bug is planted in a copy of the checkout; the tests that run are the default ones, stopped at the first failure.
+Test files that name the changed module run first, because they usually catch the bug in seconds.
 `--part 2/8` runs the second of eight equal parts. Exits with 1 if a bug survives, with 2 if the tests fail without one.
 """
 
@@ -21,6 +22,11 @@ from tests.mutants.plant import Mutant, planted
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 
+# They look for the code that the bug has replaced, or at its hash, and would catch every bug.
+NOT_RUN = ("test_mutants.py", "test_benchmarks_page.py")
+# pytest's exit status if all tests of the given files are deselected.
+NOTHING_RAN = 5
+
 
 def first_failure(mutant: Mutant | None) -> str | None:
     """Return the test that catches the bug, or None; without a mutant, a test that fails by itself."""
@@ -32,11 +38,30 @@ def first_failure(mutant: Mutant | None) -> str | None:
             path.write_text(planted(mutant, path.read_text()))
         # The copy comes first on the path, also in tests that start a process of their own.
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no"]
-        # They look for the code that the bug has replaced, or at its hash, and would catch every bug.
-        command += ["--ignore=tests/test_mutants.py", "--ignore=tests/unit/test_benchmarks_page.py"]
-        result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode == 0:
+        near = [] if mutant is None else naming(root, mutant.file)
+        return (_failure(near, root, environment) if near else None) or _failure([], root, environment)
+
+
+def naming(root: Path, file: str) -> list[str]:
+    """Return the test files that name the module of a source file."""
+    module = file.removesuffix(".py").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    # `kernels/metal/x.h.metal` and other files that are no modules are named by their file name.
+    words = (module, f"from {package} import {name}") if file.endswith(".py") else (Path(file).name,)
+    tests = sorted((root / "tests").rglob("test_*.py"))
+    return [
+        str(test.relative_to(root))
+        for test in tests
+        if test.name not in NOT_RUN and any(word in test.read_text() for word in words)
+    ]
+
+
+def _failure(files: list[str], root: Path, environment: dict[str, str]) -> str | None:
+    """Run these test files, or all, and return the first test that fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *files]
+    command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
+    result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode in (0, NOTHING_RAN):
         return None
     lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return lines[0].split(" - ")[0] if lines else f"pytest ended with {result.returncode}"
