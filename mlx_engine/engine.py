@@ -138,6 +138,9 @@ class Engine:
             top_p: choose among the most likely tokens that together reach this probability.
             min_p: drop tokens less than this times as likely as the most likely one.
             repetition_penalty: above 1, tokens that are in the text already become less likely.
+            presence_penalty: above 0, tokens that have been generated become less likely; -2 to 2.
+            frequency_penalty: above 0, tokens become less likely each time they are generated; -2 to 2.
+            logit_bias: numbers from -100 to 100 by token id, which are added to the logits.
             seed: seed of the random numbers; None takes a new one.
             kv: use a KV cache; without it each pass runs the whole sequence again.
             stop: a string or several; the text ends before the first to appear.
@@ -145,6 +148,7 @@ class Engine:
             timeout: seconds, from when the first piece is asked for, after which the text ends; a pass that is running
                 is not interrupted.
             context_len: limit of prompt and new tokens in total, if lower than the model's context.
+            logprobs: compute the log-probability of every new token, and list that many alternatives, 0 to 20.
             progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:
@@ -156,6 +160,7 @@ class Engine:
 
     def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
         """Do the same as `stream`, with an `Options` object."""
+        options.sampling.check_vocabulary(self.config.vocab_size)
         text = self.tokenizer.stream(at_start=False)  # first, because building the tokenizer is one of the phases
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))

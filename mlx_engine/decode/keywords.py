@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
@@ -21,12 +21,16 @@ class OptionValues(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     seed: int | None
     kv: bool
     stop: str | Sequence[str] | None
     ignore_eos: bool
     timeout: float | None
     context_len: int | None
+    logprobs: int | None
 
 
 def shows_options(method: Method) -> Method:

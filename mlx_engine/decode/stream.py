@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from logging import INFO
 from typing import Literal, Protocol
 
+from mlx_engine.decode.logprobs import TokenLogprobs
 from mlx_engine.decode.loop import Progress, decode, decode_without_cache
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
@@ -50,6 +51,7 @@ class Generation:
         finish_reason: "stop" at an end-of-text token or stop string, "length" at the token limit, "timeout" if the
             timeout came first; None while the run continues.
         prompt_ids: the tokens of the prompt.
+        logprobs: log-probabilities of the new tokens; None if they were not asked for.
     """
 
     text: str
@@ -57,6 +59,7 @@ class Generation:
     metrics: Metrics
     finish_reason: FinishReason | None
     prompt_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Stream:
@@ -82,6 +85,8 @@ class Stream:
         self._stops = StopStrings(options.stop)
         self._metrics = metrics or Metrics()
         self._token_ids: list[int] = []
+        self._n_top = options.logprobs
+        self._logprobs: list[TokenLogprobs] | None = None if options.logprobs is None else []
         self._written: list[str] = []
         self._finish_reason: FinishReason | None = None
         self.progress = progress
@@ -139,6 +144,7 @@ class Stream:
             copy.deepcopy(self._metrics),
             self._finish_reason,
             list(self._prompt_ids),
+            None if self._logprobs is None else list(self._logprobs),
         )
 
     def _loop(self, model: Model, options: Options) -> Iterator[int]:
@@ -174,6 +180,8 @@ class Stream:
     def _add(self, token: int) -> str:
         """Add a token, and return the text that is complete now; set the finish reason if it is the last one."""
         self._token_ids.append(token)
+        if self._logprobs is not None and self._n_top is not None:
+            self._logprobs.append(self._pick.logprobs(self._n_top))
         ended = token in self._end_ids
         piece = self._stops.add("" if ended else self._text.add(token))
         if ended or self._stops.found:

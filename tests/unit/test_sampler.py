@@ -25,8 +25,8 @@ class Spy:
         self.asked.append("argmax")
         return "token 2"
 
-    def sample(self, logits, sampling, recent, u):
-        self.asked.append((list(recent), u))
+    def sample(self, logits, draw):
+        self.asked.append((list(draw.recent), draw.u))
         return f"token {len(self.asked)}"
 
     def token_id(self, token):
