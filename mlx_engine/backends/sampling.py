@@ -206,7 +206,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def largest(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the indices of the n largest of (V,) values, or of all, largest first; of equal values the first first."""
+    """Return the indices of the n >= 1 largest of (V,) values, or of all, largest first; of equal ones the lowest."""
     if n >= len(values):
         return np.argsort(-values, kind="stable")
     # Sorting a vocabulary takes milliseconds. n values or more are at least `least`; only these are sorted.
