@@ -142,6 +142,9 @@ class Engine:
             top_p: choose among the most likely tokens that together reach this probability.
             min_p: drop tokens less than this times as likely as the most likely one.
             repetition_penalty: above 1, tokens that are in the text already become less likely.
+            presence_penalty: above 0, tokens that have been generated become less likely; -2 to 2.
+            frequency_penalty: above 0, tokens become less likely each time they are generated; -2 to 2.
+            logit_bias: numbers from -100 to 100 by token id, which are added to the logits.
             seed: seed of the random numbers; None takes a new one.
             kv: use a KV cache; without it each pass runs the whole sequence again.
             stop: a string or several; the text ends before the first to appear.
@@ -149,6 +152,7 @@ class Engine:
             timeout: seconds, from when the first piece is asked for, after which the text ends; a pass that is running
                 is not interrupted.
             context_len: limit of prompt and new tokens in total, if lower than the model's context.
+            logprobs: compute the log-probability of every new token, and list that many alternatives, 0 to 20.
             progress: called with (tokens done, tokens in total) during prefill.
 
         Raises:
@@ -196,6 +200,7 @@ class Engine:
         Raises:
             OptionError, ContextLengthError, ChatTemplateError: as `stream`.
         """
+        options.sampling.check_vocabulary(self.config.vocab_size)
         texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
         metrics = Metrics(phases=dict(self.phases))
         prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))

@@ -29,6 +29,7 @@ ENTRIES = {
     "attend": "iiiiiiiiiiiiiiifii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiiii",
+    "sum_exp": "iifi",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
@@ -136,6 +137,7 @@ class Library:
     attend: Callable[..., None]
     run_steps: Callable[..., None]
     embed: Callable[..., None]
+    sum_exp: Callable[..., None]
 
     def __init__(self, code: bytes) -> None:
         binding.initialize_native_target()

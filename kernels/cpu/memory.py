@@ -29,13 +29,20 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
-_to_floats, _to_bytes, _to_words = map(_pointer_to, (types.float32, types.uint8, types.int64))
+_KINDS = (types.float32, types.float64, types.uint8, types.int64)
+_to_floats, _to_doubles, _to_bytes, _to_words = map(_pointer_to, _KINDS)
 
 
 @jit
 def floats(address: int) -> Any:
     """Return the float32 array at an address."""
     return carray(_to_floats(address), _LENGTH)
+
+
+@jit
+def doubles(address: int) -> Any:
+    """Return the float64 array at an address."""
+    return carray(_to_doubles(address), _LENGTH)
 
 
 @jit

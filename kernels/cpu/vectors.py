@@ -2,7 +2,8 @@
 
 LLVM splits a vector into the processor's registers: one of AVX-512, two of AVX2, four of NEON. The order of summation
 is the same on all of them. Arguments named `at` are byte offsets in byte arrays and indices in float arrays; bounds are
-not checked.
+not checked. Vectors are float32; `add`, `sub`, `mul`, `larger` and `total` also take the float64 vectors of
+`doubles.py`.
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ def register_lanes() -> int:
 PART = 8 if register_lanes() == 8 else LANES
 
 
-class _Vector(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__(name=f"float32x{LANES}")
+class Vector(types.Type):  # type: ignore[misc]
+    """The type of a vector of LANES elements: Numba's type of an element, and LLVM's type of the vector."""
+
+    def __init__(self, scalar: Any, llvm: Any) -> None:
+        super().__init__(name=f"{scalar}x{LANES}")
+        self.scalar, self.llvm = scalar, llvm
 
 
-vector = _Vector()
+vector = Vector(types.float32, _VECTOR)
 
 
-@register_model(_Vector)
+@register_model(Vector)
 class _Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)
+        super().__init__(manager, kind, kind.llvm)
 
 
 def element_address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
@@ -209,7 +213,7 @@ def add(typing: Any, a: Any, b: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fadd(*args)
 
-    return vector(vector, vector), generate
+    return a(a, a), generate
 
 
 @intrinsic
@@ -219,7 +223,7 @@ def sub(typing: Any, a: Any, b: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fsub(*args)
 
-    return vector(vector, vector), generate
+    return a(a, a), generate
 
 
 @intrinsic
@@ -229,7 +233,7 @@ def mul(typing: Any, a: Any, b: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fmul(*args)
 
-    return vector(vector, vector), generate
+    return a(a, a), generate
 
 
 @intrinsic
@@ -259,7 +263,7 @@ def larger(typing: Any, a: Any, b: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
 
-    return vector(vector, vector), generate
+    return a(a, a), generate
 
 
 @intrinsic
@@ -306,7 +310,7 @@ def total(typing: Any, a: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _folded(builder, args[0], builder.fadd)
 
-    return types.float32(vector), generate
+    return a.scalar(a), generate
 
 
 @intrinsic

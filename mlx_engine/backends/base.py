@@ -22,10 +22,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from kernels.cpu.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
 from mlx_engine.backends.parameters import Activation, Array, HeadNorms, Linear, Norm, RMSNorm, Rope, Token
 from mlx_engine.backends.program import Layers, OpByOp, Program
-from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.backends.sampling import Draw
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
 
@@ -86,6 +87,13 @@ class Backend(ABC):
     @abstractmethod
     def host(self, x: Array) -> np.ndarray:
         """Return this backend's array as a float32 NumPy array of the same shape."""
+
+    def sum_exp(self, row: np.ndarray, top: float) -> float:
+        """Return `sum(exp(row - top))` of a host row of logits (V,), whose largest is `top`.
+
+        Every implementation gives the same bits: `kernels/cpu/sum_exp.py` defines the order of the float64 sum.
+        """
+        return sum_exp(row, top)
 
     def token_id(self, token: Token) -> int:
         """Return the id of a chosen token as an int. A lazy backend waits for the device here."""
@@ -185,15 +193,15 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
-    def sample(self, logits: Array, sampling: Sampling, recent: Sequence[Token], u: float) -> Token:
-        """Return the id that a random number `u` in [0, 1) selects from (1, V) logits, as `sampling.py` defines."""
+    def sample(self, logits: Array, draw: Draw) -> Token:
+        """Return the id that `draw` selects from (1, V) logits, as `sampling.py` defines."""
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
         """Return R ids, one for each row of (R, V) logits, by argmax or by sampling as the row's `Draw` says."""
         rows = [logits if len(draws) == 1 else self.take(logits, (r,)) for r in range(len(draws))]
         return [
-            self.argmax(row) if draw.sampling.is_argmax else self.sample(row, draw.sampling, draw.recent, draw.u)
+            self.argmax(row) if draw.sampling.is_argmax else self.sample(row, draw)
             for row, draw in zip(rows, draws, strict=True)
         ]
 

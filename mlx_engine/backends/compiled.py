@@ -57,6 +57,12 @@ class CompiledBackend(SimdBackend):
         with self._lock, super().session():
             yield
 
+    def sum_exp(self, row: np.ndarray, top: float) -> float:
+        """Call the compiled kernel, which needs no session."""
+        row, out = np.ascontiguousarray(row, dtype=np.float32), np.empty(1)
+        self.library.sum_exp(address(row), len(row), top, address(out))
+        return float(out[0])
+
     def prepare(self, weight: Weight) -> Native:
         """Return a view of the mapped file for types that the kernels multiply; dequantise all other weights."""
         if len(weight.shape) != 2:

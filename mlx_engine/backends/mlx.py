@@ -20,7 +20,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.mlx_weights import BlockMatrix, reinterpret
 from mlx_engine.backends.parameters import Linear, Native, Rope
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.simd import hidden_keys, rope_table
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
@@ -164,9 +164,9 @@ class MlxBackend(Backend):
         """`mx.argmax` returns the first of equal values, as required."""
         return mx.argmax(logits.squeeze(0))
 
-    def sample(self, logits: Native, sampling: Sampling, recent: Sequence[Any], u: float) -> Native:
-        row = mlx_sampling.penalize(logits.squeeze(0), recent, sampling.repetition_penalty)
-        return mx.argmax(row) if sampling.is_greedy else mlx_sampling.draw(row, sampling, u, self._real)
+    def sample(self, logits: Native, draw: Draw) -> Native:
+        row = mlx_sampling.adjust(logits.squeeze(0), draw)
+        return mx.argmax(row) if draw.sampling.is_greedy else mlx_sampling.draw(row, draw.sampling, draw.u, self._real)
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""

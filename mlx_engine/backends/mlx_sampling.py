@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw, Sampling
 
 # A GPU flushes smaller temperatures to 0, which would be a division by zero.
 COLDEST = float(np.finfo(np.float32).tiny)
@@ -26,6 +26,19 @@ def id_array(ids: Sequence[Any]) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
+def adjust(row: mx.array, draw: Draw) -> mx.array:
+    """Return (V,) logits after the bias and all penalties."""
+    sampling = draw.sampling
+    if sampling.logit_bias:
+        ids, values = zip(*sampling.logit_bias, strict=True)
+        row = row.at[mx.array(ids)].add(mx.array(values))
+    row = penalize(row, draw.recent, sampling.repetition_penalty)
+    if sampling.has_penalties:
+        generated = draw.recent[draw.n_prompt :]
+        row = penalize_generated(row, generated, sampling.frequency_penalty, sampling.presence_penalty)
+    return row
+
+
 def penalize(row: mx.array, recent: Sequence[Any], penalty: float) -> mx.array:
     """Return (V,) logits with the repetition penalty on the ids in `recent`."""
     if penalty == 1 or not recent:
@@ -35,6 +48,14 @@ def penalize(row: mx.array, recent: Sequence[Any], penalty: float) -> mx.array:
     row = row + 0  # a copy: the caller's logits must not change
     row[ids] = mx.where(hit > 0, hit / penalty, hit * penalty)  # a repeated id is written twice, with the same value
     return row
+
+
+def penalize_generated(row: mx.array, generated: Sequence[Any], frequency: float, presence: float) -> mx.array:
+    """Return (V,) logits with the frequency and presence penalties on the generated ids."""
+    if not generated:
+        return row
+    counts = mx.zeros(row.shape).at[id_array(generated)].add(1)  # a repeated id is counted each time
+    return row - frequency * counts - presence * (counts > 0)
 
 
 def draw(row: mx.array, sampling: Sampling, u: float, real: mx.Dtype) -> mx.array:

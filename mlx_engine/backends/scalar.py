@@ -8,16 +8,17 @@ purpose: read it to learn what an operation computes, and run models on another 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import mul
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.parameters import Linear, Native, Rope
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw, Sampling
 from mlx_engine.quant.weight import Weight
 
 
@@ -100,15 +101,15 @@ class ScalarBackend(Backend):
         (row,) = logits
         return row.index(max(row))
 
-    def sample(self, logits: Native, sampling: Sampling, recent: Sequence[Any], u: float) -> Native:
-        (row,) = logits
-        row = _penalized(row, recent, sampling.repetition_penalty)
+    def sample(self, logits: Native, draw: Draw) -> Native:
+        (row,), sampling = logits, draw.sampling
+        row = _adjusted(row, draw)
         top = max(row)
         if sampling.is_greedy:
             return row.index(top)
         p = [math.exp((v - top) / sampling.temperature) for v in row]
         kept = _likely(p, sampling)
-        left = u * sum(p[i] for i in kept)
+        left = draw.u * sum(p[i] for i in kept)
         for i in sorted(kept):
             left -= p[i]
             if left < 0:
@@ -178,10 +179,15 @@ def _sigmoid(v: float) -> float:
     return e / (1 + e)
 
 
-def _penalized(row: list[float], recent: Sequence[int], penalty: float) -> list[float]:
-    row = list(row)
+def _adjusted(row: list[float], draw: Draw) -> list[float]:
+    """Return the logits after the bias, the repetition penalty, and the frequency and presence penalties."""
+    row, sampling, recent = list(row), draw.sampling, cast(Sequence[int], draw.recent)
+    for i, bias in sampling.logit_bias:
+        row[i] += bias
     for i in set(recent):
-        row[i] = row[i] / penalty if row[i] > 0 else row[i] * penalty
+        row[i] = row[i] / sampling.repetition_penalty if row[i] > 0 else row[i] * sampling.repetition_penalty
+    for i, count in Counter(recent[draw.n_prompt :]).items():
+        row[i] -= sampling.frequency_penalty * count + sampling.presence_penalty
     return row
 
 

@@ -17,7 +17,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
 from mlx_engine.backends.parameters import Linear, Native, Rope
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw
 from mlx_engine.quant.weight import Weight
 
 
@@ -128,11 +128,11 @@ class SimdBackend(Backend):
         """`np.argmax` returns the first of equal values, as required."""
         return int(np.argmax(logits))
 
-    def sample(self, logits: Native, sampling: Sampling, recent: Sequence[Any], u: float) -> Native:
-        row = definition.penalize(logits[0], recent, sampling.repetition_penalty)
-        if sampling.is_greedy:
+    def sample(self, logits: Native, draw: Draw) -> Native:
+        row = definition.adjust(logits[0], draw)
+        if draw.sampling.is_greedy:
             return int(np.argmax(row))
-        return definition.draw(definition.probabilities(row, sampling), u)
+        return definition.draw(definition.probabilities(row, draw.sampling), draw.u)
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Leave the memory uninitialised, so that the system maps its pages only when slots are written."""

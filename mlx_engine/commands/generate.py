@@ -13,6 +13,7 @@ import typer
 
 from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
 from mlx_engine.commands.groups import takes_groups
+from mlx_engine.commands.logprobs import logprob_row, table
 from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, options_of
 from mlx_engine.commands.prompts import PromptOptions, streams
 from mlx_engine.errors import BackendUnavailableError
@@ -141,8 +142,8 @@ def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
 
 
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object."""
-    return {
+    """Return the run as one JSON object; it has the key "logprobs" if log-probabilities were asked for."""
+    found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
         "text": generation.text,
@@ -150,13 +151,18 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
         "metrics": generation.metrics.summary(),
     }
+    if generation.logprobs is None:
+        return found
+    return found | {"logprobs": [logprob_row(token, engine.tokenizer) for token in generation.logprobs]}
 
 
 def closing(engine: Engine, runs: Sequence[Stream], seconds: float, *, is_batch: bool, per_pass: bool) -> list[str]:
-    """Return the lines about finished runs: tokens, backend and times."""
+    """Return the lines about finished runs: log-probabilities if asked for, tokens, backend and times."""
     from mlx_engine.commands import diagnostics
 
     generations = [stream.generation for stream in runs]
+    tables = [table(run.logprobs, engine.tokenizer) for run in generations if run.logprobs is not None]
     if is_batch:
-        return diagnostics.finished_batch(generations, seconds)
-    return diagnostics.summary(generations[0], engine, seconds, per_pass=per_pass)
+        labelled = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
+        return [*labelled, *diagnostics.finished_batch(generations, seconds)]
+    return [*tables, *diagnostics.summary(generations[0], engine, seconds, per_pass=per_pass)]

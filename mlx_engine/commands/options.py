@@ -107,6 +107,15 @@ class RunOptions:
         list[str] | None, typer.Option("--stop", help="Stop before this string; may be given several times.")
     ] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past end-of-text tokens.")] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs",
+            metavar="N",
+            help="Print the log-probability of every new token, and the N most likely tokens at its place, 0 to 20.",
+            show_default="off",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,27 @@ class SamplingOptions:
             "--repetition-penalty", help="Values above 1 make tokens that occurred before less likely; 1 is off."
         ),
     ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            "--presence-penalty", help="Values above 0 make generated tokens less likely; from -2 to 2, 0 is off."
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            "--frequency-penalty",
+            help="Values above 0 make tokens less likely each time they are generated; from -2 to 2, 0 is off.",
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logit-bias",
+            metavar="ID=VALUE",
+            help="Add a number from -100 (ban) to 100 (force) to the logit of a token; may be given several times.",
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         typer.Option(
@@ -151,7 +181,7 @@ def options_of(run: RunOptions, sampling: SamplingOptions) -> Options:
     """
     from mlx_engine.decode.options import Options
 
-    return Options.of(**vars(run), **vars(sampling))
+    return Options.of(**vars(run), **vars(sampling) | {"logit_bias": biases_of(sampling.logit_bias)})
 
 
 def min_dim_of(text: str) -> int | str:
@@ -181,4 +211,21 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
         if layer in found:
             raise OptionError(option="--quant-layer", expected=f"{layer} once", found=f"{found[layer]} and {quant}")
         found[layer] = quant
+    return found
+
+
+def biases_of(given: Sequence[str] | None) -> list[tuple[int, float]]:
+    """Parse a list of `ID=VALUE`; the ranges are checked later.
+
+    Raises:
+        OptionError: an entry has another form.
+    """
+    found = []
+    for text in given or ():
+        token_id, _, value = text.partition("=")
+        try:
+            found.append((int(token_id), float(value)))
+        except ValueError as error:
+            expected = "ID=VALUE, such as 1234=-100"
+            raise OptionError(option="--logit-bias", expected=expected, found=text) from error
     return found

@@ -22,12 +22,16 @@ class OptionValues(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
     seed: int | None
     kv: bool
     stop: str | Sequence[str] | None
     ignore_eos: bool
     timeout: float | None
     context_len: int | None
+    logprobs: int | None
 
 
 def one_per_prompt(options: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

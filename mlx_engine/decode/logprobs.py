@@ -1,5 +1,80 @@
-"""placeholder until the branch is merged."""
+"""Log-probabilities of tokens by the model alone, before any sampling option, exact to the float32.
 
-from typing import Any
+The sum is float64 in one fixed order (`kernels/cpu/sum_exp.py`), and the logarithm is computed here, because the C
+libraries of two systems may round it differently. So equal logits give equal bits on every processor.
+"""
 
-TokenLogprobs = Any
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.sampling import largest
+
+# The largest number of alternatives per token, as in the OpenAI API.
+MOST_ALTERNATIVES = 20
+
+_LN2, _SQRT_HALF = 0.6931471805599453, 0.7071067811865476
+# Terms of the series of the logarithm; the first one that is left out is below 2**-53 of the sum.
+_TERMS = 12
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The log-probability of a token, and of the most likely tokens at its position.
+
+    Attributes:
+        token_id: the token.
+        logprob: the natural logarithm of its probability, a float32 value.
+        top: pairs (token id, log-probability), most likely first, and of equally likely tokens the lower id first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_logprobs(backend: Backend, logits: np.ndarray, token_id: int, n_top: int = 0) -> TokenLogprobs:
+    """Return the log-probability of `token_id` and the `n_top` most likely tokens, from a host row of logits (V,)."""
+    top = float(logits.max())
+    log_sum = natural_log(backend.sum_exp(logits, top))
+
+    def logprob(i: int) -> float:
+        return float(np.float32(float(logits[i]) - top - log_sum))
+
+    alternatives = largest(logits, n_top).tolist() if n_top else []
+    return TokenLogprobs(token_id, logprob(token_id), tuple((i, logprob(i)) for i in alternatives))
+
+
+def natural_log(x: float) -> float:
+    """Return the natural logarithm of x > 0 by multiplications, additions and one division.
+
+    x = m * 2**e with m between sqrt(1/2) and sqrt(2), and log(m) = 2 (s + s**3 / 3 + s**5 / 5 + ...) with
+    s = (m - 1) / (m + 1).
+    """
+    m, e = math.frexp(x)
+    if m < _SQRT_HALF:
+        m, e = 2 * m, e - 1
+    s = (m - 1) / (m + 1)
+    series = 0.0
+    for k in range(_TERMS - 1, -1, -1):
+        series = series * (s * s) + 1 / (2 * k + 1)
+    return e * _LN2 + 2 * s * series
+
+
+def digest(token_ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    """Return the SHA-256, in hex, of the ids and log-probabilities of a run.
+
+    The hashed bytes are all ids as little-endian int32, then all log-probabilities as little-endian float32.
+
+    Raises:
+        ValueError: there are more of one than of the other.
+    """
+    if len(token_ids) != len(logprobs):
+        raise ValueError(f"expected a log-probability for each of {len(token_ids)} tokens, found {len(logprobs)}")
+    return hashlib.sha256(np.array(token_ids, "<i4").tobytes() + np.array(logprobs, "<f4").tobytes()).hexdigest()

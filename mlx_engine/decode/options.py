@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends.sampling import Sampling
+from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.errors import is_number, is_whole, require
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Options:
         ignore_eos: continue after end-of-text tokens.
         timeout: seconds after which the run ends with the text so far; None for no limit.
         context_len: limit of prompt and new tokens in total, if lower than the model's context.
+        logprobs: compute the log-probability of every new token, and list that many of the most likely tokens at its
+            position, 0 to 20; None computes none.
     """
 
     max_tokens: int | None = None
@@ -38,6 +41,7 @@ class Options:
     ignore_eos: bool = False
     timeout: float | None = None
     context_len: int | None = None
+    logprobs: int | None = None
 
     @classmethod
     def of(cls, max_tokens: int | None = None, **values: Unpack[OptionValues]) -> Options:
@@ -64,6 +68,10 @@ class Options:
         for option in ("kv", "ignore_eos"):
             value = getattr(self, option)
             require(isinstance(value, bool), option=option, expected="True or False", found=value)
+        n = self.logprobs
+        sound = n is None or (is_whole(n) and 0 <= n <= MOST_ALTERNATIVES)
+        expected = f"a whole number from 0 to {MOST_ALTERNATIVES}, or none at all"
+        require(sound, option="logprobs", expected=expected, found=n)
         sound = all(isinstance(stop, str) and stop for stop in self.stop)
         require(sound, option="stop", expected="strings of at least one character", found=self.stop)
 

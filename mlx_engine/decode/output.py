@@ -42,7 +42,7 @@ class Output:
         self._stops = StopStrings(options.stop)
         self.token_ids: list[int] = []
         self.pieces: list[str] = []
-        self.logprobs: list[TokenLogprobs] | None = None if getattr(options, "logprobs", None) is None else []
+        self.logprobs: list[TokenLogprobs] | None = None if options.logprobs is None else []
         self.finish_reason: FinishReason | None = None
 
     @property

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.decode.logprobs import TokenLogprobs, token_logprobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +35,30 @@ class Choice:
 
 
 class Sampler:
-    """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice."""
+    """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
-    def __init__(self, backend: Backend, sampling: Sampling, prompt: Sequence[int]) -> None:
-        self._backend, self._sampling = backend, sampling
+    Several samplers may continue one prompt, each with another number `choice`, on which its random numbers depend.
+    """
+
+    def __init__(self, backend: Backend, sampling: Sampling, prompt: Sequence[int], *, choice: int = 0) -> None:
+        self._backend, self._sampling, self._choice = backend, sampling, choice
         self._recent: list[Token] = list(prompt)
+        self._n_prompt = len(prompt)
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
         self._settled: Choice | None = None
+
+    def fork(self, choice: int) -> Sampler:
+        """Return a sampler with the same seed and prompt, for another choice. This one must not have chosen yet.
+
+        Raises:
+            ValueError: this sampler has chosen a token.
+        """
+        if len(self._recent) > self._n_prompt:
+            n = len(self._recent) - self._n_prompt
+            raise ValueError(f"fork: expected a sampler that has not chosen a token, found one with {n}")
+        forked = copy.copy(self)
+        forked._choice, forked._recent = choice, list(self._recent)
+        return forked
 
     def __call__(self, logits: Array) -> int:
         """Choose from logits (1, V), wait until the id is on the host, and return it."""
@@ -46,8 +67,8 @@ class Sampler:
 
     def draw(self) -> Draw:
         """Return the inputs for choosing the next token. The choice before it need not be settled."""
-        u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent))
-        return Draw(self._sampling, self._recent, u)
+        u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self._choice)
+        return Draw(self._sampling, self._recent, u, self._n_prompt)
 
     def add(self, token: Token, logits: Array, row: int = 0) -> Choice:
         """Append a token that was chosen from a row of logits (R, V), without waiting for its id."""
@@ -60,22 +81,30 @@ class Sampler:
         self._settled = choice
         return chosen
 
-    def probability(self) -> float | None:
-        """Return the model's probability of the last id, before any sampling option; None before the first id.
+    def logprobs(self, n_top: int = 0) -> TokenLogprobs:
+        """Return the log-probabilities of the last settled token and of the `n_top` most likely tokens at its place.
 
-        Computed on demand from the kept logits, so that runs without logging do not pay for it.
+        They are the model's, before any sampling option, and are computed from the kept logits when asked for.
+
+        Raises:
+            ValueError: no token has been settled.
         """
         if self._settled is None:
-            return None
-        row = self._backend.host(self._settled.logits)[self._settled.row].astype(np.float64)
-        p = np.exp(row - row.max())
-        return float(p[self._recent[self._settled.position]] / p.sum())
+            raise ValueError("logprobs: expected a settled token, found none")
+        row = self._backend.host(self._settled.logits)[self._settled.row]
+        return token_logprobs(self._backend, row, cast(int, self._recent[self._settled.position]), n_top)
+
+    def probability(self) -> float | None:
+        """Return the model's probability of the last id, before any sampling option; None before the first id."""
+        return None if self._settled is None else math.exp(self.logprobs().logprob)
 
 
-def random_number(seed: int, position: int) -> float:
-    """Return a random number in [0, 1) for one token, which depends on the seed and the token's position only.
+def random_number(seed: int, position: int, choice: int = 0) -> float:
+    """Return a random number in [0, 1) for one token, which depends on the seed, the token's position and the choice.
 
-    A sequence that is interrupted and computed again, or runs in a batch, gets the same numbers.
+    A sequence that is interrupted and computed again, or runs in a batch, gets the same numbers. The choices of one
+    prompt get numbers of their own; choice 0 gets those of a run with a single choice.
     """
-    (bits,) = np.random.SeedSequence((seed, position)).generate_state(1, np.uint64)
+    key = (seed, position, choice) if choice else (seed, position)
+    (bits,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return float(bits >> np.uint64(11)) * 2.0**-53

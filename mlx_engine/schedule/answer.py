@@ -36,8 +36,9 @@ class Answer(Running):
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Answer:
         """Return the first answer to a request, which has the samplers of the others."""
         prompt = request.prompt_ids
-        picks = [Sampler(backend, request.options.sampling, prompt) for i in range(len(request.outputs))]
-        return cls(pool.sequence(), picks[0], list(prompt), request=request, forks=tuple(picks[1:]))
+        pick = Sampler(backend, request.options.sampling, prompt)
+        forks = tuple(pick.fork(choice) for choice in range(1, len(request.outputs)))
+        return cls(pool.sequence(), pick, list(prompt), request=request, forks=forks)
 
     @property
     def output(self) -> Output:

@@ -289,7 +289,7 @@ class Scheduler:
                 insort(self.running, answers[-1], key=_arrival)
             first.forks = ()
             for answer, token in zip(answers, ids, strict=True):
-                answer.output.append(token, answer.pick, getattr(request.options, "logprobs", None))
+                answer.output.append(token, answer.pick, request.options.logprobs)
                 if answer.output.finish_reason is not None:
                     self._finish(answer)
         except Exception as error:

@@ -34,6 +34,6 @@ class Uncached:
         """Append a token to the first request's output."""
         if self._queue:
             request, pick, tokens = self._queue[0]
-            request.output.append(next(tokens), pick, getattr(request.options, "logprobs", None))
+            request.output.append(next(tokens), pick, request.options.logprobs)
             if request.has_ended:
                 del self._queue[0]

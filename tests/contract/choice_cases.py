@@ -15,9 +15,9 @@ def argmax(row: list[float]) -> Run:
     return lambda be, rng: be.token_id(be.argmax(be.array(np.array([row], dtype=np.float32))))
 
 
-def sample(sampling: Sampling, u: float, recent: tuple[int, ...] = ()) -> Run:
+def sample(sampling: Sampling, u: float, recent: tuple[int, ...] = (), n_prompt: int = 0) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        return be.token_id(be.sample(be.array(normal(rng, 1, 40, scale=2.0)), sampling, recent, u))
+        return be.token_id(be.sample(be.array(normal(rng, 1, 40, scale=2.0)), Draw(sampling, recent, u, n_prompt)))
 
     return run
 
@@ -45,7 +45,13 @@ CASES = [
     OpCase("sample", "penalty", sample(Sampling(temperature=1.0, repetition_penalty=5.0), 0.8, (1, 2, 30, 31, 32))),
     OpCase("sample", "greedy-with-penalty", sample(Sampling(repetition_penalty=1e6), 0.5, tuple(range(0, 40, 2)))),
     OpCase("sample", "cold", sample(Sampling(temperature=1e-9), 0.5)),
+    OpCase("sample", "bias", sample(Sampling(temperature=1.0, logit_bias={3: 5.0, 7: -100, 39: 2.5}), 0.8)),
+    OpCase("sample", "greedy-with-bias", sample(Sampling(logit_bias={17: 100}), 0.5)),
+    OpCase("sample", "generated-penalties",
+           sample(Sampling(temperature=1.0, presence_penalty=1.5, frequency_penalty=-0.7), 0.6, (1, 2, 30, 2, 2), 2)),
+    OpCase("sample", "greedy-with-frequency", sample(Sampling(frequency_penalty=2), 0.5, (*range(0, 40, 2), 1) * 3, 5)),
     OpCase("choose", "one", choose(GREEDY)),
     OpCase("choose", "each-its-own", choose(GREEDY, Draw(Sampling(1.0), [], 0.7), Draw(Sampling(2.0, 3), [], 0.1),
-           Draw(Sampling(repetition_penalty=1e6), list(range(0, 40, 2)), 0.0), GREEDY)),
+           Draw(Sampling(repetition_penalty=1e6), list(range(0, 40, 2)), 0.0), GREEDY,
+           Draw(Sampling(presence_penalty=2), list(range(40)), 0.0, 20), Draw(Sampling(logit_bias={4: 100}), [], 0.0))),
 ]  # fmt: skip

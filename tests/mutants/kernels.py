@@ -4,6 +4,20 @@ from tests.mutants.plant import Mutant
 
 MUTANTS = [
     Mutant(
+        "the last logits are left out of the softmax",
+        "kernels/cpu/sum_exp.py",
+        "sum_exp",
+        "whole < n",
+        "False",
+    ),
+    Mutant(
+        "an exponential squared once too little",
+        "kernels/cpu/sum_exp_numpy.py",
+        "exp",
+        "range(SQUARINGS)",
+        "range(SQUARINGS - 1)",
+    ),
+    Mutant(
         "a token sees the next one",
         "kernels/cpu/attention_block.py",
         "_visible",

@@ -4,6 +4,100 @@ from tests.mutants.plant import Mutant
 
 MUTANTS = [
     Mutant(
+        "tokens of the prompt are penalised as generated ones",
+        "mlx_engine/backends/sampling.py",
+        "adjust",
+        "recent[draw.n_prompt :]",
+        "recent",
+    ),
+    Mutant(
+        "a sampler counts its prompt as generated",
+        "mlx_engine/decode/sampler.py",
+        "Sampler.draw",
+        "Draw(self._sampling, self._recent, u, self._n_prompt)",
+        "Draw(self._sampling, self._recent, u)",
+    ),
+    Mutant(
+        "how often a token was generated is ignored",
+        "mlx_engine/backends/sampling.py",
+        "penalize_generated",
+        "logits.dtype.type(frequency) * counts.astype(logits.dtype)",
+        "logits.dtype.type(frequency)",
+    ),
+    Mutant(
+        "a repeated token is counted once on the device",
+        "mlx_engine/backends/mlx_sampling.py",
+        "penalize_generated",
+        "mx.zeros(row.shape).at[id_array(generated)].add(1)",
+        "mx.zeros(row.shape).at[id_array(generated)].maximum(1)",
+    ),
+    Mutant(
+        "the bias comes after the penalties",
+        "mlx_engine/backends/sampling.py",
+        "adjust",
+        "penalize(logits, recent, sampling.repetition_penalty)",
+        "penalize(logits - add_bias(0 * logits, sampling.logit_bias), recent, sampling.repetition_penalty) "
+        "+ add_bias(0 * logits, sampling.logit_bias)",
+    ),
+    Mutant(
+        "the bias comes after the temperature",
+        "mlx_engine/backends/simd.py",
+        "SimdBackend.sample",
+        "definition.probabilities(row, draw.sampling)",
+        "definition.probabilities(definition.add_bias(definition.add_bias(row, [(i, -b) for i, b in "
+        "draw.sampling.logit_bias]), [(i, b * draw.sampling.temperature) for i, b in draw.sampling.logit_bias]), "
+        "draw.sampling)",
+    ),
+    Mutant(
+        "a greedy choice ignores the bias",
+        "mlx_engine/backends/sampling.py",
+        "Sampling.is_argmax",
+        "not self.logit_bias",
+        "True",
+    ),
+    Mutant(
+        "a greedy choice ignores presence and frequency",
+        "mlx_engine/backends/sampling.py",
+        "Sampling.is_argmax",
+        "not self.has_penalties",
+        "True",
+    ),
+    Mutant(
+        "all choices of a prompt draw the same",
+        "mlx_engine/decode/sampler.py",
+        "Sampler.draw",
+        "random_number(self._seed, len(self._recent), self._choice)",
+        "random_number(self._seed, len(self._recent))",
+    ),
+    Mutant(
+        "a fork shares its tokens",
+        "mlx_engine/decode/sampler.py",
+        "Sampler.fork",
+        "list(self._recent)",
+        "self._recent",
+    ),
+    Mutant(
+        "log-sum-exp without the maximum",
+        "mlx_engine/decode/logprobs.py",
+        "token_logprobs",
+        "float(logits.max())",
+        "0.0",
+    ),
+    Mutant(
+        "log-probabilities of the wrong row of a batch",
+        "mlx_engine/decode/sampler.py",
+        "Sampler.logprobs",
+        "self._backend.host(self._settled.logits)[self._settled.row]",
+        "self._backend.host(self._settled.logits)[0]",
+    ),
+    Mutant(
+        "of equal alternatives the higher id",
+        "mlx_engine/backends/sampling.py",
+        "largest",
+        "candidates[np.argsort(-values[candidates], kind='stable')]",
+        "candidates[::-1][np.argsort(-values[candidates[::-1]], kind='stable')]",
+    ),
+    Mutant(
         "top-p drops the token that reaches p",
         "mlx_engine/backends/sampling.py",
         "probabilities",

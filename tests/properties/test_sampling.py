@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mlx_engine.backends.mlx import MlxBackend
-from mlx_engine.backends.sampling import Sampling, draw, penalize, probabilities
+from mlx_engine.backends.sampling import Draw, Sampling, draw, penalize, probabilities
 from mlx_engine.backends.scalar import ScalarBackend
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.errors import OptionError
@@ -242,7 +242,7 @@ def test_a_draw_just_below_1_is_the_last_possible_token():
 
 
 def chosen(backend, logits, sampling, recent, u):
-    return backend.token_id(backend.sample(backend.array(logits[None]), sampling, recent, u))
+    return backend.token_id(backend.sample(backend.array(logits[None]), Draw(sampling, recent, u)))
 
 
 @pytest.mark.parametrize("other", BACKENDS[1:], ids=lambda b: b.name)

@@ -13,7 +13,20 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import attention, embedding, gemm, gemv, heads, jit, jobs, library, linear, machine_code, program
+from kernels.cpu import (
+    attention,
+    embedding,
+    gemm,
+    gemv,
+    heads,
+    jit,
+    jobs,
+    library,
+    linear,
+    machine_code,
+    program,
+    sum_exp,
+)
 from mlx_engine.backends import kernels
 from tests.golden.test_same_bits import digest
 
@@ -137,7 +150,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
-    modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, linear, program)}
+    modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, linear, program, sum_exp)}
     assert {f"kernels.cpu.{name}" for part in machine_code.PARTS for name in part} == modules
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
@@ -318,6 +331,7 @@ TESTS = (
     "test_cpu_norms.py::test_exp_is_within_one_unit_in_the_last_place_wherever_float32_has_one",
     "test_cpu_linear.py::test_products_are_those_of_the_order_in_numpy",
     "test_cpu_attention.py::test_attention_has_the_bits_of_the_order_in_numpy",
+    "test_cpu_sum_exp.py::test_the_twin_has_the_bits_of_the_kernel",
 )
 # The name alone would leave the features of this processor: registers would be those of AVX-512.
 AS_HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
@@ -344,7 +358,7 @@ def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
     environment = {**os.environ, **changes}
     first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stdout
-    assert "34 passed" in first.stdout
+    assert "35 passed" in first.stdout
     logits = python("from tests.golden.test_same_bits import digest\nprint(digest())", **changes)
     assert logits.stdout.split() == [digest()], logits.stderr
     second = python(GENERATE, MICRO, **changes)

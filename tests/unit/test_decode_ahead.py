@@ -82,9 +82,9 @@ class LazyBackend(SimdBackend):
     def argmax(self, logits):
         return Promise(super().argmax(logits))
 
-    def sample(self, logits, sampling, recent, u):
-        known = [i.token if isinstance(i, Promise) else i for i in recent]
-        return Promise(super().sample(logits, sampling, known, u))
+    def sample(self, logits, draw):
+        known = [i.token if isinstance(i, Promise) else i for i in draw.recent]
+        return Promise(super().sample(logits, dataclasses.replace(draw, recent=known)))
 
     def begin(self, x):
         self.log.append("begin")

@@ -23,7 +23,7 @@ from mlx_engine.backends.mlx import MlxBackend
 from mlx_engine.backends.mlx_weights import AffineMatrix
 from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.profiled import profiled
-from mlx_engine.backends.sampling import Sampling
+from mlx_engine.backends.sampling import Draw, Sampling
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -162,7 +162,8 @@ def test_two_rotations_have_a_table_each(be: MlxBackend):
 def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine):
     """A function that is traced has no values: whoever asks for one fails."""
     be, model = MlxBackend(), engine.model
-    penalized = Sampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1}
+    penalized = Sampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, logit_bias={3: 1.5}, **penalties)
 
     def step(token: mx.array) -> list[mx.array]:
         with be.session():
@@ -172,7 +173,7 @@ def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine
             chosen = be.argmax(logits)
             logits = forward(model, New([chosen] * 280, kv), New([chosen] * 70, other))
             logits = be.take(logits, (1,))
-            return [be.argmax(logits), be.sample(logits, penalized, [1, 2, token], 0.5)]
+            return [be.argmax(logits), be.sample(logits, Draw(penalized, [1, 2, token], 0.5, 1))]
 
     seen: list[Any] = []
     mx.export_function(lambda what: seen.append(what), step, mx.array(5, dtype=mx.uint32))
@@ -183,8 +184,8 @@ def test_nothing_is_evaluated_from_embedding_to_choice(engine: mlx_engine.Engine
 def test_of_equal_tokens_the_lower_ids_are_kept(be: MlxBackend, options: dict[str, float]):
     logits, sampling = np.array([[1, 2, 2, 0, 2, 2, -1]], dtype=np.float32), Sampling(temperature=1.0, **options)
     for u in np.linspace(0, 1, 30, endpoint=False):
-        found = be.token_id(be.sample(be.array(logits), sampling, [], float(u)))
-        assert found == SimdBackend().sample(logits, sampling, [], float(u))
+        draw = Draw(sampling, [], float(u))
+        assert be.token_id(be.sample(be.array(logits), draw)) == SimdBackend().sample(logits, draw)
 
 
 def test_a_profiled_twin_waits_for_every_operation():

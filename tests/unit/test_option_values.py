@@ -39,11 +39,23 @@ def test_stop_is_one_string_or_several(stop, meant):
     assert Options.of(stop=stop).stop == meant
 
 
-@pytest.mark.parametrize("given", [{"stop": 3}, {"top_p": 0.0}, {"timeout": -1.0}], ids=repr)
+REFUSED = [
+    {"stop": 3}, {"top_p": 0.0}, {"timeout": -1.0}, {"logit_bias": {3: 1000}}, {"presence_penalty": 3},
+    *({"logprobs": n} for n in (-1, 21, 1.5, "3", True)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", REFUSED, ids=repr)
 def test_a_value_that_makes_no_sense_is_refused_by_name(given):
     with pytest.raises(OptionError) as caught:
         Options.of(**given)
     assert [caught.value.option] == list(given)
+
+
+@pytest.mark.parametrize("n", [None, 0, 20])
+def test_log_probabilities_come_with_up_to_20_alternatives_or_none(n):
+    assert Options.of(logprobs=n).logprobs == n
+    assert Options.of().logprobs is None
 
 
 def test_an_unknown_keyword_is_a_type_error():

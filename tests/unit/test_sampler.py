@@ -25,8 +25,8 @@ class Spy:
         self.asked.append("argmax")
         return "token 2"
 
-    def sample(self, logits, sampling, recent, u):
-        self.asked.append((list(recent), u))
+    def sample(self, logits, draw):
+        self.asked.append((list(draw.recent), draw.u))
         return f"token {len(self.asked)}"
 
     def token_id(self, token):
@@ -74,6 +74,62 @@ def test_a_draw_may_be_asked_for_before_the_token_before_it_is_settled():
     assert sampler.draw().u == random_number(5, 4)
     assert [sampler.settle(choice) for choice in choices] == [0, 1, 2]
     assert sampler.draw().recent == [7, 0, 1, 2]
+    assert sampler.draw().n_prompt == 1
+
+
+def test_only_generated_tokens_count_for_presence_and_frequency():
+    sampler = Sampler(SimdBackend(), Sampling(presence_penalty=0.5, frequency_penalty=1.0), [1, 1, 1])
+    assert [sampler(LOGITS) for _ in range(5)] == [1, 2, 0, 1, 2]
+
+
+# ---- several choices of one prompt ----
+
+
+def test_choice_0_draws_what_a_single_choice_draws_and_every_other_its_own():
+    def drawn(choice):
+        spy = Spy()
+        sampler = Sampler(spy, Sampling(temperature=1.0, seed=5), [7], choice=choice)
+        for _ in range(20):
+            sampler(LOGITS)
+        return [u for _, u in spy.asked]
+
+    assert drawn(0) == [random_number(5, 1 + i) for i in range(20)]
+    assert drawn(3) == [random_number(5, 1 + i, 3) for i in range(20)]
+    assert len({u for choice in range(8) for u in drawn(choice)}) == 8 * 20
+
+
+def test_a_fork_is_a_sampler_of_another_choice():
+    first = Sampler(SimdBackend(), Sampling(temperature=3.0, seed=9, presence_penalty=1.0), [7])
+    fork, made = (
+        first.fork(2),
+        Sampler(SimdBackend(), Sampling(temperature=3.0, seed=9, presence_penalty=1.0), [7], choice=2),
+    )
+    texts = [[sampler(LOGITS) for _ in range(40)] for sampler in (first, fork, made)]
+    assert texts[1] == texts[2] != texts[0]
+    assert len(first.draw().recent) == len(fork.draw().recent) == 41
+
+
+def test_a_fork_without_a_seed_has_the_same_random_one():
+    first = Sampler(SimdBackend(), Sampling(temperature=1.0), [7])
+    assert first.fork(0).draw().u == first.draw().u
+    assert first.fork(1).draw().u == first.fork(1).draw().u != first.draw().u
+
+
+def test_a_sampler_that_has_chosen_cannot_be_forked():
+    sampler = Sampler(SimdBackend(), Sampling(), [7])
+    sampler(LOGITS)
+    with pytest.raises(ValueError, match="has not chosen a token, found one with 1"):
+        sampler.fork(1)
+
+
+def test_random_numbers_of_all_choices_are_uniform():
+    drawn = [
+        random_number(seed, position, choice) for seed in range(10) for position in range(40) for choice in range(10)
+    ]
+    counts = np.bincount((np.array(drawn) * 10).astype(int), minlength=10)
+    assert len(set(drawn)) == 4000
+    # Each count is binomial(4000, 0.1): 400 with a standard deviation of 19.
+    assert np.abs(counts - 400).max() < 5 * 19
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**70])
