@@ -15,6 +15,7 @@ from mlx_engine.backends import check_backend, create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
+from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
@@ -225,7 +226,7 @@ class Engine:
             OptionError: the memory is too small for a single page.
         """
         pool = pool_for(self.model, slots, kv_memory)
-        return Scheduler(self.model, pool, slots=slots, **options)
+        return Scheduler(self.model, pool, slots=slots, prefix=PrefixCache(pool) if prefix_cache else None, **options)
 
     def _steps(self, requests: Sequence[Request]) -> Steps:
         """Return a scheduler with memory for these requests."""

@@ -217,6 +217,13 @@ class Backend(ABC):
         """Write keys and values (T, G, E) to slots (T,) int64 and return the store, which may be changed in place."""
 
     @abstractmethod
+    def kv_copy(self, store: Array, source: int, target: int, n: int) -> Array:
+        """Copy the keys and values of slots [source, source + n) to [target, target + n), which do not overlap.
+
+        Return the store, which may be changed in place. The copy has the same bits. May be called outside of sessions.
+        """
+
+    @abstractmethod
     def kv_nbytes(self, store: Array) -> int:
         """Return the bytes that the store occupies."""
 

@@ -179,6 +179,14 @@ class MlxBackend(Backend):
         store[1, :, where] = v.transpose(1, 0, 2)
         return store
 
+    def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
+        """Wait for the copied slots. While MLX still has to read the store, it writes to a copy of the whole store."""
+        with self.session():
+            copied = mx.contiguous(store[:, :, source : source + n])
+            mx.eval(copied)
+            store[:, :, target : target + n] = copied
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 

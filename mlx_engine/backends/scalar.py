@@ -124,6 +124,11 @@ class ScalarBackend(Backend):
             store[0][slot], store[1][slot] = k[t], v[t]
         return store
 
+    def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
+        for slots in store:
+            slots[target : target + n] = slots[source : source + n]
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         """Count 8 bytes for each float in a filled slot, without Python's overhead for lists."""
         return sum(8 * len(head) for slots in store for slot in slots if slot is not None for head in slot)

@@ -144,6 +144,10 @@ class SimdBackend(Backend):
         store[1][:, where] = v.transpose(1, 0, 2)
         return store
 
+    def kv_copy(self, store: Native, source: int, target: int, n: int) -> Native:
+        store[:, :, target : target + n] = store[:, :, source : source + n]
+        return store
+
     def kv_nbytes(self, store: Native) -> int:
         return int(store.nbytes)
 

@@ -2,11 +2,13 @@
 
 A page holds `page` tokens. Layers with the same attention window form a group. Each group has its own pages; a page is
 the same run of slots in the KV store of each layer of the group. Keys and values are written once and never moved.
+
+Pages are counted: several sequences and a prefix cache may hold the same page. A page is free when nobody holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,7 @@ PAGE = 64
 # Default limit of the new tokens of a sequence in one forward pass: a layer with a window has pages for
 # the window plus this many tokens, for each sequence.
 LONGEST_PASS = 512
+BYTES_PER_FLOAT = 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class KVLayer:
     head_dim: int
     window: int | None = None
 
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of one token's keys and values in float32."""
+        return 2 * self.n_kv_heads * self.head_dim * BYTES_PER_FLOAT
+
 
 class KVPool:
     """Pages for up to `n_sequences` sequences with `n_tokens` tokens in total.
@@ -40,6 +48,10 @@ class KVPool:
         windows: the window of each group of layers.
         page: tokens per page.
         n_tokens: tokens that fit into the pool.
+        n_pages: the number of pages of each group, free or in use.
+        page_nbytes: bytes of a page of each group, in float32.
+        reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
+            cache sets it; None if there is no prefix cache.
     """
 
     def __init__(
@@ -59,7 +71,8 @@ class KVPool:
             backend: allocates the KV stores.
             layers: the shape of each layer's KV cache.
             n_tokens: tokens of all sequences in total.
-            n_sequences: the largest number of sequences at the same time.
+            n_sequences: the largest number of sequences at the same time. A prefix cache keeps about as many
+                prefixes usable in layers with a window as this number exceeds the running sequences.
             page: tokens per page.
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
@@ -81,9 +94,15 @@ class KVPool:
                 shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
             stores.append(shared[layer])
         self.stores = Stores(stores, group_of, page, kept)
-        # For each group, a stack of the first slots of free pages.
+        self.n_pages = tuple(pages)
+        self.page_nbytes = tuple(
+            page * sum(layer.token_nbytes for layer in layers if layer.window == window) for window in self.windows
+        )
+        self.reclaim: Callable[[int, int], object] | None = None
+        # For each group, a stack of the first slots of free pages, and the number of references to each page.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
+        self._references = [np.zeros(n, dtype=np.int64) for n in pages]
 
     def sequence(self, capacity: int | None = None) -> KVSequence:
         """Return an empty sequence of at most `capacity` tokens, by default as many as the pool holds."""
@@ -96,26 +115,71 @@ class KVPool:
         return sum(self._backend.kv_nbytes(store) for store in layers)
 
     @property
-    def n_free(self) -> int:
-        """Number of free pages of the layers without a window; these decide how many tokens fit."""
-        groups = [group for group, window in enumerate(self.windows) if window is None] or range(len(self.windows))
-        return min(self._n_free[group] for group in groups)
+    def free_tokens(self) -> int:
+        """The number of tokens for which every group has free pages."""
+        return min(self._n_free) * self.page
 
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
         return self._n_free[group]
 
+    def used_pages(self, group: int) -> int:
+        """Return the number of pages of a group that are held by a sequence or a prefix cache."""
+        return self.n_pages[group] - self._n_free[group]
+
+    def references(self, group: int, pages: np.ndarray) -> np.ndarray:
+        """Return how often each page of a group is held (n,), given their first slots (n,)."""
+        return np.asarray(self._references[group][pages // self.page])
+
+    def make_room(self, needs: Sequence[int]) -> bool:
+        """Return whether each group has the needed number of free pages, after reclaiming pages where it lacks them."""
+        if self.reclaim is not None:
+            for group, need in enumerate(needs):
+                if self._n_free[group] < need:
+                    self.reclaim(group, need)
+        return all(free >= need for free, need in zip(self._n_free, needs, strict=True))
+
     def take(self, group: int, n: int) -> np.ndarray:
-        """Allocate n pages of a group, of which at least n must be free, and return their first slots (n,)."""
+        """Allocate n pages of a group, of which at least n must be free, and return their first slots (n,).
+
+        The caller holds one reference to each page.
+        """
         last = self._n_free[group]
         self._n_free[group] = last - n
-        return self._free[group][last - n : last][::-1].copy()
+        pages = self._free[group][last - n : last][::-1].copy()
+        self._references[group][pages // self.page] = 1
+        return pages
+
+    def retain(self, group: int, pages: np.ndarray) -> None:
+        """Add a reference to each of several different pages of a group that are in use, given their first slots."""
+        self._references[group][pages // self.page] += 1
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
-        """Free pages of a group, given their first slots (n,) in the order of the page table."""
+        """Remove a reference from each of several different pages of a group, and free those that nobody holds.
+
+        Args:
+            group: the group of layers.
+            pages: their first slots (n,), in the order of the page table.
+
+        Raises:
+            ValueError: nobody holds one of the pages; nothing has changed.
+        """
+        references, numbers = self._references[group], pages // self.page
+        left = references[numbers] - 1
+        if (left < 0).any():
+            raise ValueError(f"give_back: expected pages that are in use, found free ones among {numbers.tolist()}")
+        references[numbers] = left
+        freed = pages if not left.any() else pages[left == 0]
         first = self._n_free[group]
-        self._free[group][first : first + len(pages)] = pages[::-1]
-        self._n_free[group] = first + len(pages)
+        self._free[group][first : first + len(freed)] = freed[::-1]
+        self._n_free[group] = first + len(freed)
+
+    def copy(self, group: int, source: int, target: int, n: int) -> None:
+        """Copy the first n tokens of a page to another page in all layers of a group, given the first slots of both."""
+        layers = self.stores.layers
+        for i, of in enumerate(self.stores.group_of):
+            if of == group:
+                layers[i] = self._backend.kv_copy(layers[i], source, target, n)
 
 
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:

@@ -3,10 +3,15 @@
 A forward pass of n tokens calls `begin(n)`, which allocates pages; the n tokens are then pending. `commit(n)` adds them
 to the sequence; `roll_back(n)` discards them, if the pass failed or other tokens follow. Several passes may be begun
 before the first is committed: a lazy backend submits a pass before the host knows its token.
+
+Whole pages may be shared with other sequences and with a prefix cache. `lend` gives pages to another holder, `adopt`
+begins with pages of another holder, `fork` does both. A shared page is copied before a token is overwritten in it. A
+token behind the lent ones is written into the same page, because no other holder reads that slot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +42,8 @@ class KVSequence:
         self._tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
         self._firsts, self._end = [0] * len(pool.windows), 0
+        # Other holders of its pages may read the tokens before this position.
+        self._lent = 0
 
     @property
     def n_pages(self) -> int:
@@ -45,6 +52,8 @@ class KVSequence:
 
     def begin(self, n: int) -> int:
         """Allocate pages for n more tokens, which are then pending, and return the position of the first.
+
+        If the first of them overwrites a token that another holder of the page reads, the page is copied before.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has too few free pages; nothing has changed.
@@ -57,16 +66,8 @@ class KVSequence:
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
         end = max(self._end, -(-(first + n) // self.pool.page))
-        more = end - self._end
-        for group in range(len(self._tables)):
-            if self.pool.free_pages(group) < more:
-                free = self.pool.free_pages(group) * self.pool.page
-                capacity = self._end * self.pool.page + free
-                raise CacheFullError(length=first, wanted=n, capacity=capacity, pool_is_full=True)
-        if more:
-            for group, table in enumerate(self._tables):
-                table[self._end : end] = self.pool.take(group, more)
-            self._end = end
+        if end > self._end or first < self._lent:
+            self._allocate(first, n, end)
         self.pending += n
         return first
 
@@ -111,7 +112,61 @@ class KVSequence:
         for group in range(len(self._tables)):
             self._give_back(group, self._end)
         self._firsts, self._end = [0] * len(self._tables), 0
-        self.length = 0
+        self.length = self._lent = 0
+
+    def fork(self) -> KVSequence:
+        """Return a new sequence with the same committed tokens. Whole pages are shared, a partly used one is copied.
+
+        Raises:
+            CacheFullError: the pool has no free page for the copy; nothing has changed.
+        """
+        twin = self.pool.sequence(self.capacity)
+        twin.adopt(self.lend(self.length), self.length)
+        return twin
+
+    def lend(self, length: int) -> list[np.ndarray]:
+        """Return the pages of the first `length` committed tokens, for a holder that adds a reference to each.
+
+        For each group of layers, the first slots (P,) of its pages; -1 for a page that has left the window.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"lend: expected at most the {self.length} committed tokens, found {length}")
+        self._lent = max(self._lent, length)
+        return [table[: -(-length // self.pool.page)].copy() for table in self._tables]
+
+    def adopt(self, pages: Sequence[np.ndarray], length: int) -> None:
+        """Begin with the first `length` tokens of another holder. Whole pages are shared, a partly used one is copied.
+
+        Args:
+            pages: for each group of layers the first slots (P,) of pages in use, as `lend` returns them. A page that
+                no later token sees may be -1.
+            length: number of tokens; they fill P pages, the last one perhaps in part.
+
+        Raises:
+            CacheFullError: the capacity is exceeded, or the pool has no free page for the copy; nothing has changed.
+        """
+        if self.length or self.pending or not self.pool.stores.are_kept:
+            raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept, found another one")
+        if length > self.capacity:
+            raise CacheFullError(length=0, wanted=length, capacity=self.capacity)
+        firsts = [
+            0 if window is None else max(0, length + 1 - window) // self.pool.page for window in self.pool.windows
+        ]
+        needed = [of_group[first:] for of_group, first in zip(pages, firsts, strict=True)]
+        held = [of_group[of_group >= 0] for of_group in needed]
+        for group, of_group in enumerate(held):
+            self.pool.retain(group, of_group)  # before room for a copy is made: no page may be reclaimed
+        if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):
+            for group, of_group in enumerate(held):
+                self.pool.give_back(group, of_group)
+            raise CacheFullError(length=0, wanted=length, capacity=length - length % self.pool.page, pool_is_full=True)
+        self._end, self.length = -(-length // self.pool.page), length
+        self._lent = length - length % self.pool.page
+        for group, (table, first) in enumerate(zip(self._tables, firsts, strict=True)):
+            table[first : self._end] = needed[group]
+            self._firsts[group] = first
+            if length % self.pool.page:
+                self._replace_last(group)
 
     def span(self, group: int, length: int, n_new: int) -> KVSpan:
         """Return the page table of a group for a pass: `length` tokens, of which the last `n_new` are new."""
@@ -124,6 +179,35 @@ class KVSequence:
             return table[first // page : first // page + 1] + first % page
         positions = np.arange(first, first + n)
         return table[positions // page] + positions % page
+
+    def _allocate(self, first: int, n: int, end: int) -> None:
+        """Take pages up to page `end`, and a copy of the page of position `first` where other holders read it."""
+        more, groups = end - self._end, range(len(self._tables))
+        copied = [first < self._lent and self._is_shared(group, first) for group in groups]
+        if not self.pool.make_room([more + copy for copy in copied]):
+            spare = min(self.pool.free_pages(group) - copied[group] for group in groups)
+            capacity = first if spare < 0 else (self._end + spare) * self.pool.page
+            raise CacheFullError(length=first, wanted=n, capacity=capacity, pool_is_full=True)
+        for group, table in enumerate(self._tables):
+            if copied[group]:
+                self._replace_last(group)
+            if more:
+                table[self._end : end] = self.pool.take(group, more)
+        self._end, self._lent = end, min(self._lent, first)
+
+    def _is_shared(self, group: int, position: int) -> bool:
+        """Return whether the page of a position is allocated, and held by others too."""
+        page = self._tables[group][position // self.pool.page :][:1]
+        return position // self.pool.page < self._end and bool(self.pool.references(group, page) > 1)
+
+    def _replace_last(self, group: int) -> None:
+        """Replace the last page, partly used, by a copy of its tokens in a page that is free. Keep no reference."""
+        table, last, n = self._tables[group], self._end - 1, (self.length + self.pending) % self.pool.page
+        source, target = table[last : last + 1].copy(), self.pool.take(group, 1)
+        if source[0] >= 0:  # a window of one token needs no page
+            self.pool.copy(group, int(source[0]), int(target[0]), n)
+            self.pool.give_back(group, source)
+        table[last] = target[0]
 
     def _give_back(self, group: int, end: int) -> None:
         """Free the pages before page `end` of a group."""

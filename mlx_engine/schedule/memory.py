@@ -30,7 +30,8 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
         OptionError: the memory is too small for one page for each sequence.
     """
     nbytes = spare_bytes() if kv_memory is None else kv_memory
-    n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots)
+    most = slots * int(model.config.context_length)
+    n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
     found = f"{nbytes:,} bytes"
     require(n_tokens > 0, option="kv_memory", expected="room for a page of tokens for each slot", found=found)
-    return model.new_pool(min(n_tokens, slots * int(model.config.context_length)), n_sequences=slots)
+    return model.new_pool(n_tokens, n_sequences=slots)

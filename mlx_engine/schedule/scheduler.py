@@ -15,19 +15,17 @@ import time
 from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from mlx_engine.cache import KVPool
 from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
 from mlx_engine.errors import CacheFullError, ContextLengthError
 from mlx_engine.models import Model
 from mlx_engine.schedule.answer import Answer
 from mlx_engine.schedule.request import Request
-
-if TYPE_CHECKING:
-    from mlx_engine.cache.prefix import PrefixCache
 
 # Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
 # more tokens compute prompts equally fast.
@@ -162,7 +160,7 @@ class Scheduler:
             n_pages = sum(_n_pages(answer, len(answer.unread)) for answer in (first, *self.running)) + len(first.forks)
             if self.running and not self._has_room(n_pages):
                 first.rewind()
-                self._refused = first, self.pool.n_free
+                self._refused = first, self._n_free()
                 return
             insort(self.running, self.waiting.pop(0), key=_arrival)
             if first.request.times.admitted is None:
@@ -171,7 +169,7 @@ class Scheduler:
     def _is_refused(self, answer: Answer) -> bool:
         """Return whether an answer was refused for lack of pages and no page has been freed since."""
         refused, n_free = self._refused
-        return answer is refused and bool(self.running) and self.pool.n_free <= n_free
+        return answer is refused and bool(self.running) and self._n_free() <= n_free
 
     def _attach(self, answer: Answer) -> None:
         """Take what the prefix cache has of an answer's tokens; at least the last token is left to be run."""
@@ -184,12 +182,14 @@ class Scheduler:
             answer.request.n_cached = answer.request.n_prefilled = n
 
     def _has_room(self, n_pages: int) -> bool:
-        """Return whether there are free pages for so many tokens, after evicting unused prefixes."""
-        if self.pool.n_free >= n_pages:
-            return True
-        if self.prefix is not None:
-            self.prefix.evict(n_pages - self.pool.n_free)
-        return self.pool.n_free >= n_pages
+        """Return whether there are so many free pages, after evicting unused prefixes.
+
+        Layers with a window always have pages for as many sequences as there are slots.
+        """
+        return self.pool.make_room([n_pages if window is None else 0 for window in self.pool.windows])
+
+    def _n_free(self) -> int:
+        return sum(self.pool.free_pages(group) for group in range(len(self.pool.windows)))
 
     # ---- passes ----
 
@@ -236,7 +236,7 @@ class Scheduler:
         )
 
     def _run_with_room(self, plan: Callable[[], Sequence[Part]]) -> Step:
-        """Run a step; while there are too few pages, evict prefixes, and then preempt the newest answer.
+        """Run a step; while there are too few pages, even after unused prefixes are evicted, preempt the newest answer.
 
         Raises:
             CacheFullError: there are too few pages for one answer alone.
@@ -245,8 +245,6 @@ class Scheduler:
             try:
                 return self._passes.step(plan)
             except CacheFullError:
-                if self.prefix is not None and self.prefix.evict(len(self.running)):
-                    continue
                 if len(self.running) < 2:
                     raise
                 self._preempt(self.running[-1])
@@ -267,6 +265,9 @@ class Scheduler:
             request.n_steps += 1
             request.n_rows += step.n_rows
             request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), answer.kv.length))
+            if self.prefix is not None and not answer.output.token_ids:
+                # After each part of a prompt: a layer with a window soon gives back the pages of its beginning.
+                self.prefix.insert(request.prompt_ids[: answer.kv.length], answer.kv)
             answer.seconds += step.seconds
             answer.share += step.seconds * part.n / step.n_rows
         sampling = None if step.sampling is None else step.sampling / len(step.chosen)
@@ -282,8 +283,6 @@ class Scheduler:
         try:
             if request.times.first_token is None:
                 request.times.first_token = self._clock()
-            if self.prefix is not None and not first.output.token_ids:
-                self.prefix.insert(request.prompt_ids, first.kv)
             for index, (pick, token) in enumerate(zip(first.forks, ids[1:], strict=True), start=1):
                 answers.append(first.fork(index, pick, token))
                 insort(self.running, answers[-1], key=_arrival)

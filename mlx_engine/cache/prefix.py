@@ -1,0 +1,252 @@
+"""The prefix cache: keys and values of earlier prompts and answers, reused by sequences that begin with the same tokens.
+
+The tokens lie in a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is found
+down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence.
+
+A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when the
+pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
+
+In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
+the pages before its end are still held: insert a prompt after each chunk to keep its pages on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlx_engine.cache.pool import KVPool
+from mlx_engine.cache.radix import Node, RadixTree
+from mlx_engine.cache.sequence import KVSequence
+from mlx_engine.errors import CacheFullError
+
+# The number of token ids that `Match.expected` and a node of `snapshot` show.
+SHOWN = 8
+
+
+class Match(NamedTuple):
+    """The longest prefix of some token ids that the cache holds.
+
+    Attributes:
+        length: number of tokens that can be reused.
+        agreeing: number of tokens that the tree has in common with the ids. It is larger than `length` if pages that a
+            window needs are not held.
+        pages: for each group of layers (P,), the first slots of the pages that cover `length` tokens.
+        expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches the
+            most recently used one.
+    """
+
+    length: int
+    agreeing: int
+    pages: list[np.ndarray]
+    expected: tuple[int, ...]
+
+
+@dataclass
+class PrefixStats:
+    """What a prefix cache has done since it was made.
+
+    Attributes:
+        queries: calls of `attach`.
+        hits: those that found at least one token.
+        queried_tokens: tokens that were looked up.
+        cached_tokens: tokens that need not be computed again.
+        evicted_pages: pages, over all groups, that the cache let go for lack of room.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    queried_tokens: int = 0
+    cached_tokens: int = 0
+    evicted_pages: int = 0
+
+
+class PrefixCache:
+    """The prefixes that are held in the pages of a pool. The pool reclaims pages from it when they run out.
+
+    Attributes:
+        pool: the pool.
+        max_nbytes: the most bytes of pages that the cache holds, None for no bound. Pages that sequences hold too count.
+        stats: what has been asked for, found and evicted.
+    """
+
+    def __init__(self, pool: KVPool, max_nbytes: int | None = None) -> None:
+        if pool.reclaim is not None or not pool.stores.are_kept:
+            raise ValueError(
+                "expected a pool whose stores are kept and that has no prefix cache yet, found another one"
+            )
+        self.pool, self.max_nbytes, self.stats = pool, max_nbytes, PrefixStats()
+        self._tree = RadixTree(pool)
+        # All nodes but the root, least recently used first; so children come before their parents.
+        self._nodes: dict[Node, None] = {}
+        self._clock = 0
+        pool.reclaim = self._reclaim
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens in the tree."""
+        return sum(len(node.ids) for node in self._nodes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages that the cache holds, whether or not sequences hold them too."""
+        return self._tree.held.nbytes
+
+    def held_pages(self, group: int) -> int:
+        """Return the number of pages of a group that the cache holds, whether or not sequences hold them too."""
+        return self._tree.held.n_pages[group]
+
+    def evictable_pages(self, group: int) -> int:
+        """Return the number of pages of a group that the cache holds and no sequence does."""
+        return self._tree.held.unused(group)
+
+    def match(self, ids: Sequence[int]) -> Match:
+        """Return the longest prefix of ids that can be reused. Nothing is marked as used."""
+        path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
+        length, pages = self._tree.usable(path, n)
+        return Match(length, n, pages, self._after(path, n))
+
+    def _after(self, path: Sequence[Node], n: int) -> tuple[int, ...]:
+        """Return the first ids after n tokens of a path."""
+        node = path[-1] if path else self._tree.root
+        found = node.ids[n - node.start :]
+        while len(found) < SHOWN and node.children:
+            node = max(node.children.values(), key=lambda child: child.last_use)
+            found = np.concatenate((found, node.ids))
+        return tuple(found[:SHOWN].tolist())
+
+    def attach(self, kv: KVSequence, ids: Sequence[int]) -> int:
+        """Begin an empty sequence with the longest prefix of ids that can be reused, and return its number of tokens.
+
+        Pass the ids without those that must be computed: the last token's logits are not cached. Return 0, and leave
+        the sequence empty, if nothing is found, or no page is free for the copy of a partly used page.
+        """
+        found = self.match(ids)
+        self.stats.queries += 1
+        self.stats.queried_tokens += len(ids)
+        self._use(self._tree.walk(np.asarray(ids[: found.length], dtype=np.int64))[0])
+        if not found.length:
+            return 0
+        try:
+            kv.adopt(found.pages, found.length)
+        except CacheFullError:
+            return 0
+        self.stats.hits += 1
+        self.stats.cached_tokens += found.length
+        return found.length
+
+    def insert(self, ids: Sequence[int], kv: KVSequence) -> None:
+        """Keep the keys and values of the first tokens of a sequence, by sharing their pages.
+
+        The sequence may go on. Calls with longer and longer prefixes of one sequence cost little more than one.
+
+        Args:
+            ids: (N,) the first N tokens of the sequence, all committed.
+            kv: the sequence.
+        """
+        wanted, pages = np.asarray(ids, dtype=np.int64), kv.lend(len(ids))
+        path, n = self._tree.walk(wanted)
+        if n < len(wanted):
+            path = self._tree.grow(path, n, wanted, pages)
+        self._tree.fill(path, pages, len(wanted))
+        self._use(path)
+        while self.max_nbytes is not None and self.nbytes > self.max_nbytes:
+            self._cut(next(iter(self._nodes)))
+
+    def _use(self, path: Sequence[Node]) -> None:
+        """Mark the nodes of a path as used now, the deepest first."""
+        self._clock += 1
+        for node in reversed(path):
+            node.last_use = self._clock
+            self._nodes.pop(node, None)
+            self._nodes[node] = None
+
+    def evict(self, n: int) -> int:
+        """Free pages, least recently used first, until n pages of each group are free; return how many were freed.
+
+        Pages that sequences hold are not freed. So fewer than n may be free afterwards.
+        """
+        before = sum(map(self.pool.free_pages, range(len(self.pool.windows))))
+        for group in range(len(self.pool.windows)):
+            self._reclaim(group, n)
+        return sum(map(self.pool.free_pages, range(len(self.pool.windows)))) - before
+
+    def _reclaim(self, group: int, n: int) -> None:
+        """Free pages until n pages of a group are free, if sequences hold few enough."""
+        if self.pool.windows[group] is not None:
+            self._thin(group, n)
+            return
+        held = self._tree.held
+        # First leave alone what sequences use. If that is not enough, forget it too: nodes before it can be freed then.
+        for spared in (True, False):
+            for node in list(self._nodes):
+                while self.pool.free_pages(group) < n and len(node.ids) and not node.children:
+                    if held.in_use(group, node.pages[group][-1:])[0] and (spared or not held.unused(group)):
+                        break
+                    self._cut(node)
+
+    def _thin(self, group: int, n: int) -> None:
+        """Free pages of a group with a window. Their nodes remain; in a node, the pages at its end are kept longest."""
+        for node in self._nodes:
+            pages = node.pages[group]
+            (at,) = (pages >= 0).nonzero()
+            for i in at[~self._tree.held.in_use(group, pages[at])]:
+                if self.pool.free_pages(group) >= n:
+                    return
+                self._tree.held.drop(group, pages[i : i + 1])
+                pages[i] = -1
+                self.stats.evicted_pages += 1
+
+    def _cut(self, leaf: Node) -> None:
+        """Drop the last page of a leaf."""
+        before = sum(self._tree.held.n_pages)
+        self._tree.cut(leaf)
+        self.stats.evicted_pages += before - sum(self._tree.held.n_pages)
+        if not len(leaf.ids):
+            del self._nodes[leaf]
+
+    def clear(self) -> None:
+        """Forget all prefixes. Their pages are free, unless sequences hold them."""
+        for node in list(self._nodes):
+            while len(node.ids):
+                self._tree.cut(node)
+        self._nodes.clear()
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the nodes as plain data, each after its parent.
+
+        Keys: `parent`, the index of the parent in this list, or -1; `start` and `n_tokens`, its place in the prefix;
+        `ids`, the first of them, at most 8; `pages`, the number of pages held in each group; `in_use`, how many of
+        these are held by sequences too; `references`, the most references to one of its pages; `last_use`.
+        """
+        found: list[dict[str, Any]] = []
+        index: dict[Node, int] = {}
+        for node in self._in_order():
+            index[node] = len(found)
+            found.append({"parent": index.get(node.parent, -1) if node.parent else -1, **self._described(node)})
+        return found
+
+    def _in_order(self) -> Iterator[Node]:
+        """Yield all nodes but the root, each after its parent."""
+        stack = list(self._tree.root.children.values())[::-1]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(list(node.children.values())[::-1])
+
+    def _described(self, node: Node) -> dict[str, Any]:
+        pages = [of_group[of_group >= 0] for of_group in node.pages]
+        return {
+            "start": node.start,
+            "n_tokens": len(node.ids),
+            "ids": node.ids[:SHOWN].tolist(),
+            "pages": [len(of_group) for of_group in pages],
+            "in_use": [int(self._tree.held.in_use(group, of_group).sum()) for group, of_group in enumerate(pages)],
+            "references": max(
+                int(self.pool.references(group, of_group).max(initial=0)) for group, of_group in enumerate(pages)
+            ),
+            "last_use": node.last_use,
+        }

@@ -1,0 +1,179 @@
+"""A radix tree over token ids. An edge is a run of tokens; its node holds the pages that cover them.
+
+Nodes need not begin at the first slot of a page. If a node begins inside a page, its first page also has the tokens
+before it: so for each page of a path, the deepest node that holds the page has all of its tokens up to the node's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlx_engine.cache.held import HeldPages
+from mlx_engine.cache.pool import KVPool
+
+
+@dataclass(eq=False)
+class Node:
+    """A run of tokens.
+
+    Attributes:
+        start: position of its first token.
+        ids: (n,) int64 token ids.
+        pages: for each group of layers (P,), the first slots of pages `start // page` to `(end - 1) // page`; -1 for a
+            page that is not held, in groups with a window only.
+        parent: the node of the tokens before; None for the root, and for a node that was removed.
+        children: by their first token id.
+        last_use: the clock of the prefix cache at the last use.
+    """
+
+    start: int
+    ids: np.ndarray
+    pages: list[np.ndarray]
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict)
+    last_use: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.start + len(self.ids)
+
+
+class RadixTree:
+    """The nodes, and the references to their pages.
+
+    Attributes:
+        root: the node without tokens.
+        held: the pages of all nodes.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self.held, self._page = HeldPages(pool), pool.page
+        self._windows = pool.windows
+        self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
+
+    def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
+        """Return the nodes that agree with ids (n,), and the number of tokens that do; the last may agree in part."""
+        node, path, n = self.root, list[Node](), 0
+        while n < len(ids) and (child := node.children.get(int(ids[n]))) is not None:
+            path.append(child)
+            n += _agreeing(child.ids, ids[n:])
+            if n < child.end:
+                break
+            node = child
+        return path, n
+
+    def usable(self, path: Sequence[Node], n: int) -> tuple[int, list[np.ndarray]]:
+        """Return the length of the longest prefix, of the n tokens of a path, whose pages are held, and these pages.
+
+        In a group with a window, later tokens see the last `window - 1` tokens of the prefix; only their pages are
+        needed. Pages are given for each group (P,); -1 where a page is not held.
+        """
+        tables = [self._table(group, path, n) for group in range(len(self._windows))]
+        length, before = n, -1
+        while length != before:
+            before = length
+            for window, (_, reach) in zip(self._windows, tables, strict=True):
+                length = _longest(length, window, reach, self._page)
+        return length, [pages[: -(-length // self._page)] for pages, _ in tables]
+
+    def _table(self, group: int, path: Sequence[Node], n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pages (P,) that cover n tokens of a path, and the position (P,) up to which each has tokens."""
+        size = -(-n // self._page)
+        pages, starts = np.full(size, -1, dtype=np.int64), np.arange(size) * self._page
+        reach = starts.copy()
+        for node in path:
+            first = node.start // self._page
+            of_node = node.pages[group][: size - first]
+            (at,) = (of_node >= 0).nonzero()
+            pages[first + at] = of_node[at]
+            reach[first + at] = np.minimum(starts[first + at] + self._page, min(node.end, n))
+        return pages, reach
+
+    def grow(self, path: list[Node], n: int, ids: np.ndarray, pages: Sequence[np.ndarray]) -> list[Node]:
+        """Add the tokens from position n on, at which the tree differs from ids; return the path of all ids.
+
+        Args:
+            path: the nodes that agree with the first n ids, as `walk` returns them.
+            n: number of ids in the tree, fewer than there are ids.
+            ids: (N,) token ids.
+            pages: for each group (P,) the pages that cover the ids; -1 where a page does not exist any more.
+        """
+        if path and n < path[-1].end:
+            path = [*path[:-1], self._split(path[-1], n)]
+        if path and not path[-1].children:
+            self._extend(path[-1], ids[n:], pages)
+            return path
+        parent = path[-1] if path else self.root
+        leaf = Node(n, ids[:0], [np.empty(0, dtype=np.int64) for _ in pages], parent)
+        parent.children[int(ids[n])] = leaf
+        self._extend(leaf, ids[n:], pages)
+        return [*path, leaf]
+
+    def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
+        """Append tokens to a leaf. A page that it fills in part is replaced: the other one has all of its tokens."""
+        n_whole = leaf.end // self._page - leaf.start // self._page
+        for group, new in enumerate(pages):
+            new = new[leaf.end // self._page :]
+            self.held.add(group, new)
+            self.held.drop(group, leaf.pages[group][n_whole:])
+            leaf.pages[group] = np.concatenate((leaf.pages[group][:n_whole], new))
+        leaf.ids = np.concatenate((leaf.ids, more))
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Split a node at a position inside it, and return the new node of the tokens before; both hold a shared page."""
+        first, parent = node.start // self._page, node.parent
+        upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
+        for group, pages in enumerate(node.pages):
+            upper.pages.append(pages[: -(-at // self._page) - first].copy())
+            node.pages[group] = pages[at // self._page - first :].copy()
+            if at % self._page:
+                self.held.add(group, node.pages[group][:1])
+        node.start, node.ids, node.parent, upper.last_use = at, node.ids[at - node.start :], upper, node.last_use
+        if parent is not None:
+            parent.children[int(upper.ids[0])] = upper
+        return upper
+
+    def fill(self, path: Sequence[Node], pages: Sequence[np.ndarray], n: int) -> None:
+        """Hold pages of n tokens where nodes on their path lack them, in groups with a window."""
+        for group, window in enumerate(self._windows):
+            for node in path if window is not None else ():
+                first = node.start // self._page
+                # The page of the last of the n tokens may lack tokens that the node has.
+                of_node = node.pages[group] if node.end <= n else node.pages[group][: n // self._page - first]
+                new = pages[group][first : first + len(of_node)]
+                (gaps,) = ((of_node < 0) & (new >= 0)).nonzero()
+                self.held.add(group, new[gaps])
+                of_node[gaps] = new[gaps]
+
+    def cut(self, leaf: Node) -> None:
+        """Drop the last page of a leaf and its tokens there; remove the leaf if no token is left."""
+        for group, pages in enumerate(leaf.pages):
+            self.held.drop(group, pages[-1:])
+            leaf.pages[group] = pages[:-1]
+        first, end = int(leaf.ids[0]), (leaf.end - 1) // self._page * self._page
+        leaf.ids = leaf.ids[: max(0, end - leaf.start)]
+        if not len(leaf.ids) and leaf.parent is not None:
+            del leaf.parent.children[first]
+            leaf.parent = None
+
+
+def _agreeing(a: np.ndarray, b: np.ndarray) -> int:
+    """Return how many first entries of a and b are equal."""
+    n = min(len(a), len(b))
+    (differing,) = (a[:n] != b[:n]).nonzero()
+    return int(differing[0]) if len(differing) else n
+
+
+def _longest(length: int, window: int | None, reach: np.ndarray, page: int) -> int:
+    """Return the largest number of tokens, at most `length`, for which a group has the pages that are needed."""
+    while True:
+        first = 0 if window is None else max(0, length + 1 - window)
+        numbers = np.arange(first // page, -(-length // page) if first < length else first // page)
+        (lacking,) = (reach[numbers] < np.minimum((numbers + 1) * page, length)).nonzero()
+        if not len(lacking):
+            return length
+        length = int(reach[numbers[lacking[0]]])
