@@ -153,7 +153,8 @@ class Scheduler:
         """Give slots to waiting answers, in their order, while there are slots and pages for their prompts."""
         while self.waiting:
             first = self.waiting[0]
-            if len(self.running) + 1 + len(first.forks) > self.slots or self._is_refused(first):
+            n_slots = sum(1 + len(answer.forks) for answer in (first, *self.running))
+            if n_slots > self.slots or self._is_refused(first):
                 return
             self._attach(first)
             # Each fork continues in a copy of the prompt's last page.

@@ -1,6 +1,6 @@
 """Bugs that the default tests must catch, a module per part of the project: `python -m tests.mutants` plants them."""
 
-from tests.mutants import backends, gpu, kernels, model, products, text, tools
+from tests.mutants import backends, gpu, kernels, model, products, schedule, text, tools
 
 MUTANTS = [
     *model.MUTANTS,
@@ -8,6 +8,7 @@ MUTANTS = [
     *kernels.MUTANTS,
     *products.MUTANTS,
     *gpu.MUTANTS,
+    *schedule.MUTANTS,
     *text.MUTANTS,
     *tools.MUTANTS,
 ]
