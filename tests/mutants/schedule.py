@@ -53,8 +53,8 @@ MUTANTS = [
         "a fault ends all requests",
         FILE,
         "Scheduler._run",
-        "if not self._passes.is_idle:",
-        "if True:",
+        "not self._passes.is_idle",
+        "True",
     ),
     Mutant(
         "everybody pays the whole pass",
