@@ -45,7 +45,8 @@ class HeldPages:
 
     def in_use(self, group: int, pages: np.ndarray) -> np.ndarray:
         """Return which of the pages (n,) of a group, all held here, are held by a sequence too."""
-        return self.pool.references(group, pages) > self._counts[group][pages // self.pool.page]
+        held: np.ndarray = self._counts[group][pages // self.pool.page]
+        return np.asarray(self.pool.references(group, pages) > held)
 
     def unused(self, group: int) -> int:
         """Return the number of pages of a group that are held here and by no sequence."""

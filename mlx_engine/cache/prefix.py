@@ -1,10 +1,10 @@
-"""The prefix cache: keys and values of earlier prompts and answers, reused by sequences that begin with the same tokens.
+"""The prefix cache: keys and values of earlier prompts and answers, reused by sequences with the same first tokens.
 
 The tokens lie in a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is found
 down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence.
 
-A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when the
-pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
+A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when
+the pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
 
 In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
 the pages before its end are still held: insert a prompt after each chunk to keep its pages on the way.
@@ -69,15 +69,13 @@ class PrefixCache:
 
     Attributes:
         pool: the pool.
-        max_nbytes: the most bytes of pages that the cache holds, None for no bound. Pages that sequences hold too count.
+        max_nbytes: the most bytes of pages that the cache holds, None for no bound. Pages in use count.
         stats: what has been asked for, found and evicted.
     """
 
     def __init__(self, pool: KVPool, max_nbytes: int | None = None) -> None:
         if pool.reclaim is not None or not pool.stores.are_kept:
-            raise ValueError(
-                "expected a pool whose stores are kept and that has no prefix cache yet, found another one"
-            )
+            raise ValueError("expected a pool with kept stores and without a prefix cache, found another one")
         self.pool, self.max_nbytes, self.stats = pool, max_nbytes, PrefixStats()
         self._tree = RadixTree(pool)
         # All nodes but the root, least recently used first; so children come before their parents.
@@ -105,9 +103,13 @@ class PrefixCache:
 
     def match(self, ids: Sequence[int]) -> Match:
         """Return the longest prefix of ids that can be reused. Nothing is marked as used."""
+        return self._match(ids)[0]
+
+    def _match(self, ids: Sequence[int]) -> tuple[Match, list[Node]]:
+        """Return the match, and the nodes of its `length` tokens."""
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
         length, pages = self._tree.usable(path, n)
-        return Match(length, n, pages, self._after(path, n))
+        return Match(length, n, pages, self._after(path, n)), [node for node in path if node.start < length]
 
     def _after(self, path: Sequence[Node], n: int) -> tuple[int, ...]:
         """Return the first ids after n tokens of a path."""
@@ -122,19 +124,17 @@ class PrefixCache:
         """Begin an empty sequence with the longest prefix of ids that can be reused, and return its number of tokens.
 
         Pass the ids without those that must be computed: the last token's logits are not cached. Return 0, and leave
-        the sequence empty, if nothing is found, or no page is free for the copy of a partly used page.
+        the sequence empty, if nothing is found. If no page is free for the copy of a partly used page, the prefix
+        ends before that page.
         """
-        found = self.match(ids)
+        self._check(kv)
+        found, path = self._match(ids[: kv.capacity])
+        self._use(path)
+        while found.length and not _adopted(kv, found):
+            found = self.match(ids[: found.length - found.length % self.pool.page])
         self.stats.queries += 1
+        self.stats.hits += found.length > 0
         self.stats.queried_tokens += len(ids)
-        self._use(self._tree.walk(np.asarray(ids[: found.length], dtype=np.int64))[0])
-        if not found.length:
-            return 0
-        try:
-            kv.adopt(found.pages, found.length)
-        except CacheFullError:
-            return 0
-        self.stats.hits += 1
         self.stats.cached_tokens += found.length
         return found.length
 
@@ -147,14 +147,14 @@ class PrefixCache:
             ids: (N,) the first N tokens of the sequence, all committed.
             kv: the sequence.
         """
-        wanted, pages = np.asarray(ids, dtype=np.int64), kv.lend(len(ids))
-        path, n = self._tree.walk(wanted)
-        if n < len(wanted):
-            path = self._tree.grow(path, n, wanted, pages)
-        self._tree.fill(path, pages, len(wanted))
-        self._use(path)
+        self._check(kv)
+        self._use(self._tree.insert(np.asarray(ids, dtype=np.int64), kv.lend(len(ids))))
         while self.max_nbytes is not None and self.nbytes > self.max_nbytes:
             self._cut(next(iter(self._nodes)))
+
+    def _check(self, kv: KVSequence) -> None:
+        if kv.pool is not self.pool:
+            raise ValueError("expected a sequence of the pool of this prefix cache, found one of another pool")
 
     def _use(self, path: Sequence[Node]) -> None:
         """Mark the nodes of a path as used now, the deepest first."""
@@ -250,3 +250,11 @@ class PrefixCache:
             ),
             "last_use": node.last_use,
         }
+
+
+def _adopted(kv: KVSequence, match: Match) -> bool:
+    try:
+        kv.adopt(match.pages, match.length)
+    except CacheFullError:
+        return False
+    return True

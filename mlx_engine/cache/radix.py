@@ -93,25 +93,25 @@ class RadixTree:
             reach[first + at] = np.minimum(starts[first + at] + self._page, min(node.end, n))
         return pages, reach
 
-    def grow(self, path: list[Node], n: int, ids: np.ndarray, pages: Sequence[np.ndarray]) -> list[Node]:
-        """Add the tokens from position n on, at which the tree differs from ids; return the path of all ids.
+    def insert(self, ids: np.ndarray, pages: Sequence[np.ndarray]) -> list[Node]:
+        """Add token ids (n,), hold their pages where the tree has none, and return their path.
 
-        Args:
-            path: the nodes that agree with the first n ids, as `walk` returns them.
-            n: number of ids in the tree, fewer than there are ids.
-            ids: (N,) token ids.
-            pages: for each group (P,) the pages that cover the ids; -1 where a page does not exist any more.
+        Pages are given for each group (P,); -1 where a page does not exist any more.
         """
-        if path and n < path[-1].end:
-            path = [*path[:-1], self._split(path[-1], n)]
-        if path and not path[-1].children:
+        path, n = self.walk(ids)
+        if path and n < path[-1].end and (n < len(ids) or self._lacks(path[-1], n)):
+            path[-1] = self._split(path[-1], n)
+        if n < len(ids):
+            if not path or path[-1].children:
+                path.append(self._add_leaf(path[-1] if path else self.root, int(ids[n])))
             self._extend(path[-1], ids[n:], pages)
-            return path
-        parent = path[-1] if path else self.root
-        leaf = Node(n, ids[:0], [np.empty(0, dtype=np.int64) for _ in pages], parent)
-        parent.children[int(ids[n])] = leaf
-        self._extend(leaf, ids[n:], pages)
-        return [*path, leaf]
+        self._fill(path, pages, len(ids))
+        return path
+
+    def _add_leaf(self, parent: Node, first: int) -> Node:
+        """Add a child whose first id will be `first`; it has no tokens yet."""
+        parent.children[first] = Node(parent.end, parent.ids[:0], [pages[:0] for pages in parent.pages], parent)
+        return parent.children[first]
 
     def _extend(self, leaf: Node, more: np.ndarray, pages: Sequence[np.ndarray]) -> None:
         """Append tokens to a leaf. A page that it fills in part is replaced: the other one has all of its tokens."""
@@ -124,7 +124,7 @@ class RadixTree:
         leaf.ids = np.concatenate((leaf.ids, more))
 
     def _split(self, node: Node, at: int) -> Node:
-        """Split a node at a position inside it, and return the new node of the tokens before; both hold a shared page."""
+        """Split a node at a position inside it, and return the new node of the tokens before. Both hold a cut page."""
         first, parent = node.start // self._page, node.parent
         upper = Node(node.start, node.ids[: at - node.start], [], parent, {int(node.ids[at - node.start]): node})
         for group, pages in enumerate(node.pages):
@@ -137,12 +137,17 @@ class RadixTree:
             parent.children[int(upper.ids[0])] = upper
         return upper
 
-    def fill(self, path: Sequence[Node], pages: Sequence[np.ndarray], n: int) -> None:
+    def _lacks(self, node: Node, n: int) -> bool:
+        """Return whether position n lies inside a page that a node does not hold."""
+        at = n // self._page - node.start // self._page
+        return n % self._page > 0 and any(pages[at] < 0 for pages in node.pages)
+
+    def _fill(self, path: Sequence[Node], pages: Sequence[np.ndarray], n: int) -> None:
         """Hold pages of n tokens where nodes on their path lack them, in groups with a window."""
         for group, window in enumerate(self._windows):
             for node in path if window is not None else ():
                 first = node.start // self._page
-                # The page of the last of the n tokens may lack tokens that the node has.
+                # A page that the n tokens fill in part may lack tokens of the node.
                 of_node = node.pages[group] if node.end <= n else node.pages[group][: n // self._page - first]
                 new = pages[group][first : first + len(of_node)]
                 (gaps,) = ((of_node < 0) & (new >= 0)).nonzero()

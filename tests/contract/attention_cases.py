@@ -61,6 +61,20 @@ def attention_of_batch(
     return run
 
 
+def attention_over_a_copy(n: int, past: int, page: int = 8) -> Run:
+    """Attend to `past` tokens and one more, after n tokens of the last page were copied to another page."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        store, (span, other) = stored(be, rng, [(past, 1), (1, 1)], 2, 16, page)
+        target = int(other.pages[0])
+        store = be.kv_copy(store, int(span.pages[-1]), target, n)
+        copied = KVSpan(np.append(span.pages[:-1], target), span.length, 1)
+        q = be.heads(be.array(normal(rng, 1, 64)), 16)
+        return be.attention(q, KVView(store, page, [copied], None), [1], 0.25)
+
+    return run
+
+
 def stored(
     be: Backend, rng: np.random.Generator, sequences: list[tuple[int, int]], kv_heads: int, head_dim: int, page: int
 ) -> tuple[Any, list[KVSpan]]:
@@ -122,6 +136,8 @@ CASES = [
     OpCase("attention", "batch", attention_of_batch([(5, 3, 3), (0, 12, 12), (17, 1, 1)], 4, 2)),
     OpCase("attention", "batch-window", attention_of_batch([(5, 3, 3), (0, 12, 12), (17, 1, 1)], 6, 2, window=5)),
     OpCase("attention", "batch-last-queries", attention_of_batch([(5, 4, 2), (3, 2, 0), (0, 6, 1)], 4, 4, window=4)),
+    OpCase("attention", "copied-page", attention_over_a_copy(4, 11)),
+    OpCase("attention", "copied-page-and-garbage", attention_over_a_copy(2, 11)),
     OpCase("heads", "split", shape_op("heads", 4)),
     OpCase("merge", "join", merge),
     OpCase("take", "last-row", shape_op("take", (2,))),

@@ -15,10 +15,22 @@ from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
 
 # Conversions and storage, which many cases use: a fault there must fail at least one case.
-CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_write")
+CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_write", "kv_copy")
 # `compile` makes programs, compared with single operations in tests/unit/test_compiled_program.py.
 NOT_OPERATIONS = {
-    *("prepare", "array", "host", "token_id", "kv_empty", "kv_nbytes", "session", "begin", "wait", "read_ahead"),
+    *(
+        "prepare",
+        "array",
+        "host",
+        "token_id",
+        "kv_empty",
+        "kv_nbytes",
+        "kv_copy",
+        "session",
+        "begin",
+        "wait",
+        "read_ahead",
+    ),
     *("warm_up", "embeds_stored", "tap", "note", "compile", "kv_append", "sum_exp"),
 }
 
@@ -96,6 +108,7 @@ def test_a_lie_at_a_crossing_is_caught(op: str):
     lies = {
         "kv_empty": lambda x: x[:, :, :0],
         "kv_write": lambda x: np.roll(x, 1, axis=2),
+        "kv_copy": lambda x: np.roll(x, 1, axis=2),
     }
     assert [case for case in CASES if is_caught(liar(op, lies.get(op, one_element)), case)]
 

@@ -42,9 +42,9 @@ MUTANTS = [
     Mutant(
         "windows forgotten in the size of a cache",
         "mlx_engine/cache/size.py",
-        "CacheSize.held",
-        "self._pages(layer.window)",
-        "self._pages(None)",
+        "pool_nbytes",
+        "layer.window",
+        "None",
     ),
     Mutant(
         "a page is given back one token too early",

@@ -7,7 +7,7 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import create_backend
 from mlx_engine.cache import KVLayer, KVPool
-from mlx_engine.cache.size import CacheSize
+from mlx_engine.cache.size import CacheSize, pool_nbytes, tokens_that_fit
 from mlx_engine.commands.diagnostics import kv_cache
 from tests.golden.goldens import DATA
 
@@ -53,6 +53,27 @@ def test_it_is_what_a_pool_holds_and_what_a_text_needs(
         kv.begin(n)
         kv.commit(n)
     assert kv.length == n_tokens
+
+
+@pytest.mark.parametrize(("n_sequences", "page", "longest_pass"), [(1, 64, 512), (8, 16, 100), (3, 1, 1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_most_tokens_in_some_bytes(name: str, n_sequences: int, page: int, longest_pass: int):
+    layers = MODELS[name]
+    for nbytes in (40 * 2**20, 300 * 2**20 + 12345):
+        n = tokens_that_fit(layers, nbytes, n_sequences, page, longest_pass)
+        sizes = [pool_nbytes(layers, n_tokens, n_sequences, page, longest_pass) for n_tokens in (n, n + 1)]
+        assert sizes[0] <= nbytes < sizes[1]
+    few = [KVLayer(1, 256)]  # its size is limited by memory alone
+    n = tokens_that_fit(few, 12_345_678, n_sequences, page, longest_pass)
+    pool = KVPool(create_backend("simd"), few, n, n_sequences=n_sequences, page=page, longest_pass=longest_pass)
+    assert pool.nbytes <= 12_345_678 < pool.nbytes + pool.page_nbytes[0]
+    assert pool.nbytes == pool.n_pages[0] * pool.page_nbytes[0]
+
+
+def test_no_tokens_fit_in_few_bytes_and_any_number_in_windows():
+    assert tokens_that_fit(QWEN3, 1000) == 0
+    assert tokens_that_fit(QWEN3, 2**50, most=100) == 100
+    assert tokens_that_fit([KVLayer(1, 64, 512)], 2**20, most=1 << 20) == 1 << 20
 
 
 @pytest.mark.parametrize("name", MICRO)

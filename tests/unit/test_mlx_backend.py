@@ -229,6 +229,23 @@ def test_a_store_is_written_in_place(be: MlxBackend, apart: int):
     assert (found[1][:, written] == 2).all()
 
 
+def test_a_page_is_copied_in_place(be: MlxBackend):
+    store = be.kv_empty(4, 64, 1000)
+    rows = be.array(np.arange(40, dtype=np.float32)[:, None, None] * np.ones((40, 4, 64), dtype=np.float32))
+    store = be.kv_write(store, np.arange(40), rows, rows)
+    be.wait(store)
+    before = address(be, store)
+    for target in (100, 200, 300):  # outside of a session, and without waiting in between
+        store = be.kv_copy(store, 3, target, 33)
+    be.wait(store)
+    assert address(be, store) == before
+    found = be.host(store)
+    for target in (100, 200, 300):
+        np.testing.assert_array_equal(found[:, :, target : target + 33], found[:, :, 3:36])
+    assert not found[:, :, 333:].any()
+    np.testing.assert_array_equal(found[0, 0, :40, 0], np.arange(40))
+
+
 # ---- threads ----
 
 
