@@ -58,7 +58,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
     from numba import types
 
-    from kernels.cpu import attention_block, float32, norms, tile
+    from kernels.cpu import attention_block, float32, norms, sum_exp, tile
     from kernels.cpu.activations import gated
     from kernels.cpu.exponentials import exp
     from kernels.cpu.vectors import LANES, load, store
@@ -94,6 +94,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "rotate": (norms.rotate.py_func, (floats, n, n, floats, floats, n, floats, n)),
         "activate": (activate, (n, floats, floats, floats)),
         "exponentials": (exponentials, (floats, floats)),
+        "sum_exp": (sum_exp.sum_exp.py_func, (n, n, types.float64, n)),
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mlx_engine.backends import mlx_sampling, scalar
 from mlx_engine.backends.mlx import MlxBackend
 from mlx_engine.backends.sampling import Draw, Sampling, adjust, probabilities
 from mlx_engine.backends.scalar import ScalarBackend
@@ -58,11 +59,19 @@ def draw_of(sampling: Sampling, prompt: list[int], generated: list[int], u: floa
     return Draw(sampling, [*prompt, *generated], u, len(prompt))
 
 
+ADJUST = {
+    "definition": adjust,
+    "scalar": lambda logits, draw: np.array(scalar._adjusted(logits.tolist(), draw), dtype=np.float32),
+    "mlx": lambda logits, draw: np.array(mlx_sampling.adjust(mx.array(logits), draw)),
+}
+
+
+@pytest.mark.parametrize("adjusted", ADJUST.values(), ids=ADJUST)
 @given(LOGITS, IDS, IDS, OPTIONS)
 @FAST
-def test_the_definition_is_the_naive_one(logits, prompt, generated, options):
+def test_logits_are_adjusted_as_the_naive_version_does(adjusted, logits, prompt, generated, options):
     before, sampling = logits.copy(), Sampling(**options)
-    found = adjust(logits, draw_of(sampling, prompt, generated))
+    found = adjusted(logits, draw_of(sampling, prompt, generated))
     assert found.tolist() == naive(logits, prompt, generated, sampling).tolist()
     assert found.dtype == np.float32
     assert logits.tobytes() == before.tobytes(), "the caller's logits have changed"

@@ -56,7 +56,7 @@ def test_a_bias_forces_and_bans():
 
 
 def test_the_penalties_are_those_of_the_engine():
-    engine, bias = mlx_engine.load(MODEL, "simd"), dict.fromkeys(range(300, 304), 50.0)
+    engine, bias = mlx_engine.load(MODEL, "simd"), dict.fromkeys(range(300, 316), 50.0)
     flags = ["--temp", 4, "--seed", 1, "-n", 30]
     flags += [flag for token, value in bias.items() for flag in ("--logit-bias", f"{token}={value}")]
     texts = [run(*flags)["token_ids"]]

@@ -24,9 +24,9 @@ KERNELS = list(kernels())
 TARGETS = pytest.mark.parametrize("target", [ARM64, AVX2, AVX512], ids=["arm64", "avx2", "avx512"])
 # Arithmetic on vectors of the target's full width; and on a single float that was a quant, or half a float.
 WHOLE_VECTORS = {
-    ARM64: r"\bf(add|sub|mul|mla|mls)\s+v\d+\.4s",
-    AVX2: r"\bv\w*(add|sub|mul)\w*ps\s.*%ymm",
-    AVX512: r"\bv\w*(add|sub|mul)\w*ps\s.*%zmm",
+    ARM64: r"\bf(add|sub|mul|mla|mls)\s+v\d+\.(4s|2d)",
+    AVX2: r"\bv\w*(add|sub|mul)\w*p[sd]\s.*%ymm",
+    AVX512: r"\bv\w*(add|sub|mul)\w*p[sd]\s.*%zmm",
 }
 MULTIPLY_ADD = r"vfmadd\w+ps\s|fmla\s+v"
 ONE_QUANT = r"cvtsi2ss|[us]cvtf\s+s\d|fcvt\s+s\d+, h"
@@ -43,6 +43,12 @@ def test_arithmetic_is_done_on_whole_vectors(name: str, target: Target):
 def test_code_for_avx2_has_no_registers_of_avx512(name: str):
     """The tests may run on a processor with AVX-512, which does not fault on its instructions."""
     assert "%zmm" not in assembly(AVX2)[name]
+
+
+@TARGETS
+def test_the_sum_of_exponentials_rounds_every_product(target: Target):
+    """NumPy has no fused multiply-add: with one, the kernel's bits would not be those of its twin."""
+    assert re.search(r"\bvfn?m(add|sub)|\bf(n?m(add|sub)|ml[as])\b", assembly(target)["sum_exp"]) is None
 
 
 @TARGETS

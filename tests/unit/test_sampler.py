@@ -8,6 +8,7 @@ import pytest
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.backends.simd import SimdBackend
+from mlx_engine.decode.logprobs import token_logprobs
 from mlx_engine.decode.sampler import Sampler, random_number
 
 LOGITS = np.array([[0.5, 2.0, 1.9, -1.0]], dtype=np.float32)
@@ -80,6 +81,12 @@ def test_a_draw_may_be_asked_for_before_the_token_before_it_is_settled():
 def test_only_generated_tokens_count_for_presence_and_frequency():
     sampler = Sampler(SimdBackend(), Sampling(presence_penalty=0.5, frequency_penalty=1.0), [1, 1, 1])
     assert [sampler(LOGITS) for _ in range(5)] == [1, 2, 0, 1, 2]
+
+
+def test_the_log_probabilities_are_those_of_the_token_s_row():
+    sampler, rows = Sampler(SimdBackend(), Sampling(), [7]), np.concatenate([LOGITS, -LOGITS])
+    sampler.settle(sampler.add(3, rows, 1))
+    assert sampler.logprobs(4) == token_logprobs(SimdBackend(), -LOGITS[0], 3, 4)
 
 
 # ---- several choices of one prompt ----
