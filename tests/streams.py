@@ -1,4 +1,4 @@
-"""Requests and streams for models that are no `Engine`s: what `Engine.run` does without a checkpoint and a tokenizer."""
+"""Requests and streams for models that are no `Engine`s: what `Engine.run` does without checkpoint and tokenizer."""
 
 from __future__ import annotations
 

@@ -258,9 +258,12 @@ def forgets_what_was_lent(patch: pytest.MonkeyPatch):
 
 def frees_pages_in_use(patch: pytest.MonkeyPatch):
     patch.setattr(HeldPages, "in_use", lambda self, group, pages: np.zeros(len(pages), dtype=bool))
-    patch.setattr(HeldPages, "drop", lambda self, group, pages: [
-        self.pool.give_back(group, pages[pages >= 0]) for _ in range(int(self.pool.references(group, pages).max(initial=0)))
-    ])  # fmt: skip
+
+    def drop(self, group, pages):
+        for _ in range(int(self.pool.references(group, pages).max(initial=0))):
+            self.pool.give_back(group, pages[pages >= 0])
+
+    patch.setattr(HeldPages, "drop", drop)
 
 
 def matches_one_token_more(patch: pytest.MonkeyPatch):
