@@ -25,7 +25,7 @@ GGUF_ARCHITECTURE = "qwen3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """The settings of a Qwen3 model. The fields below differ from Llama's in what config.json may omit."""
+    """The settings of a Qwen3 model. The fields below differ from Llama's in defaults or in RoPE scaling."""
 
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
