@@ -22,7 +22,8 @@ from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequ
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope
-from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
+from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
+from mlx_engine.backends.recording import CannotCompileError, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
 

@@ -13,10 +13,13 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
-from mlx_engine.models.config import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
+from mlx_engine.models.conditions import divides, each_layer, halves, one_per_head, per_head
+from mlx_engine.models.config import Expected, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan
-from mlx_engine.models.rotation import Rotation, rotation
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.table import Row, decoder_plan, parts
 
 ARCHITECTURES = ("qwen3",)
