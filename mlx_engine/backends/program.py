@@ -57,6 +57,3 @@ class OpByOp(Program):
     def run(self, x: Array, batch: Batch) -> Array:
         """Run the definition on the backend."""
         return self._layers(self._backend, x, batch, want=batch.want)
-
-
-# ---- recording ----

@@ -1,4 +1,4 @@
-"""Benchmark the GPU kernels, and a model that uses them: a table, and a report file to share.
+"""Write the measurements of the GPU kernels: a table for the terminal, and a report file to share.
 
 This project is developed without a Mac. Measurements on Apple GPUs come from users who run `kernels bench --report` and
 send the file.

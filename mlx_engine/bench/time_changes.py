@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_engine.bench.ladder import figure
 from mlx_engine.bench.results import Row
-from mlx_engine.bench.tables import aligned
+from mlx_engine.bench.tables import aligned, milliseconds
 from mlx_engine.errors import is_number
 
 HEAD = ("component", "old ms", "new ms", "factor", "note")
@@ -38,7 +38,7 @@ def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: 
         notes = ["within the spread"]
     notes += ["estimated"] if estimated else []
     factor = f"x{figure(before / after)}" if before > 0 and after > 0 else "-"
-    return [title, _ms(before), _ms(after), factor, ", ".join(notes)]
+    return [title, milliseconds(before), milliseconds(after), factor, ", ".join(notes)]
 
 
 def components(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
@@ -51,8 +51,9 @@ def components(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
     saved = {name: ms - (_named(new.get("ops")).get(name) or 0.0) for name, ms in _named(old.get("ops")).items() if ms}
     if saved and before is not None and after is not None:
         most = max(saved, key=lambda name: abs(saved[name]))
-        change = f"{_ms(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
-        yield f"A pass of {_ms(before)} ms became one of {_ms(after)} ms; {most} changed most: {change}."
+        change = f"{milliseconds(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
+        passes = f"A pass of {milliseconds(before)} ms became one of {milliseconds(after)} ms"
+        yield f"{passes}; {most} changed most: {change}."
 
 
 def _named(found: Any) -> dict[str, float | None]:
@@ -78,11 +79,7 @@ def _lines(old: dict[str, float | None], new: dict[str, float | None]) -> list[l
         if before is not None and after is not None:
             out.append(_line(name, [before], [after]))
         elif after is not None:
-            out.append([name, "-", _ms(after), "-", "only new"])
+            out.append([name, "-", milliseconds(after), "-", "only new"])
         elif before is not None:
-            out.append([name, _ms(before), "-", "-", "only old"])
+            out.append([name, milliseconds(before), "-", "-", "only old"])
     return out
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mlx_engine.bench.bottlenecks.saved import SAME, Report
 from mlx_engine.bench.ladder import figure
-from mlx_engine.bench.tables import aligned, printable
+from mlx_engine.bench.tables import aligned, milliseconds, printable
 from mlx_engine.errors import OptionError
 
 CHANGED = {
@@ -75,9 +75,9 @@ def _operations(old: Report, new: Report) -> list[list[str]]:
         if len(found) == 2:
             rows.append(line(name, *found))
         elif role in after:
-            rows.append([name, "-", _ms(after[role]["median"]), "-", "only new"])
+            rows.append([name, "-", milliseconds(after[role]["median"]), "-", "only new"])
         else:
-            rows.append([name, _ms(before[role]["median"]), "-", "-", "only old"])
+            rows.append([name, milliseconds(before[role]["median"]), "-", "-", "only old"])
     return rows
 
 
@@ -86,8 +86,10 @@ def line(title: str, old: Report, new: Report) -> list[str]:
     before, after = old["median"], new["median"]
     overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
     note = "within the spread" if overlap else "slower" if after > before else ""
-    return [title, _ms(before), _ms(after), f"x{figure(before / after)}" if before > 0 and after > 0 else "-", note]
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
+    return [
+        title,
+        milliseconds(before),
+        milliseconds(after),
+        f"x{figure(before / after)}" if before > 0 and after > 0 else "-",
+        note,
+    ]
