@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.log import Log
-from mlx_engine.bench.cells import Test
 from mlx_engine.bench.run import rows
+from mlx_engine.bench.samples import Test
 
 RESULTS = Path(__file__).parent / "results" / "baseline.jsonl"
 

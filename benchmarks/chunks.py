@@ -21,7 +21,8 @@ from kernels import blocks
 from kernels.cpu import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.backends.matrices import Block, address
+from mlx_engine.backends.host_memory import address
+from mlx_engine.backends.matrices import Block
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight

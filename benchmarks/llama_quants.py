@@ -31,8 +31,8 @@ from benchmarks.text import Row
 from mlx_engine import create_backend
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.bench.cells import Test
-from mlx_engine.bench.run import describe
+from mlx_engine.bench.origin import describe
+from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 

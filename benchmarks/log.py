@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.measured_code import stamp
 from benchmarks.text import Row
-from mlx_engine.bench.run import origin
+from mlx_engine.bench.origin import origin
 
 FOLDER = Path(__file__).parent / "results"
 

@@ -18,8 +18,8 @@ from benchmarks.ops import Call, seconds_per_call
 from benchmarks.text import Row
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.profiled import nbytes_of
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.engine import Engine
 from tests.contract.check import BACKENDS, PLAIN

@@ -17,8 +17,7 @@ from benchmarks.peers.section import ERRORS, START
 from benchmarks.peers.start import commands, prompt, starts
 from mlx_engine import load_tokenizer
 from mlx_engine.backends.cores import usable_cores
-from mlx_engine.bench import machine
-from mlx_engine.bench.run import describe
+from mlx_engine.bench.origin import describe, digest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 
@@ -72,7 +71,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a row per engine, setting and contest, then whole processes, then errors."""
     path = resolve(options.model)
     # The digest reads the whole file, so the file is in memory when the first engine opens it.
-    common = {**describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
+    common = {**describe(open_checkpoint(path)), "model_sha256": digest(path)}
     wanted = options.only or [*(c.title for c in options.contests), START, ERRORS]
     for contest in options.contests:
         if contest.title in wanted:

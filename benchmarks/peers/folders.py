@@ -17,9 +17,8 @@ from benchmarks.peers.plan import Contest, Contestant
 from benchmarks.peers.rounds import Entry, contest_row, play, report_line
 from benchmarks.peers.section import factor, latest, rate
 from benchmarks.text import Row, model, source, table
-from mlx_engine.bench import machine
-from mlx_engine.bench.cells import Test
-from mlx_engine.bench.run import describe
+from mlx_engine.bench.origin import describe, digest
+from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 
@@ -57,7 +56,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     for name in options.model or MODELS:
         path = resolve(name)
         # The digest reads the whole folder, so the files are in memory when the first engine opens them.
-        common = {**describe(open_checkpoint(path)), "model_sha256": machine.digest(path)}
+        common = {**describe(open_checkpoint(path)), "model_sha256": digest(path)}
         of = contest(options.backend, quick=options.quick)
         sets = [play(of, str(path), options.python) for _ in range(1 if options.quick else FRESH)]
         for entries in zip(*sets, strict=True):

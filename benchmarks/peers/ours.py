@@ -13,10 +13,11 @@ import numpy as np
 import mlx_engine
 from benchmarks.peers.loop import Answer, Peer, Request
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.bench import machine
-from mlx_engine.bench.roofline import Limits, matrices
+from mlx_engine.bench.model_memory import matrices
+from mlx_engine.bench.origin import versions
+from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import threads_of
-from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
@@ -51,7 +52,7 @@ class Ours(Peer):
         """Return versions, backend, threads, and the bytes and multiplications of a pass."""
         of = sizes(self._checkpoint, lambda type_: bytes_per_weight(self._backend, type_), self._conversion)
         return {
-            "versions": machine.versions(),
+            "versions": versions(),
             "backend": self._backend.name,
             "threads": threads_of(self._backend),
             "sizes": dataclasses.asdict(of),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.peers.engines import LLAMA, MLX_LM, OURS, TRANSFORMERS
-from mlx_engine.bench.cells import Test
+from mlx_engine.bench.samples import Test
 
 ROUNDS = 5
 DEPTH = 4096

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.plan import Contest, Contestant
 from benchmarks.peers.process import PeerError, Process
-from mlx_engine.bench.cells import Test
+from mlx_engine.bench.samples import Test
 
 # Tokens of the warm-up run, and of that of an engine with a budget.
 WARM = Test(n_prompt=512, n_gen=8)

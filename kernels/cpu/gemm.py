@@ -53,7 +53,9 @@ def _rows_expanded(n_tokens: int) -> int:
 def _add_products(
     job: Any, m: int, first: int, n_rows: int, t: int, n_tokens: int, scratch: int, sums: Any, at: int, row: int
 ) -> None:
-    """`sums[at + i*row + r] += dot(W[first + r], x[t + i])`, W being matrix m. Four rows are written at a time.
+    """Compute `sums[at + i*row + r] += dot(W[first + r], x[t + i])` for `n_rows` rows r and `n_tokens` tokens i.
+
+    W is matrix m; `row` is the distance between the sums of two tokens. Sums are written for four rows at a time.
 
     Scratch memory holds FORMAT_ROOM bytes, then one stretch of the rows that are expanded together.
     """
@@ -90,7 +92,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
     m, n_matrices = matrix_of(job, piece), 2 if gates(job) else 1
     first = (piece - job[m + CHUNK]) * job[HEIGHT]
     n_rows, n_tokens = min(job[HEIGHT], job[m + ROWS] - first), min(job[SPAN], job[T] - t)
-    # Scratch memory: that of `_add_products`, then the sums, (n_tokens, n_matrices, size).
+    # Scratch memory: first the memory that `_add_products` uses, then the sums (n_tokens, n_matrices, size).
     size = ceil_div(n_rows, LANES) * LANES
     row, sums = n_matrices * size, floats(scratch + FORMAT_ROOM + 4 * GEMM_ROWS * STRETCH)
     sums[: n_tokens * row] = 0
@@ -105,7 +107,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
 
 @task
 def prepare_rows(job: Any, chunk: int, scratch: int) -> None:
-    """Copy the rows at X to Y, normed if there is a norm; rows of Y are STRIDE elements apart and padded with zeros."""
+    """Copy the rows at X to Y, normed if there is a norm. Rows of Y are padded with zeros to STRIDE elements."""
     n, stride = job[K], job[STRIDE]
     x, out, eps = floats(job[X]), floats(job[Y]), np.float32(number(job[NORM_EPS]))
     for t in range(chunk * PREPARED, min((chunk + 1) * PREPARED, job[T])):

@@ -1,9 +1,12 @@
 """Matrix-vector products for decode and small batches (gemv): multiply rows as they are stored.
 
-Memory bandwidth is the limit, so each row is read from memory once for all tokens. A processor prefetches several
-streams at once, and reads them faster than one stream: so a chunk has rows from several ranges of its matrix, whose
-products are interleaved. The vectors are packed into panels, (K / 16, vectors, 16); one stretch of columns of a panel
-stays in the first-level cache.
+Memory bandwidth is the limit, so each weight row is read from memory once for all tokens. A core reads several streams
+of memory faster than one. So the matrix is divided into WAYS ranges of rows, a chunk has rows from each range, and the
+kernel multiplies one row of each range at a time.
+
+The input vectors are packed into panels, (K / 16, vectors, 16): a panel has the first 16 elements of each of its
+vectors, then the next 16 elements of each, and so on. While one stretch of columns is multiplied, that part of the
+panel stays in the first-level cache.
 """
 
 from __future__ import annotations
@@ -38,18 +41,18 @@ from kernels.cpu.vectors import load, store
 
 
 def _first_panel(n_tokens: int) -> int:
-    """Return the size of the first panel: all vectors, or the larger part where two panels are needed."""
+    """Return how many vectors the first panel holds: all of them, or at least half if two panels are needed."""
     if n_tokens in PANEL_SIZES:
         return n_tokens
     return next(n for n in PANEL_SIZES if 2 * n >= n_tokens and n_tokens - n in PANEL_SIZES)
 
 
-# Size of the first panel by the number of vectors.
+# The number of vectors in the first panel, by the number of all vectors.
 _FIRST_PANEL = (0, *map(_first_panel, range(1, MOST_STORED + 1)))
 # Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
 _AHEAD = 1024
-# The same with several vectors. One stretch of columns is processed for every row before the next stretch, so the
-# prefetch reaches ahead by as many rows as hold this many bytes in their stretches.
+# With several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
+# the prefetch distance is a number of whole rows: as many as have this many bytes in one stretch.
 _AHEAD_OF_PIECES = 2048
 
 
@@ -80,8 +83,8 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
 
-    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`: the four rows that are multiplied
-    together are two rows of the gate and the same two rows of the up matrix.
+    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`. The kernel then multiplies two rows of the
+    gate together with the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
@@ -92,7 +95,7 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     # Scratch memory: FORMAT_ROOM bytes, then the products (T, 4, size), size being the height rounded up to LANES.
     size, products = ceil_div(height, LANES) * LANES, floats(scratch + FORMAT_ROOM)
     products[: n_tokens * 4 * size] = 0
-    # One vector fits into the cache whole, so rows are read from end to end.
+    # A single vector fits into the first-level cache, so each row is read from end to end.
     depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
     ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(kind, depth)) * row_bytes(kind, n_columns)
     step = row_bytes(kind, n_columns)

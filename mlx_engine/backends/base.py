@@ -32,8 +32,8 @@ from mlx_engine.quant.weight import Weight
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# The names of the operations that the decorators below register, by kind, in the order of this file. Taps, profiler and
-# contract suite take their lists from here.
+# The names of all operations, by kind, in the order of this file. The decorators below add them. Taps, profiler and
+# contract tests take their lists from here.
 OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": []}
 
 
@@ -47,7 +47,7 @@ def _registering(kind: str) -> Callable[[Method], Method]:
 
 # One decorator for each kind of operation. Every backend implements the primitives and the storage of keys and values.
 # Blocks are composed of primitives here, and a backend may fuse them. A dispatch method only chooses which operation to
-# call, by its parameters.
+# call: `norm`, for instance, calls `rms_norm` or `layer_norm`.
 primitive, storage, block, dispatch = map(_registering, OPERATIONS)
 
 
@@ -65,7 +65,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, weight: Weight) -> Array:
-        """Convert a weight, a norm weight or bias of one axis or an (N, K) matrix, to this backend's own form."""
+        """Return a weight in this backend's own form: an (N, K) matrix, or a vector (a norm weight or a bias)."""
 
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
@@ -75,7 +75,7 @@ class Backend(ABC):
         """Start reading mapped weights into memory. Called once, after a model has been built."""
 
     def warm_up(self, run: Callable[[], Array]) -> None:  # noqa: B027 - most backends are ready when they are made
-        """Do now the compiling and tuning that the first pass would do, by running `run`, a pass of one token.
+        """Compile and tune the kernels before the first pass, by calling `run`: it runs a pass of one token.
 
         Called once, after `read_ahead`.
         """
@@ -107,7 +107,7 @@ class Backend(ABC):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Return a context manager for passes, which may change process-wide settings (BLAS, streams) meanwhile."""
+        """Return a context manager for forward passes. It may change settings of the process (BLAS, streams)."""
         yield
 
     # ---- primitives ----
@@ -135,15 +135,15 @@ class Backend(ABC):
     @primitive
     @abstractmethod
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
-        """Rotate (T, H, E) by rotary position embedding: row t has position `positions[t]`, pairs are (j, j + E/2)."""
+        """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`."""
 
     @primitive
     @abstractmethod
     def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
         """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
 
-        The queries are the last `counts[b]` tokens of each sequence b, end to end. A token attends to itself and the
-        tokens before it; with a window, to the last `window` of these.
+        q has the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end. A token attends to
+        itself and all earlier tokens. With a window, it attends to the last `window` of these tokens.
         """
 
     @primitive
@@ -189,7 +189,7 @@ class Backend(ABC):
     @primitive
     @abstractmethod
     def argmax(self, logits: Array) -> Token:
-        """Return the id of the largest of (1, V) logits; of several, the lowest id."""
+        """Return the index of the largest of (1, V) logits; if several are equal, the lowest index."""
 
     @primitive
     @abstractmethod
@@ -291,7 +291,7 @@ class Backend(ABC):
         return self.linear(self.norm(x, norm), head)
 
     def compile(self, layers: Layers) -> Program:
-        """Return the program that runs a model's layers, which `layers` defines.
+        """Return the program that runs a model's layers; `layers` is their definition, a function of a backend.
 
         Called when a model has been built. This implementation runs the definition operation by operation; a backend
         may record the definition and compile a faster program that computes the same.

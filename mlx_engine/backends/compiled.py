@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +18,13 @@ from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
+from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
+from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
-from mlx_engine.backends.matrices import Block, Matrix, address, write_norm
+from mlx_engine.backends.matrices import Block, Matrix, write_norm
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope
-from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, Recording, record
+from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
+from mlx_engine.backends.recording import CannotCompileError, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
 
@@ -105,7 +107,7 @@ class CompiledBackend(SimdBackend):
         return self._project(x, self._block((linear,)))
 
     def norm_project(self, x: Native, norm: Norm, projections: Sequence[Linear]) -> list[Native]:
-        if not _fits(norm) or len(projections) > layout.MOST_MATRICES:
+        if not norm_fits(norm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
         block = self._block(tuple(projections), norm)
         y = self._project(x, block)
@@ -121,22 +123,22 @@ class CompiledBackend(SimdBackend):
 
     def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
         """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
-        if not _fits(norm) or not _gates(gate, up):
+        if not norm_fits(norm) or not gate_fits(gate, up):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
     def norm_up(self, x: Native, norm: Norm, up: Linear, activation: Activation) -> Native:
-        if not _fits(norm):
+        if not norm_fits(norm):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
     def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
-        return self._project(x, self._block((head,), norm)) if _fits(norm) else super().norm_head(x, norm, head)
+        return self._project(x, self._block((head,), norm)) if norm_fits(norm) else super().norm_head(x, norm, head)
 
     def _project(self, x: np.ndarray, block: Block, residual: np.ndarray | None = None) -> np.ndarray:
-        n, x = len(x), _rows(x)
-        y = _aligned(n, block.n_outputs)
-        added = None if residual is None else _rows(residual)
+        n, x = len(x), contiguous(x)
+        y = aligned(n, block.n_outputs)
+        added = None if residual is None else contiguous(residual)
         scratch = 0 if n == 1 and block.has_gemv else self.scratch_address(n * layout.whole_vectors(block.n_inputs))
         self.run_entry(
             self.library.project, block.address, n, address(x), 0 if added is None else address(added), scratch,
@@ -156,7 +158,7 @@ class CompiledBackend(SimdBackend):
     def scratch_address(self, n: int) -> int:
         """Return the address of scratch memory for n floats, reused by every call: page faults would cost more time."""
         if self.scratch.size < n:
-            self.scratch = _aligned(n)
+            self.scratch = aligned(n)
         return address(self.scratch)
 
     def run_entry(self, entry: Callable[..., None], *arguments: float) -> None:
@@ -182,7 +184,7 @@ class CompiledBackend(SimdBackend):
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
         q_out = np.empty((n, n_q, head_dim), dtype=np.float32)
         k_out = np.empty((n, n_k, head_dim), dtype=np.float32)
-        block, q, k = self._head_block(n_q, n_k, head_dim, norms), _in_rows(q), _in_rows(k)
+        block, q, k = self._head_block(n_q, n_k, head_dim, norms), strided_rows(q), strided_rows(k)
         self.run_entry(
             self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k),
             k.strides[0] // 4, address(cos), address(sin), address(q_out), address(k_out),
@@ -227,9 +229,9 @@ class CompiledBackend(SimdBackend):
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         _, n_kv_heads, slots, _ = kv.store.shape
-        if not _attends(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
+        if not heads_fit(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
             return super().attention(q, kv, counts, scale)
-        q, out, sequences = _rows(q), _aligned(*q.shape), sequence_words(kv.spans, counts, counts)
+        q, out, sequences = contiguous(q), aligned(*q.shape), sequence_words(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
@@ -247,7 +249,7 @@ class CompiledBackend(SimdBackend):
             recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
         except CannotCompileError:
             return OpByOp(self, layers)
-        builders = Builders(self._block_of, self._head_block, _attends)
+        builders = Builders(self._block_of, self._head_block, heads_fit)
         try:
             if self._overrides():
                 raise CannotCompileError("an operation that a subclass overrides")
@@ -271,7 +273,7 @@ class CompiledBackend(SimdBackend):
             CannotCompileError: the kernels do not support such a block.
         """
         gated = activation is not None and len(linears) == 2
-        if (norm is not None and not _fits(norm)) or (gated and not _gates(*linears)):
+        if (norm is not None and not norm_fits(norm)) or (gated and not gate_fits(*linears)):
             raise CannotCompileError("a norm that is too wide, or a gate with biases")
         if len(linears) > layout.MOST_MATRICES:
             raise CannotCompileError("too many matrices")
@@ -282,42 +284,6 @@ def _fused(recording: Recording) -> Fused:
     """Return how many products the blocks fuse when the layers run operation by operation."""
     of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
     return Fused(
-        gate_up=sum(_fits(args[1]) and _gates(args[2], args[3]) for args in of if isinstance(args[2], Linear)),
-        qkv=sum(_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
+        gate_up=sum(norm_fits(args[1]) and gate_fits(args[2], args[3]) for args in of if isinstance(args[2], Linear)),
+        qkv=sum(norm_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
     )
-
-
-def _fits(norm: Norm) -> bool:
-    """Return whether a panel of normed vectors fits into a thread's scratch memory."""
-    return 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
-
-
-def _gates(gate: Linear, up: Linear) -> bool:
-    """Return whether the kernels can fuse gate and up: the fused kernel adds no biases."""
-    return gate.bias is None and up.bias is None
-
-
-def _attends(group: int, width: int) -> bool:
-    """Return whether the kernels support `group` query heads of this width per KV head."""
-    return (
-        width % layout.LANES == 0
-        and width <= layout.STRETCH
-        and layout.attention_scratch(group, width) <= layout.SCRATCH_BYTES
-    )
-
-
-def _aligned(*shape: int) -> np.ndarray:
-    """Return an uninitialised array that is aligned to a cache line, so that products read whole lines."""
-    n = math.prod(shape)
-    memory = np.empty(n + layout.LANES, dtype=np.float32)
-    first = -address(memory) % (4 * layout.LANES) // 4
-    return memory[first : first + n].reshape(shape)
-
-
-def _in_rows(x: np.ndarray) -> np.ndarray:
-    """Return x with contiguous elements in each row; rows may have a stride, as columns of a larger array have."""
-    return x if x.strides[1] == x.itemsize and x.strides[0] >= 0 else np.ascontiguousarray(x)
-
-
-def _rows(x: np.ndarray) -> np.ndarray:
-    return x if x.flags.c_contiguous else np.ascontiguousarray(x)

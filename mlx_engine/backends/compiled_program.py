@@ -11,8 +11,8 @@ import numpy as np
 
 from kernels.cpu import layout
 from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
+from mlx_engine.backends.host_memory import address
 from mlx_engine.backends.lowering import Lowered
-from mlx_engine.backends.matrices import address
 from mlx_engine.backends.parameters import Native
 from mlx_engine.backends.program import Program
 

@@ -2,7 +2,7 @@
 
 `lower` turns each recorded operation into a step of `kernels/cpu/program.py`. If the kernels have no such step, `lower`
 raises CannotCompileError and the layers run operation by operation. All intermediate values share one scratch buffer;
-`_allocate` reuses the memory of values that no later step reads.
+`allocate` reuses the memory of values that no later step reads.
 """
 
 from __future__ import annotations
@@ -14,41 +14,11 @@ from typing import Any
 import numpy as np
 
 from kernels.cpu import layout
+from mlx_engine.backends.buffers import Buffer, Place, allocate
 from mlx_engine.backends.matrices import Block
 from mlx_engine.backends.parameters import Activation, HeadNorms, LayerNorm, Linear, Norm, RMSNorm, Rope
-from mlx_engine.backends.program import BatchValue, CannotCompileError, Fused, Recording, Value
-
-
-@dataclass(eq=False)
-class Buffer:
-    """Scratch memory of one value: `width` floats per token; `at` is its offset in floats, for one token."""
-
-    width: int
-    at: int = -1
-
-    @property
-    def end(self) -> int:
-        """Return the offset after the buffer; widths are rounded up, so that the next buffer begins a cache line."""
-        return self.at + layout.whole_vectors(self.width)
-
-
-@dataclass(frozen=True)
-class Place:
-    """The location of a value: columns [column, column + width) of a buffer, for all tokens or the wanted rows only.
-
-    `head_dim` is the head dim if the value has been split into heads, and 0 if not.
-    """
-
-    buffer: Buffer
-    column: int
-    width: int
-    is_wanted: bool
-    head_dim: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Return whether the rows are contiguous."""
-        return self.width == self.buffer.width
+from mlx_engine.backends.program import Fused
+from mlx_engine.backends.recording import BatchValue, CannotCompileError, Recording, Value
 
 
 @dataclass
@@ -269,7 +239,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
         places = getattr(lowering, step.op)(*step.args)
         lowering.places |= dict(zip(step.results, places, strict=True))
     y = lowering.whole(lowering.place(recording.y))
-    n_floats = _allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_words` reads
+    n_floats = allocate(lowering.steps, x.buffer, y.buffer)  # sets the offsets that `_words` reads
     if sorted(lowering.kv) != list(range(len(lowering.kv))):
         raise CannotCompileError("layers without keys and values")
     return Lowered(
@@ -300,33 +270,6 @@ def _width(recording: Recording) -> int:
         if len(step.args) > 1 and step.args[0] is recording.x and isinstance(step.args[1], RMSNorm | LayerNorm):
             return int(step.args[1].weight.size)
     raise CannotCompileError("hidden states of unknown width: no norm reads the input")
-
-
-def _allocate(steps: Sequence[dict[int, Any]], x: Buffer, y: Buffer) -> int:
-    """Set the offset of each buffer, so that buffers in use at the same time do not overlap; return the total size."""
-    last_step = {x: 0}
-    for i, step in enumerate(steps):
-        last_step |= {word: i for word in step.values() if isinstance(word, Buffer)}
-    last_step[y] = len(steps)
-    live: list[Buffer] = []
-
-    def place(buffer: Buffer) -> None:
-        buffer.at = 0
-        for other in sorted(live, key=lambda other: other.at):
-            if buffer.end <= other.at:
-                break
-            buffer.at = max(buffer.at, other.end)
-        live.append(buffer)
-
-    place(x)
-    size = x.end
-    for i, step in enumerate(steps):
-        for word in (layout.OUT, layout.OUT_2):
-            if word in step:
-                place(step[word])
-                size = max(size, step[word].end)
-        live = [buffer for buffer in live if last_step[buffer] > i]
-    return size
 
 
 def _words(steps: Sequence[dict[int, Any]]) -> np.ndarray:

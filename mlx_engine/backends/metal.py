@@ -31,7 +31,8 @@ from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend, indices
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope
-from mlx_engine.backends.program import CannotCompileError, Fused, Layers, OpByOp, Program, record
+from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
+from mlx_engine.backends.recording import CannotCompileError, record
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 

@@ -7,90 +7,13 @@ difference may be noise.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlx_engine.bench.ladder import figure
+from mlx_engine.bench.results import Key, Row, read
 from mlx_engine.bench.tables import aligned, printable
-from mlx_engine.errors import FormatError, SourceError, is_number
-
-Row = dict[str, Any]
-Key = tuple[Any, ...]
-
-KEY = ("model_name", "backend", "jit", "overlap", "kv", "quant", "test")
-# Defaults for rows that were written before these fields existed.
-DEFAULT = {"jit": True, "overlap": True}
-# The fields that a row must have, and their types.
-NEEDED = {
-    "model_name": str,
-    "backend": str,
-    "jit": bool,
-    "overlap": bool,
-    "kv": bool,
-    "quant": str,
-    "test": str,
-    "n_prompt": int,
-    "n_gen": int,
-}
-HEAD = ("component", "old ms", "new ms", "factor", "note")
-# A slowdown below this factor is noise if there is only one sample.
-NOISE = 1.05
-
-
-def read(path: Path) -> dict[Key, Row]:
-    """Read the rows of a JSON or JSON lines file of `bench`: the last row of each cell that has a rate.
-
-    Raises:
-        SourceError: the file cannot be read.
-        FormatError: the file is not a result of `bench`.
-    """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
-    found: dict[Key, Row] = {}
-    for i, row in enumerate(_parsed(raw, path)):
-        wrong = _wrong(row)
-        if wrong is not None:
-            raise _error(path, f"{wrong} in row {i + 1}")
-        if not row.get("unavailable"):
-            found[tuple(row.get(name, DEFAULT.get(name)) for name in KEY)] = row
-    if not found:
-        raise _error(path, "no row with a rate")
-    return found
-
-
-def _parsed(raw: bytes, path: Path) -> list[Any]:
-    try:
-        text = raw.decode("utf-8")
-        try:
-            rows = json.loads(text)
-        except json.JSONDecodeError:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise _error(path, f"invalid JSON: {error}") from error
-    if not isinstance(rows, list):
-        raise _error(path, type(rows).__name__)
-    return rows
-
-
-def _wrong(row: Any) -> str | None:
-    """Return a description of the first invalid field of a row, or None."""
-    if not isinstance(row, dict):
-        return type(row).__name__
-    for name, kind in NEEDED.items():
-        if not isinstance(row.get(name, DEFAULT.get(name)), kind):
-            return f"{name} = {row.get(name)!r}"[:80]
-    samples = row.get("samples_s")
-    sound = isinstance(samples, list) and samples and all(is_number(s) and s > 0 for s in samples)
-    return None if sound or row.get("unavailable") else f"samples_s = {samples!r}"[:80]
-
-
-def _error(path: Path, found: str) -> FormatError:
-    hint = "name a file that `bench --out` or `-o json` wrote"
-    return FormatError(where=str(path), expected="a list of measurements", found=found, hint=hint)
+from mlx_engine.bench.time_changes import HEAD, components, once, timing
 
 
 def page(old: Path, new: Path) -> str:
@@ -146,8 +69,8 @@ def _name(key: Key) -> str:
 
 def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
     """Yield the times of one backend with one type of weights, then the profile of each test."""
-    lines = [_whole(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
-    lines += [_timing(old, new) for old, new in pairs]
+    lines = [once(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs]) for name in ("load", "warm_up")]
+    lines += [timing(old, new) for old, new in pairs]
     yield f"## {_name(group)}"
     yield aligned([HEAD, *(line for line in lines if line)])
     for old, new in pairs:
@@ -155,76 +78,4 @@ def _section(group: Key, pairs: Sequence[tuple[Row, Row]]) -> Iterable[str]:
         if isinstance(ours, dict) and isinstance(theirs, dict):
             phase = "prefill" if new["n_prompt"] else "decode"
             yield f"### {phase}, {new['test']}: one pass, profiled"
-            yield from _components(ours, theirs)
-
-
-def _whole(name: str, old: Sequence[Row], new: Sequence[Row]) -> list[str] | None:
-    """Compare loading and warm-up, which happen once before the measurements."""
-    ours, theirs = ([row[f"{name}_s"] * 1e3 for row in rows if is_number(row.get(f"{name}_s"))] for rows in (old, new))
-    return _line(name.replace("_", "-"), ours, theirs) if ours and theirs else None
-
-
-def _timing(old: Row, new: Row) -> list[str]:
-    """Compare milliseconds per prompt, or per generated token."""
-    n = 1 if not new["n_gen"] else new["n_prompt"] + new["n_gen"]
-    title = f"prefill, {new['test']}" if not new["n_gen"] else f"per token, {new['test']}"
-    times = [[seconds * 1e3 / n for seconds in row["samples_s"]] for row in (old, new)]
-    return _line(title, *times, estimated=bool(old.get("estimated") or new.get("estimated")))
-
-
-def _line(title: str, old: Sequence[float], new: Sequence[float], *, estimated: bool = False) -> list[str]:
-    before, after = statistics.median(old), statistics.median(new)
-    single = len(old) == 1 or len(new) == 1
-    notes = ["slower"] if after > before * (NOISE if single else 1) else []
-    if len(old) > 1 and len(new) > 1 and min(old) <= max(new) and min(new) <= max(old):
-        notes = ["within the spread"]
-    notes += ["estimated"] if estimated else []
-    factor = f"x{figure(before / after)}" if before > 0 and after > 0 else "-"
-    return [title, _ms(before), _ms(after), factor, ", ".join(notes)]
-
-
-def _components(old: dict[str, Any], new: dict[str, Any]) -> Iterable[str]:
-    """Compare parts of the model, then operations, by time now; name the component with the largest change."""
-    before, after = _as_is(old.get("ms")), _as_is(new.get("ms"))
-    for title in ("parts", "ops"):
-        ours, theirs = _named(old.get(title)), _named(new.get(title))
-        lines = _lines({**ours, "all": before}, {**theirs, "all": after})
-        yield aligned([(*HEAD[:-1], "share", HEAD[-1]), *(_shared(line, theirs, after) for line in lines)])
-    saved = {name: ms - (_named(new.get("ops")).get(name) or 0.0) for name, ms in _named(old.get("ops")).items() if ms}
-    if saved and before is not None and after is not None:
-        most = max(saved, key=lambda name: abs(saved[name]))
-        change = f"{_ms(abs(saved[most]))} ms {'less' if saved[most] >= 0 else 'more'}"
-        yield f"A pass of {_ms(before)} ms became one of {_ms(after)} ms; {most} changed most: {change}."
-
-
-def _named(found: Any) -> dict[str, float | None]:
-    """Return milliseconds by name, of parts or of operations."""
-    items = found.items() if isinstance(found, dict) else ()
-    return {str(name): _as_is(of.get("ms") if isinstance(of, dict) else of) for name, of in items}
-
-
-def _shared(line: list[str], new: dict[str, float | None], whole: float | None) -> list[str]:
-    """Insert the component's current share of the whole into a line."""
-    ms = new.get(line[0])
-    return [*line[:-1], "-" if not ms or not whole else f"{ms / whole:.1%}", line[-1]]
-
-
-def _as_is(ms: Any) -> float | None:
-    return float(ms) if is_number(ms) else None
-
-
-def _lines(old: dict[str, float | None], new: dict[str, float | None]) -> list[list[str]]:
-    out = []
-    for name in sorted({**old, **new}, key=lambda name: (name == "all", -(new.get(name) or 0.0))):
-        before, after = old.get(name), new.get(name)
-        if before is not None and after is not None:
-            out.append(_line(name, [before], [after]))
-        elif after is not None:
-            out.append([name, "-", _ms(after), "-", "only new"])
-        elif before is not None:
-            out.append([name, _ms(before), "-", "-", "only old"])
-    return out
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
+            yield from components(ours, theirs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.bench.cells import Result, Test
+from mlx_engine.bench.samples import Result, Test
 from mlx_engine.decode.loop import prefill
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from mlx_engine.bench.cells import Test
+from mlx_engine.bench.samples import Test
 from mlx_engine.errors import OptionError, require
 
 

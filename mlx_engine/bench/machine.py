@@ -1,21 +1,14 @@
-"""Describe the origin of a measurement: machine, versions, commit and model digest."""
+"""Describe the machine of a measurement: processor, memory, caches, system."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
-import mlx_engine
 from mlx_engine.backends.cores import usable_cores
-
-PACKAGES = ("mlx", "numpy", "numba", "tokenizers")
-# What benchmarks write: several of them run in a row on one commit.
-WRITTEN = ("benchmarks/results", "benchmarks/reports", "BENCHMARKS.md")
 
 
 def machine() -> dict[str, object]:
@@ -38,7 +31,7 @@ def processor() -> str:
         fields = {key.strip(): value.strip() for key, value in lines.items()}
         name, flags = fields.get("model name", name), fields.get("flags", "")
     elif platform.system() == "Darwin":
-        name = _output("sysctl", "-n", "machdep.cpu.brand_string") or name
+        name = output_of("sysctl", "-n", "machdep.cpu.brand_string") or name
     widest = next((label for flag, label in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags.split()), None)
     return f"{name}, {widest}" if widest else name
 
@@ -59,47 +52,13 @@ def cache_bytes() -> int | None:
     sizes = [int(match[1]) * units.get(match[2], 1) for match in found if match]
     if platform.system() == "Darwin":
         names = ("l3cachesize", "perflevel0.l2cachesize", "l2cachesize")
-        lines = [_output("sysctl", "-n", f"hw.{name}") for name in names]
+        lines = [output_of("sysctl", "-n", f"hw.{name}") for name in names]
         sizes = [int(size) for size in lines if size and size.isdecimal()]
     return max(sizes, default=None)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect speed."""
-    found = {"mlx-engine": mlx_engine.__version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, followed by "+" if tracked files have changed.
-
-    Results of benchmarks are not counted as changes.
-    """
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    head = _output("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
-    apart = [f":(exclude){path}" for path in WRITTEN]
-    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", *apart)
-    return f"{head}+" if head and changed else head
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a model file, or of all safetensors files of a folder in the order of their names."""
-    total = hashlib.sha256()
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        with file.open("rb") as stream:
-            while piece := stream.read(1 << 20):
-                total.update(piece)
-    return total.hexdigest()
-
-
-def _output(*command: str) -> str | None:
+def output_of(*command: str) -> str | None:
+    """Return what a command prints, without white space at the ends; None if it fails or prints nothing."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):

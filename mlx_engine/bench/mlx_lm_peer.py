@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mlx_engine.bench.cells import Test
 from mlx_engine.bench.hugging_face import open_qwen3
+from mlx_engine.bench.samples import Test
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mlx_engine.backends import unavailable
 from mlx_engine.backends.base import Backend
-from mlx_engine.bench import machine
-from mlx_engine.bench.cells import Result, Test, check, measure
+from mlx_engine.bench.cells import check, measure
 from mlx_engine.bench.components import affordable, components
-from mlx_engine.bench.roofline import Limits, matrices
-from mlx_engine.bench.work import Sizes, bytes_per_weight, sizes, work
+from mlx_engine.bench.model_memory import matrices
+from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.samples import Result, Test
+from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
+from mlx_engine.bench.work import work
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
@@ -22,7 +23,6 @@ from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.quant.types import F32, GGMLType
 
 Row = dict[str, Any]
-SCHEMA = 1
 # Seconds for the profile of a cell without a budget.
 COMPONENT_SECONDS = 2.0
 # Backends that ignore --threads.
@@ -54,7 +54,7 @@ def rows(
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     path = resolve(model)
     checkpoint = open_checkpoint(path)
-    common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path)}
+    common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
     common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
     how: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
     for name in backends:
@@ -145,24 +145,3 @@ def held_type(checkpoint: Checkpoint, backend: Backend, quant: Conversion) -> GG
     loaded, _ = quant.type_of("", largest.shape, largest.type)
     is_kept = bytes_per_weight(backend, loaded) < bytes_per_weight(backend, F32)
     return loaded if is_kept else F32
-
-
-def origin() -> Row:
-    """Return the time, commit, machine and versions of a measurement."""
-    return {
-        "schema": SCHEMA,
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-    }
-
-
-def describe(checkpoint: Checkpoint) -> Row:
-    """Return the model's name, bytes and parameters."""
-    weights = [checkpoint.weight(name) for name in checkpoint.shapes]
-    return {
-        "model_name": str(checkpoint.metadata.get("general.name") or checkpoint.architecture),
-        "model_size": sum(weight.nbytes for weight in weights),
-        "model_n_params": sum(math.prod(weight.shape) for weight in weights),
-    }

@@ -8,81 +8,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends import check_backend, create_backend, unavailable
+from mlx_engine.backends import create_backend, unavailable
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench import machine
-from mlx_engine.bench.cells import Test
-from mlx_engine.bench.ladder import NO_CACHE, RUNGS, Rung, measured
-from mlx_engine.bench.run import Bench, Row, describe, held_type, origin
-from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.bench.ladder import NO_CACHE, Rung, measured
+from mlx_engine.bench.origin import describe, digest, origin
+from mlx_engine.bench.run import Bench, Row, held_type
+from mlx_engine.bench.samples import Test
+from mlx_engine.bench.sizes import bytes_per_weight, sizes
+from mlx_engine.bench.sweep_plan import Plan
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
-from mlx_engine.errors import require
 from mlx_engine.models import model_file
 from mlx_engine.models.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
-# Seconds per cell: all rungs of the built-in model then take two to three minutes.
-BUDGET = 10.0
-# Number of passes of the long decode test, with and without a cache.
-PASSES = 256
-# Prompt lengths for a long context, and for a short one.
-PROMPTS, SHORT_PROMPTS = (128, 512), (16, 64, 256)
 # The largest share of the machine's memory for a rung's weights.
 MEMORY = 0.5
 
 Announce = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The settings of a sweep. If `prompts` is None, the prompt lengths suit the model's context."""
-
-    prompts: Sequence[int] | None = None
-    n_gen: int = 64
-    quant: Conversion = STORED
-    threads: int | None = None
-    repetitions: int = 5
-    budget: float = BUDGET
-    backends: Sequence[str] | None = None
-    passes: int = PASSES
-
-    def rungs(self) -> list[Rung]:
-        """Return the rungs of the chosen backends.
-
-        Raises:
-            BackendUnavailableError: a name is not the name of a backend.
-        """
-        for name in self.backends or ():
-            if all(rung.backend != name for rung in RUNGS):
-                check_backend(name)
-        return [rung for rung in RUNGS if self.backends is None or rung.backend in self.backends]
-
-    def tests(self, context: int) -> list[Test]:
-        """Return the tests of a rung.
-
-        Raises:
-            OptionError: there is no test, or one does not fit the context.
-        """
-        given = PROMPTS if context >= 2 * max(PROMPTS) else SHORT_PROMPTS
-        fitting = [n for n in given if n <= context]
-        lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
-        n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
-        tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
-        require(len(tests) > 0, option="-p, -n", expected="at least one test", found="none")
-        for test in tests:
-            fits = test.n_tokens <= context
-            require(fits, option=test.name, expected=f"at most {context:,} tokens, the context", found=test.n_tokens)
-        return tests
 
 
 def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title: None) -> Iterator[Row]:
@@ -111,7 +63,7 @@ class Climb:
         self._announce = announce
         context = model_file(checkpoint).plan(checkpoint).config.context_length
         self.tests, self.n_passes = plan.tests(context), min(plan.passes, context)
-        self.common = {**origin(), **describe(checkpoint), "model_sha256": machine.digest(path), "unavailable": None}
+        self.common = {**origin(), **describe(checkpoint), "model_sha256": digest(path), "unavailable": None}
         self._bench: Bench | None = None
         self._key: tuple[str, bool, str] | None = None
 

@@ -84,3 +84,8 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
     "json": as_json,
     "jsonl": as_jsonl,
 }
+
+
+def milliseconds(value: float) -> str:
+    """Format a time in milliseconds: three decimals below 100, else one."""
+    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"

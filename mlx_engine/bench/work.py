@@ -7,61 +7,12 @@ of a pass only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.profiled import nbytes_of
-from mlx_engine.bench.cells import Test
-from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.bench.samples import Test
+from mlx_engine.bench.sizes import Sizes
 from mlx_engine.decode.loop import CHUNK
-from mlx_engine.models import model_file
-from mlx_engine.models.conversion import STORED, Conversion
-from mlx_engine.models.parameters import check
-from mlx_engine.quant.types import GGMLType
-from mlx_engine.quant.weight import Weight
-
-# Tables with a row per token id or position; every other tensor of two axes is a matrix of a product.
-LOOKED_UP = ("token_embd.weight", "position_embd.weight")
-HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
-# Matrices of the last layer that are multiplied with every token.
-BEFORE_ATTENTION = ("attn_q", "attn_k", "attn_v")
-# The KV cache is float32 on the CPU.
-CACHE_ITEM_BYTES = 4
-# A Python float takes 24 bytes, and its reference in a list 8.
-PYTHON_FLOAT_BYTES = 32
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the weights and caches that a pass reads.
-
-    Attributes:
-        layers: weights of the layers' matrices.
-        head: weights of the head.
-        nbytes: bytes of both, as the backend holds them.
-        cached: bytes of keys and values per token, over all layers.
-        scored: multiplications of attention per query and visible token, summed over all layers.
-        local: the share of layers with a sliding window of `window` tokens.
-        behind: weights of the last layer that are multiplied with the last token of a pass only.
-        scored_last: the last layer's part of `scored`; it has only the last token's query.
-        head_nbytes: the head's part of `nbytes`.
-    """
-
-    layers: int
-    head: int
-    nbytes: float
-    cached: int
-    scored: int
-    local: float = 0.0
-    window: int = 0
-    behind: int = 0
-    scored_last: int = 0
-    head_nbytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,50 +21,6 @@ class Work:
 
     flops: float
     nbytes: float
-
-
-def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED) -> Sizes:
-    """Return the sizes of a checkpoint's model on a backend with `held(type)` bytes per weight of a type.
-
-    Raises:
-        ModelError: no model can be built from the checkpoint.
-    """
-    plan = model_file(checkpoint).plan(checkpoint)
-    tensors = check(checkpoint, plan)
-    head = HEAD if HEAD in tensors else TIED_HEAD
-    counts = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
-    layers = [n for n, tensor in tensors.items() if len(tensor.shape) == 2 and n not in (*LOOKED_UP, head)]
-    last = f"blk.{plan.config.n_layers - 1}."
-    before = tuple(last + name for name in BEFORE_ATTENTION)
-
-    def bytes_of(name: str) -> float:
-        stored = checkpoint.weight(tensors[name].stored(checkpoint.naming).name).type
-        return counts[name] * held(conversion.type_of(name, tensors[name].shape, stored)[0])
-
-    cfg: Any = plan.config
-    windows: list[int] = [window for window in cfg.windows if window is not None]
-    return Sizes(
-        layers=sum(counts[name] for name in layers),
-        head=counts[head],
-        nbytes=sum(map(bytes_of, [*layers, head])),
-        cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
-        scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
-        local=len(windows) / cfg.n_layers,
-        window=windows[0] if windows else 0,
-        behind=sum(counts[name] for name in layers if name.startswith(last) and not name.startswith(before)),
-        scored_last=2 * cfg.n_heads * cfg.head_dim,
-        head_nbytes=bytes_of(head),
-    )
-
-
-def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:
-    """Return a backend's bytes per weight for this type, determined with a small matrix."""
-    shape = (32, type_.block_size)
-    data = np.zeros(type_.bytes_for(math.prod(shape)), dtype=np.uint8)
-    prepared = backend.prepare(Weight("small", shape, type_, data))
-    if isinstance(prepared, list):
-        return PYTHON_FLOAT_BYTES
-    return nbytes_of(prepared) / math.prod(shape)
 
 
 def work(of: Sizes, test: Test, *, kv: bool) -> Work:

@@ -1,7 +1,7 @@
 """The KV pool: the memory of all keys and values, as a fixed number of pages that sequences take and give back.
 
-A page holds `page` tokens. Layers with the same attention window form a group. Each group has its own pages; a page is
-the same run of slots in the KV store of each layer of the group. Keys and values are written once and never moved.
+Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
+slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
 
 Pages are counted: several sequences and a prefix cache may hold the same page. A page is free when nobody holds it.
 """
@@ -20,8 +20,8 @@ from mlx_engine.cache.sequence import KVSequence
 
 # Default number of tokens per page.
 PAGE = 64
-# Default limit of the new tokens of a sequence in one forward pass: a layer with a window has pages for
-# the window plus this many tokens, for each sequence.
+# Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
+# window needs pages for the window and for these tokens.
 LONGEST_PASS = 512
 BYTES_PER_FLOAT = 4
 
@@ -76,11 +76,11 @@ class KVPool:
             page: tokens per page.
             longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
             kept: whether later passes read the keys and values of earlier passes. If not, layers of the same
-                shape and window share one store, which is enough for a pass over a whole sequence.
+                shape and window share one store: each layer overwrites the keys and values of the layer before.
         """
         if min(n_tokens, n_sequences, page, longest_pass) < 1:
             raise ValueError(
-                "expected at least one token, sequence, token of a page and token of a pass, found "
+                "expected n_tokens, n_sequences, page and longest_pass of at least 1, found "
                 f"{n_tokens}, {n_sequences}, {page} and {longest_pass}"
             )
         self._backend, self.n_tokens, self.page = backend, n_tokens, page
@@ -99,7 +99,7 @@ class KVPool:
             page * sum(layer.token_nbytes for layer in layers if layer.window == window) for window in self.windows
         )
         self.reclaim: Callable[[int, int], object] | None = None
-        # For each group, a stack of the first slots of free pages, and the number of references to each page.
+        # For each group, a stack of free pages, each given by its first slot, and the references to each page.
         self._free = [np.arange(n - 1, -1, -1, dtype=np.int64) * page for n in pages]
         self._n_free = pages
         self._references = [np.zeros(n, dtype=np.int64) for n in pages]
@@ -140,7 +140,7 @@ class KVPool:
         return all(free >= need for free, need in zip(self._n_free, needs, strict=True))
 
     def take(self, group: int, n: int) -> np.ndarray:
-        """Allocate n pages of a group, of which at least n must be free, and return their first slots (n,).
+        """Allocate n pages of a group and return the first slot of each, (n,). The group must have n free pages.
 
         The caller holds one reference to each page.
         """
@@ -155,7 +155,7 @@ class KVPool:
         self._references[group][pages // self.page] += 1
 
     def give_back(self, group: int, pages: np.ndarray) -> None:
-        """Remove a reference from each of several different pages of a group, and free those that nobody holds.
+        """Remove one reference from each of several different pages, and free the pages that nobody holds.
 
         Args:
             group: the group of layers.
@@ -185,10 +185,10 @@ class KVPool:
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:
     """Return how many pages a group of layers needs for sequences of `n_tokens` tokens in total.
 
-    Each sequence can leave its last page almost empty. Rounding up covers one of these pages; each of the other
-    `n_sequences - 1` sequences takes a page more.
-    With a window, a sequence holds at most `window - 1 + longest_pass` tokens at a time, and needs one page more
-    because these tokens need not begin at a page's first slot.
+    Without a window: the last page of each sequence may be almost empty. So the sequences need at most
+    `n_sequences - 1` pages more than one sequence of `n_tokens` tokens.
+    With a window: a sequence keeps at most `window - 1 + longest_pass` tokens. The first of them may lie anywhere in
+    its page, so each sequence needs one page more than these tokens fill.
     """
     all_pages = -(-n_tokens // page) + n_sequences - 1
     if window is None:

@@ -28,15 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
-from mlx_engine.checkpoint.gguf_values import (
-    MAX_KEY_BYTES,
-    Cursor,
-    Value,
-    ValueType,
-    read_value,
-    read_value_type,
-    shown,
-)
+from mlx_engine.checkpoint.gguf_types import Value, ValueType
+from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, Cursor, read_value, read_value_type, shown
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight

@@ -5,23 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.commands.bench_options import (
-    MeasureOptions,
-    ModeOptions,
-    OutputOptions,
-    TimingOptions,
-    check_values,
-    names_of,
-    plan_of,
-    refuse_ignored,
-)
+from mlx_engine.commands.bench_options import MeasureOptions, ModeOptions, OutputOptions, TimingOptions
+from mlx_engine.commands.bench_plan import check_values, names_of, plan_of, refuse_ignored
 from mlx_engine.commands.console import notice, reports_errors, still_bar
 from mlx_engine.commands.groups import flags_given, takes_groups
 from mlx_engine.commands.options import ComputeOptions
 from mlx_engine.errors import SourceError
 
 if TYPE_CHECKING:
-    from mlx_engine.bench.sweep import Plan
+    from mlx_engine.bench.sweep_plan import Plan
 
 Row = dict[str, Any]
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
+from mlx_engine.commands.kernel_choice import chosen, executor_of
 from mlx_engine.commands.values import columns, print_json
 from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
     from kernels.lab.verdict import Verdict
-    from kernels.launch import ExecutorName
 
 kernels = typer.Typer(no_args_is_help=True, help="List, check and measure the GPU kernels, or print their source.")
 
@@ -151,7 +151,7 @@ def bench(
     json: AsJSON = False,
 ) -> None:
     """Benchmark every matrix product kernel on a model's matrices with cold caches, and compare with MLX."""
-    from mlx_engine.bench import kernel_report
+    from mlx_engine.bench import kernel_measurement, kernel_report
 
     if file is not None and not report:
         raise OptionError(option="FILE", expected="--report together with it", found=str(file))
@@ -161,12 +161,12 @@ def bench(
         path = kernel_report.default_file() if file is None else file
         kernel_report.check_file(path)
     with progress_bar("measuring") as progress:
-        found = kernel_report.measure(model, name, vectors=vectors, progress=progress)
+        found = kernel_measurement.measure(model, name, vectors=vectors, progress=progress)
         if path is not None:
             kernel_report.write_report(
                 path, found
             )  # written early, so that results are kept if a later measurement fails
-            kernel_report.add_models(found, model, budget=budget)
+            kernel_measurement.add_models(found, model, budget=budget)
     if json:
         print_json(found)
     else:
@@ -191,44 +191,3 @@ def source(
         print(entry.kernel.source, end="")
     else:
         print(entry.cuda_text() if cuda else entry.metal_text())
-
-
-def chosen(names: list[str] | None) -> list[Entry]:
-    """Return the kernels with these names, or all.
-
-    Raises:
-        OptionError: a name is unknown.
-    """
-    from kernels.lab.catalog import entries
-
-    every = {entry.name: entry for entry in entries()}
-    for name in names or ():
-        if name not in every:
-            raise OptionError(option="--kernel", expected=f"one of {', '.join(every)}", found=name)
-    return [every[name] for name in names] if names else list(every.values())
-
-
-def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
-    """Return the given executor, or this machine's default; with `only_gpu` the default is never the emulator.
-
-    Raises:
-        OptionError: the name is unknown, or the executor is unavailable.
-    """
-    from kernels.launch import EXECUTORS, executors
-
-    if given is not None and given not in EXECUTORS:
-        raise OptionError(option="executor", expected=f"one of {', '.join(EXECUTORS)}", found=given)
-    reasons = executors()
-    have = [name for name, reason in reasons.items() if reason is None]
-    if given is not None and given not in have:
-        expected = f"one that works here ({', '.join(have) or 'none does'})"
-        raise OptionError(option="executor", expected=f"{expected}; {reasons[given]}", found=given)
-    if not have:
-        raise OptionError(option="executor", expected="; ".join(map(str, reasons.values())), found="none of them")
-    if given is None and only_gpu and have[0] == "emulator":
-        raise OptionError(
-            option="bench",
-            expected="a GPU, since times in the emulator say nothing about one (--executor emulator counts operations)",
-            found="none here",
-        )
-    return given or have[0]

@@ -47,7 +47,8 @@ def quantize(
     """Quantise a model and write it as a GGUF file. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
     from mlx_engine.convert.requantize import requantize
-    from mlx_engine.models.conversion import HEAD, Conversion
+    from mlx_engine.models.conversion import Conversion
+    from mlx_engine.models.layer_types import HEAD
 
     require(to in TARGETS, option="--to", expected=" or ".join(TARGETS), found=to)
     layers = layers_of(layer)

@@ -57,10 +57,11 @@ def report(
     *, model: Model = "builtin", backend: Backend = "auto", load: LoadOptions, tests: MeasureOptions, to: PageOptions
 ) -> None:
     """Profile a model's forward passes and rank the bottlenecks. Print a report; save it as Markdown and JSON."""
-    from mlx_engine.bench.bottlenecks.against import read, refuse, section
+    from mlx_engine.bench.bottlenecks.against import refuse, section
     from mlx_engine.bench.bottlenecks.page import page
     from mlx_engine.bench.bottlenecks.report import Settings
     from mlx_engine.bench.bottlenecks.report import report as measured
+    from mlx_engine.bench.bottlenecks.saved import read
     from mlx_engine.bench.files import default_folder, make_folder, write
 
     sound = is_number(tests.budget) and tests.budget >= 0

@@ -14,7 +14,8 @@ from pathlib import Path
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import model_file
-from mlx_engine.models.parameters import Plan, Stored, Tensor, check
+from mlx_engine.models.plan import Plan, Tensor, check
+from mlx_engine.models.stored import Stored
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 

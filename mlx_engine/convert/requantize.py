@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from mlx_engine import quant
 from mlx_engine.checkpoint.gguf import open_gguf
-from mlx_engine.checkpoint.gguf_values import Value, ValueType
+from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.convert.gguf_form import GGUFForm, Part, from_folder
 from mlx_engine.errors import OptionError, require
-from mlx_engine.models.conversion import HEAD, LAYER_TYPES, Conversion, layer_type
+from mlx_engine.models.conversion import Conversion
+from mlx_engine.models.layer_types import HEAD, LAYER_TYPES, layer_type
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 

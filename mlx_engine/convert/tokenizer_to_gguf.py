@@ -13,18 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mlx_engine.convert.spm_scores import scores
-from mlx_engine.errors import SourceError, TokenizerError
+from mlx_engine.convert.tokenizer_models import byte_level, refused, spm
+from mlx_engine.errors import SourceError
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import parse
 from mlx_engine.tokenizer.special import TokenType
-from mlx_engine.tokenizer.split import name_of
-from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
+from mlx_engine.tokenizer.vocabulary import SPACE_MARK, Vocabulary
 
-MARK = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-PREPEND = {"type": "Prepend", "prepend": SPACE_MARK}
-# After spaces are replaced, there are none left to split at.
-NO_CUT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 # Keys for end tokens other than `eos` that are not recognised by their text.
 MORE_ENDS = ("eot", "eom")
 
@@ -44,15 +39,8 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
     vocabulary, core = parse(path)
     file = json.loads(core.to_str())
     vocabulary = _fitted(_said(vocabulary, file), vocab_size)
-    how = _byte_level(vocabulary, file) if vocabulary.kind == "byte-level BPE" else _spm(vocabulary, file)
+    how = byte_level(vocabulary, file) if vocabulary.kind == "byte-level BPE" else spm(vocabulary, file)
     return _with_ends(vocabulary, {**how, **_roles(vocabulary)})
-
-
-def _refused(vocabulary: Vocabulary, what: str, expected: str, found: object) -> TokenizerError:
-    return TokenizerError(
-        f"{vocabulary.where}: expected {what} to be {expected}, found {found!s:.120}; GGUF cannot store this, so the "
-        "file would give other ids: quantise the folder on load instead, with --quant"
-    )
 
 
 def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
@@ -61,11 +49,11 @@ def _said(vocabulary: Vocabulary, file: dict[str, Any]) -> Vocabulary:
     for added in file["added_tokens"]:
         taken = [flag for flag in ("single_word", "lstrip", "rstrip") if added[flag]]
         if taken:
-            raise _refused(vocabulary, f"token {added['content']!r}", "found as it stands", taken[0])
+            raise refused(vocabulary, f"token {added['content']!r}", "found as it stands", taken[0])
         token_id = added["id"]
         if vocabulary.kind == "SPM" and types[token_id] == TokenType.USER_DEFINED and SPACE_MARK in added["content"]:
             if added["normalized"]:
-                raise _refused(vocabulary, f"token {added['content']!r}", "looked for in text as it is", "normalized")
+                raise refused(vocabulary, f"token {added['content']!r}", "looked for in text as it is", "normalized")
             # Unnormalised text has no such mark; merges produce the token of spaces.
             types[token_id] = TokenType.NORMAL
     return replace(vocabulary, types=types)
@@ -76,74 +64,14 @@ def _fitted(vocabulary: Vocabulary, size: int) -> Vocabulary:
     tokens, types = vocabulary.tokens[:size], vocabulary.types[:size]
     beyond = [vocabulary.tokens[i] for i in vocabulary.ids_of(TokenType.NORMAL, TokenType.BYTE) if i >= size]
     if beyond:
-        raise _refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
+        raise refused(vocabulary, "every token of text", f"one of the model's {size:,}", repr(beyond[0]))
     tokens += [""] * (size - len(tokens))
     types = np.concatenate([types, np.full(size - len(types), TokenType.UNUSED, np.int8)])
     # GGUF finds ids by their text, so every id needs a unique text.
     tokens = [token or f"[PAD{i}]" for i, token in enumerate(tokens)]
     if len({*tokens}) < size:
-        raise _refused(vocabulary, "every token", "unique", "a token with the name of a padding token, [PADn]")
+        raise refused(vocabulary, "every token", "unique", "a token with the name of a padding token, [PADn]")
     return replace(vocabulary, tokens=tokens, types=types)
-
-
-def _byte_level(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
-    model = file["model"]
-    _check_model(vocabulary, model, byte_fallback=False)
-    if file["normalizer"] not in (None, {"type": "NFC"}):
-        raise _refused(vocabulary, "normalizer", "NFC, or none", file["normalizer"])
-    pre = name_of(file["pre_tokenizer"], whole_words=bool(model["ignore_merges"]))
-    if pre is None:
-        raise _refused(vocabulary, "pre_tokenizer", "one that GGUF has a name for", file["pre_tokenizer"])
-    merges = [" ".join(pair) for pair in model["merges"]]
-    if len({*merges}) < len(merges) or any(merge.count(" ") != 1 for merge in merges):
-        raise _refused(vocabulary, "merges", "pairs without spaces, each listed once", "others")
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        **_tokens(vocabulary),
-        "tokenizer.ggml.merges": merges,
-    }
-
-
-def _spm(vocabulary: Vocabulary, file: dict[str, Any]) -> dict[str, object]:
-    _check_model(vocabulary, file["model"], byte_fallback=True)
-    if file["model"]["ignore_merges"]:
-        raise _refused(vocabulary, "ignore_merges", "false", "true")
-    prefixes = {SpacePrefix.NEVER: [MARK], SpacePrefix.SECTION: [PREPEND, MARK]}
-    steps = file["normalizer"] or {}
-    steps = steps.get("normalizers", [steps])
-    if steps != prefixes.get(vocabulary.space_prefix):
-        raise _refused(vocabulary, "normalizer", f"spaces to {SPACE_MARK}, with or without one before", steps)
-    if file["pre_tokenizer"] not in (None, NO_CUT):
-        raise _refused(vocabulary, "pre_tokenizer", "none", file["pre_tokenizer"])
-    if len(vocabulary.ids_of(TokenType.BYTE)) < 256:
-        raise _refused(vocabulary, "byte tokens", "256", len(vocabulary.ids_of(TokenType.BYTE)))
-    merges = [tuple(pair) for pair in file["model"]["merges"]]
-    values = scores(vocabulary.where, vocabulary.tokens, vocabulary.ids_of(TokenType.NORMAL), merges)
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        **_tokens(vocabulary),
-        "tokenizer.ggml.scores": np.array(values, np.float32),
-        "tokenizer.ggml.add_space_prefix": vocabulary.space_prefix is SpacePrefix.SECTION,
-    }
-
-
-def _check_model(vocabulary: Vocabulary, model: dict[str, Any], *, byte_fallback: bool) -> None:
-    if model["type"] != "BPE":
-        raise _refused(vocabulary, "the model", "BPE", model["type"])
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model[key]:
-            raise _refused(vocabulary, key, "absent", model[key])
-    if model["byte_fallback"] != byte_fallback:
-        raise _refused(vocabulary, "byte_fallback", str(byte_fallback).lower(), model["byte_fallback"])
-
-
-def _tokens(vocabulary: Vocabulary) -> dict[str, object]:
-    return {
-        "tokenizer.ggml.tokens": vocabulary.tokens,
-        "tokenizer.ggml.token_type": vocabulary.types.astype(np.int32),
-    }
 
 
 def _roles(vocabulary: Vocabulary) -> dict[str, object]:
@@ -165,6 +93,6 @@ def _with_ends(vocabulary: Vocabulary, metadata: dict[str, object]) -> dict[str,
     known = from_gguf(metadata, where=vocabulary.where).eog_ids
     missed = sorted(i for i in vocabulary.eog_ids - known if i < len(vocabulary.tokens))
     if len(missed) > len(MORE_ENDS):
-        raise _refused(vocabulary, "ends of a text", f"at most {len(MORE_ENDS)} without a usual name", missed)
+        raise refused(vocabulary, "ends of a text", f"at most {len(MORE_ENDS)} without a usual name", missed)
     keys = (f"tokenizer.ggml.{name}_token_id" for name in MORE_ENDS)
     return metadata | dict(zip(keys, missed, strict=False))

@@ -14,7 +14,7 @@ from mlx_engine.checkpoint.listing import Listing, open_listing
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismatchError
 from mlx_engine.models import model_file
-from mlx_engine.models.parameters import Plan, check
+from mlx_engine.models.plan import Plan, check
 from mlx_engine.quant import readable_types
 
 

@@ -14,8 +14,10 @@ from mlx_engine.backends.program import Program
 from mlx_engine.cache import KVLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
-from mlx_engine.models.conversion import Conversion, Converted
-from mlx_engine.models.parameters import Parameters, Plan, Progress, check
+from mlx_engine.models.conversion import Conversion
+from mlx_engine.models.converted import Converted
+from mlx_engine.models.parameters import Parameters, Progress
+from mlx_engine.models.plan import Plan, check
 
 
 class Model(Protocol):

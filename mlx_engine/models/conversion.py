@@ -1,37 +1,24 @@
-"""Quantise on load: the options for converting linear layers, and the report of what was converted."""
+"""The options of quantising on load: which linear layers are converted, and to which types."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_engine.errors import is_whole, require
+from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES, layer_type
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import GGMLType
 
 KEEP, AUTO = "keep", "auto"
 QUANTS = (KEEP, "f32", "q8_0", "q4_0", "q4_1")
 
-# Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
-GROUPS = {
-    # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
-    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
-    "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
-}
-HEAD = "output"
-LAYER_TYPES = (*GROUPS["attention"], *GROUPS["ffn"], HEAD)
 
 # The width from which on a layer is no slower as Q8_0 than as F32, on one thread and on several, as measured by
 # `python -m benchmarks.crossover` (benchmarks/results/crossover.jsonl); a test compares the two. It is the width of one
 # block, so by default every layer is quantised.
 AUTO_MIN_DIM = 32
-
-
-def layer_type(name: str) -> str:
-    """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight"."""
-    stem = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    return HEAD if stem == "token_embd" else stem
 
 
 @dataclass(frozen=True)
@@ -105,49 +92,3 @@ class Conversion:
 
 
 STORED, F32_LAYERS = Conversion(), Conversion("f32")
-
-
-@dataclass(frozen=True)
-class Left:
-    """The linear layers that were not converted for one reason."""
-
-    reason: str
-    count: int
-    first: str
-
-
-@dataclass(frozen=True)
-class Converted:
-    """The report of a conversion.
-
-    Attributes:
-        asked: the conversion.
-        counts: number of converted layers, by the name of their new type.
-        left: layers that were not converted although a type was asked for, by reason.
-    """
-
-    asked: Conversion
-    counts: Mapping[str, int]
-    left: tuple[Left, ...]
-
-    @classmethod
-    def of(cls, asked: Conversion, rows: Sequence[tuple[str, str, str]]) -> Converted:
-        """Count from one row per layer: (name, new type or "", reason for not converting or "")."""
-        types = [quant for _, quant, _ in rows if quant]
-        reasons = dict.fromkeys(reason for _, _, reason in rows if reason)
-        left = []
-        for reason in reasons:
-            names = [name for name, _, why in rows if why == reason]
-            left.append(Left(reason, len(names), names[0]))
-        return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left))
-
-    def notes(self) -> tuple[str, ...]:
-        """Return one line for the user, or none if no conversion was asked for."""
-        if self.asked.quant == KEEP and not self.counts and not self.left:
-            return ()
-        # "keep", and overrides for layers that already have that type: there is no new type to print.
-        none = f"0 linear layers{'' if self.asked.quant == KEEP else f' to {self.asked.quant}'}"
-        done = ", ".join(f"{count} linear layers to {quant}" for quant, count in self.counts.items()) or none
-        left = (f", {some.count} left: {some.reason} (first {some.first})" for some in self.left)
-        is_float = set(self.counts or [self.asked.quant]) == {"f32"}
-        return (f"{'converted' if is_float else 'quantised'} {done}" + "".join(left),)

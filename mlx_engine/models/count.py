@@ -6,7 +6,7 @@ import math
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import model_file
-from mlx_engine.models.parameters import check
+from mlx_engine.models.plan import check
 
 
 def count(checkpoint: Checkpoint) -> tuple[int, int]:

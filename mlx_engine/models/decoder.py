@@ -29,13 +29,13 @@ def decoder_layer(
     Args:
         be: the backend, which runs the operations.
         w: the layer's parameters.
-        i: the layer's index, for its KV store and for names.
+        i: the layer's index.
         x: hidden states (T, D) before the layer.
         batch: the new tokens, and the slots of their keys and values.
         head_dim: E.
         scale: factor of the attention scores.
-        want: "every", "some" (those in `batch.rows`) or "none" of the tokens. Queries, keys and values are computed for
-            all tokens, attention and FFN only for the wanted ones.
+        want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
+            are computed for all tokens, attention and the FFN for wanted tokens only.
     """
     q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
     if w.rope is None:
@@ -90,8 +90,7 @@ class Decoder:
 
         Args:
             config: the architecture's sizes, with at least n_layers, n_kv_heads and head_dim.
-            parameters: the checkpoint's weights: the embedding table, and the head. If there is no weight for the head,
-                the head is tied to the table.
+            parameters: the checkpoint's weights. If they have no matrix for the head, the embedding table is the head.
             backend: runs the operations.
             layers: the parameters of each layer.
             output_norm: the norm before the head.
@@ -104,7 +103,7 @@ class Decoder:
 
     @property
     def backend(self) -> Backend:
-        """The backend. Setting it compiles the layers for it; set it again after any change to the layers."""
+        """The backend. The setter compiles the layers for the backend: call it again after any change to the layers."""
         return self._backend
 
     @backend.setter

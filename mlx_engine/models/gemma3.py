@@ -17,23 +17,13 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.config import (
-    CLOSE,
-    Declared,
-    Expected,
-    Naming,
-    believable,
-    declared,
-    divides,
-    halves,
-    n_embeddings,
-    number,
-    one_per_head,
-    whole,
-)
+from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
+from mlx_engine.models.config import CLOSE, Declared, Expected, Naming, declared, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan
-from mlx_engine.models.rotation import Rotation, rotation
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.settings import HF_HARMLESS, Settings
 from mlx_engine.models.table import Row, parts, tensors
 

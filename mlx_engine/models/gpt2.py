@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Layer, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.config import Declared, Expected, believable, divides, n_embeddings, number, whole
+from mlx_engine.models.conditions import believable, divides, n_embeddings
+from mlx_engine.models.config import Declared, Expected, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.settings import Settings
+from mlx_engine.models.stored import Stored
 from mlx_engine.models.table import Head, head_of, parts
 
 ARCHITECTURES = ("gpt2",)

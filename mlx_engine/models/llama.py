@@ -14,21 +14,13 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError
-from mlx_engine.models.config import (
-    Declared,
-    Expected,
-    believable,
-    divides,
-    halves,
-    n_embeddings,
-    number,
-    one_per_head,
-    per_head,
-    whole,
-)
+from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head, per_head
+from mlx_engine.models.config import Declared, Expected, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan, Tensor
-from mlx_engine.models.rotation import Rotation, rotation
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan, Tensor
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.table import Row, decoder_plan, parts
 
 ARCHITECTURES = ("llama",)

@@ -14,7 +14,8 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
 from mlx_engine.models.config import Expected, whole_or_none
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
 from mlx_engine.models.table import parts
 
 ARCHITECTURES = ("mistral",)

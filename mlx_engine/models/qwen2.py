@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
-from mlx_engine.models.config import Expected, each_layer
-from mlx_engine.models.parameters import Plan
+from mlx_engine.models.conditions import each_layer
+from mlx_engine.models.config import Expected
+from mlx_engine.models.plan import Plan
 from mlx_engine.models.table import Row, decoder_plan
 
 ARCHITECTURES = ("qwen2",)

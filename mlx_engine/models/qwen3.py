@@ -13,10 +13,13 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
-from mlx_engine.models.config import Expected, divides, each_layer, halves, number, one_per_head, per_head, whole
+from mlx_engine.models.conditions import divides, each_layer, halves, one_per_head, per_head
+from mlx_engine.models.config import Expected, number, whole
 from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters, Plan
-from mlx_engine.models.rotation import Rotation, rotation
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.table import Row, decoder_plan, parts
 
 ARCHITECTURES = ("qwen3",)
@@ -25,7 +28,7 @@ GGUF_ARCHITECTURE = "qwen3"
 
 @dataclass(frozen=True)
 class Config(llama.Config):
-    """The settings of a Qwen3 model. The fields below differ from Llama's in what config.json may omit."""
+    """The settings of a Qwen3 model. The fields below differ from Llama's in defaults or in RoPE scaling."""
 
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")

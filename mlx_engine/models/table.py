@@ -10,8 +10,10 @@ from typing import Any, Literal, TypeAlias
 from mlx_engine.backends.parameters import Layer, Linear, Norm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.config import Declared
-from mlx_engine.models.parameters import Parameters, Plan, Stored, Tensor
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.settings import Settings
+from mlx_engine.models.stored import Stored
 
 # The config field of each axis letter; adjacent letters are multiplied.
 AXES = {

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kernels.lab import catalog, ladder
 from kernels.lab.catalog import Entry
-from mlx_engine.bench import cells, kernel_report, mlx_lm_peer
+from mlx_engine.bench import kernel_measurement, kernel_report, mlx_lm_peer, samples
 from mlx_engine.commands.app import app
 from tests.kernels_lab.toys import SMALL
 
@@ -110,8 +110,8 @@ def test_bench_counts_in_the_emulator(small):
 
 
 def test_the_report_is_one_file_with_everything(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_report, "TESTS", (cells.Test(n_prompt=4), cells.Test(n_gen=2)))
-    monkeypatch.setattr(kernel_report, "REPETITIONS", 1)
+    monkeypatch.setattr(kernel_measurement, "TESTS", (samples.Test(n_prompt=4), samples.Test(n_gen=2)))
+    monkeypatch.setattr(kernel_measurement, "REPETITIONS", 1)
     path = tmp_path / "report.md"
     result = run("bench", "--report", path, "-m", "builtin", "-e", "emulator", "--vectors", 2)
     assert str(path) in result.err

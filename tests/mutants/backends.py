@@ -89,8 +89,8 @@ MUTANTS = [
     ),
     Mutant(
         "a place is used again too early",
-        "mlx_engine/backends/lowering.py",
-        "_allocate",
+        "mlx_engine/backends/buffers.py",
+        "allocate",
         "last_step[buffer] > i",
         "last_step[buffer] > i + 1",
     ),

@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "tuning by noise",
-        "mlx_engine/backends/metal_tuning.py",
+        "mlx_engine/backends/metal_timing.py",
         "fastest",
         "medians[default] * (1 - MARGIN)",
         "medians[default]",
@@ -117,7 +117,7 @@ MUTANTS = [
     ),
     Mutant(
         "weights of a measurement stay in the cache",
-        "mlx_engine/backends/metal_tuning.py",
+        "mlx_engine/backends/metal_timing.py",
         "cold_sets",
         "range(-(-COLD_BYTES // nbytes) - 1)",
         "range(0)",

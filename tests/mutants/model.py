@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     Mutant(
         "a scale without a key is lost",
-        "mlx_engine/models/parameters.py",
+        "mlx_engine/models/stored.py",
         "Stored.put",
         "(part.dequantize() - plus) * times",
         "part.dequantize() - plus",
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "the head is no layer",
-        "mlx_engine/models/conversion.py",
+        "mlx_engine/models/layer_types.py",
         "layer_type",
         'return HEAD if stem == "token_embd" else stem',
         "return stem",
@@ -255,7 +255,7 @@ MUTANTS = [
     ),
     Mutant(
         "heads are not dealt for GGUF",
-        "mlx_engine/models/parameters.py",
+        "mlx_engine/models/stored.py",
         "Stored._dealt",
         "return halves.transpose(0, 2, 1, 3).reshape(-1)",
         "return halves.reshape(-1)",
@@ -286,7 +286,7 @@ MUTANTS = [
     ),
     Mutant(
         "unexpected tensors ignored",
-        "mlx_engine/models/parameters.py",
+        "mlx_engine/models/plan.py",
         "check",
         "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))",
         "unexpected = []",

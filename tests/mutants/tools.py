@@ -5,7 +5,7 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "scores where nothing is visible",
-        "mlx_engine/backends/profiled.py",
+        "mlx_engine/backends/costs.py",
         "_n_pairs",
         "whole * most + rest * most - rest * (rest + 1) // 2",
         "whole * most + rest * most",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import mlx_engine
-from mlx_engine.bench import cells
+from mlx_engine.bench import cells, samples
 from mlx_engine.errors import OptionError
 from tests.unit.timed_model import CONTEXT, WRITTEN, both_kinds, measured
 
@@ -27,20 +27,20 @@ MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
     ],
 )
 def test_a_test_has_the_name_that_llama_bench_gives_it(test, name, n_tokens):
-    assert cells.Test(*test).name == name
-    assert cells.Test(*test).n_tokens == n_tokens
+    assert samples.Test(*test).name == name
+    assert samples.Test(*test).n_tokens == n_tokens
 
 
 def test_rates_are_tokens_over_seconds():
-    assert cells.Result(cells.Test(30, 10), seconds=[2.0, 4.0, 8.0]).rates == [20.0, 10.0, 5.0]
+    assert samples.Result(samples.Test(30, 10), seconds=[2.0, 4.0, 8.0]).rates == [20.0, 10.0, 5.0]
 
 
 def test_depth_is_no_part_of_a_rate():
-    assert cells.Result(cells.Test(0, 10, 4096), seconds=[2.0]).rates == [5.0]
+    assert samples.Result(samples.Test(0, 10, 4096), seconds=[2.0]).rates == [5.0]
 
 
 def test_a_summary_is_about_rates_not_about_seconds():
-    summary = cells.Result(cells.Test(40), seconds=[2.0, 4.0, 8.0], passes=[]).summary()
+    summary = samples.Result(samples.Test(40), seconds=[2.0, 4.0, 8.0], passes=[]).summary()
     assert summary["samples_ts"] == [20.0, 10.0, 5.0]
     assert summary["samples_s"] == [2.0, 4.0, 8.0]
     assert summary["avg_ts"] == pytest.approx(35 / 3)
@@ -51,11 +51,11 @@ def test_a_summary_is_about_rates_not_about_seconds():
 
 
 def test_one_sample_deviates_by_nothing():
-    assert cells.Result(cells.Test(40), seconds=[2.0]).summary()["stddev_ts"] == 0.0
+    assert samples.Result(samples.Test(40), seconds=[2.0]).summary()["stddev_ts"] == 0.0
 
 
 def test_a_summary_names_the_test_in_numbers_too():
-    summary = cells.Result(cells.Test(3, 4, 5), seconds=[1.0]).summary()
+    summary = samples.Result(samples.Test(3, 4, 5), seconds=[1.0]).summary()
     assert [summary[key] for key in ("test", "n_prompt", "n_gen", "n_depth")] == ["pp3+tg4 @ d5", 3, 4, 5]
 
 
@@ -227,7 +227,7 @@ def test_what_does_not_fit_the_context_is_refused_before_any_pass(spy, test, kv)
     model = spy()
     with pytest.raises(OptionError, match="at most 2,048 tokens") as caught:
         measured(model, *test, kv=kv, budget=0.0)
-    assert caught.value.option == cells.Test(*test).name
+    assert caught.value.option == samples.Test(*test).name
     assert caught.value.found == 2049
     assert model.passes == []
 
@@ -250,7 +250,7 @@ def test_no_pass_stands_beyond_the_context(spy, test):
 @pytest.mark.parametrize("kv", [True, False])
 def test_a_real_model_is_measured(kv):
     engine = mlx_engine.load(MICRO, "simd")
-    result = cells.measure(engine, cells.Test(12, 3, 5), kv=kv, repetitions=2)
+    result = cells.measure(engine, samples.Test(12, 3, 5), kv=kv, repetitions=2)
     assert [len(passes) for passes in result.passes] == [3, 3]
     assert all(seconds > sum(passes) > 0 for seconds, passes in zip(result.seconds, result.passes, strict=True))
     assert result.summary()["avg_ts"] == pytest.approx(statistics.fmean(15 / s for s in result.seconds))

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from mlx_engine.bench.compare import page, read
+from mlx_engine.bench.compare import page
+from mlx_engine.bench.results import read
 from mlx_engine.errors import FormatError, SourceError
 
 COMPONENTS = {

@@ -10,7 +10,7 @@ import pytest
 
 import mlx_engine
 from mlx_engine.backends.cores import usable_cores
-from mlx_engine.bench import machine
+from mlx_engine.bench import machine, origin
 
 
 def sha256(*contents):
@@ -24,7 +24,7 @@ def sha256(*contents):
 def test_a_files_digest_is_that_of_its_bytes(tmp_path, size):
     content = np.random.default_rng(size).bytes(size)
     (tmp_path / "model.gguf").write_bytes(content)
-    assert machine.digest(tmp_path / "model.gguf") == sha256(content)
+    assert origin.digest(tmp_path / "model.gguf") == sha256(content)
 
 
 def test_a_folders_digest_is_that_of_its_weights_by_name(tmp_path):
@@ -32,15 +32,15 @@ def test_a_folders_digest_is_that_of_its_weights_by_name(tmp_path):
     for i in (3, 7, 1, 0, 9, 5, 2, 8, 6, 4):
         (tmp_path / f"{i}.safetensors").write_bytes(b"shard %d" % i)
     (tmp_path / "README.md").write_bytes(b"nothing that is measured")
-    assert machine.digest(tmp_path) == sha256(*(b"shard %d" % i for i in range(10)))
+    assert origin.digest(tmp_path) == sha256(*(b"shard %d" % i for i in range(10)))
 
 
 def test_one_changed_byte_is_another_model(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"\0" * 100)
-    before = machine.digest(path)
+    before = origin.digest(path)
     path.write_bytes(b"\0" * 99 + b"\1")
-    assert machine.digest(path) != before
+    assert origin.digest(path) != before
 
 
 # ---- the machine ----
@@ -76,7 +76,9 @@ def test_the_largest_cache_is_told(monkeypatch, tmp_path, sizes, largest):
 def test_where_the_system_must_be_asked_for_its_caches_unknown_ones_are_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "Path", lambda path: tmp_path)
     monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(machine, "_output", lambda *command: {"hw.perflevel0.l2cachesize": "16777216"}.get(command[-1]))
+    monkeypatch.setattr(
+        machine, "output_of", lambda *command: {"hw.perflevel0.l2cachesize": "16777216"}.get(command[-1])
+    )
     assert machine.cache_bytes() == 16 << 20
 
 
@@ -106,12 +108,12 @@ def test_the_processor_has_a_name_and_its_widest_instructions(monkeypatch, tmp_p
 def test_versions_are_of_python_and_of_what_is_installed(monkeypatch):
     def version(name):
         if name != "numpy":
-            raise machine.metadata.PackageNotFoundError(name)
+            raise origin.metadata.PackageNotFoundError(name)
         return "2.9"
 
-    monkeypatch.setattr(machine.metadata, "version", version)
+    monkeypatch.setattr(origin.metadata, "version", version)
     ours = {"mlx-engine": mlx_engine.__version__, "python": platform.python_version()}
-    assert machine.versions() == {**ours, "numpy": "2.9"}
+    assert origin.versions() == {**ours, "numpy": "2.9"}
 
 
 # ---- the commit ----
@@ -129,12 +131,12 @@ def installed(tmp_path, monkeypatch):
     file = tmp_path / "mlx_engine" / "bench" / "machine.py"
     file.parent.mkdir(parents=True)
     file.write_text("one\n")
-    monkeypatch.setattr(machine, "__file__", str(file))
+    monkeypatch.setattr(origin, "__file__", str(file))
     return tmp_path
 
 
 def test_outside_a_checkout_there_is_no_commit(installed):
-    assert machine.commit() is None
+    assert origin.commit() is None
 
 
 def test_a_folder_inside_of_somebody_elses_checkout_is_none(installed, monkeypatch):
@@ -143,8 +145,8 @@ def test_a_folder_inside_of_somebody_elses_checkout_is_none(installed, monkeypat
     git(installed, "commit", "-qm", "one")
     inner = installed / "lib" / "mlx_engine" / "bench" / "machine.py"
     inner.parent.mkdir(parents=True)
-    monkeypatch.setattr(machine, "__file__", str(inner))
-    assert machine.commit() is None
+    monkeypatch.setattr(origin, "__file__", str(inner))
+    assert origin.commit() is None
 
 
 def test_a_checkout_has_a_commit_and_a_plus_once_a_file_has_changed(installed):
@@ -152,11 +154,11 @@ def test_a_checkout_has_a_commit_and_a_plus_once_a_file_has_changed(installed):
     git(installed, "add", ".")
     git(installed, "commit", "-qm", "one")
     head = git(installed, "rev-parse", "HEAD")
-    assert machine.commit() == head[:12]
+    assert origin.commit() == head[:12]
     (installed / "notes.txt").write_text("not of the checkout\n")
-    assert machine.commit() == head[:12]
+    assert origin.commit() == head[:12]
     (installed / "mlx_engine" / "bench" / "machine.py").write_text("two\n")
-    assert machine.commit() == head[:12] + "+"
+    assert origin.commit() == head[:12] + "+"
 
 
 def test_results_of_benchmarks_are_no_changes(installed):
@@ -169,15 +171,15 @@ def test_results_of_benchmarks_are_no_changes(installed):
     git(installed, "commit", "-qm", "one")
     for file in (page, rows):
         file.write_text("two\n")
-    assert machine.commit() == git(installed, "rev-parse", "HEAD")[:12]
+    assert origin.commit() == git(installed, "rev-parse", "HEAD")[:12]
 
 
 def test_a_checkout_without_a_commit_has_none(installed):
     git(installed, "init", "-q")
-    assert machine.commit() is None
+    assert origin.commit() is None
 
 
 def test_without_git_there_is_no_commit(installed, monkeypatch):
     git(installed, "init", "-q")
     monkeypatch.setenv("PATH", str(installed))
-    assert machine.commit() is None
+    assert origin.commit() is None

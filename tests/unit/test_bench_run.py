@@ -11,8 +11,8 @@ import pytest
 import mlx_engine
 from mlx_engine import backends
 from mlx_engine.backends import Entry
-from mlx_engine.bench import roofline, run
-from mlx_engine.bench.cells import Test as Cell
+from mlx_engine.bench import machine, origin, roofline, run
+from mlx_engine.bench.samples import Test as Cell
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
 from mlx_engine.models.conversion import Conversion
 
@@ -140,14 +140,14 @@ def test_a_test_beyond_the_context_is_told_before_any_other_is_measured(monkeypa
 
 
 def test_a_row_says_when_where_and_with_what(monkeypatch):
-    monkeypatch.setattr(run.machine, "commit", lambda: "0123456789ab+")
+    monkeypatch.setattr(origin, "commit", lambda: "0123456789ab+")
     before = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     (row,) = rows()
-    assert row["schema"] == run.SCHEMA == 1
+    assert row["schema"] == origin.SCHEMA == 1
     assert before <= datetime.datetime.fromisoformat(row["time"]) <= datetime.datetime.now(datetime.timezone.utc)
     assert row["commit"] == "0123456789ab+"
-    assert row["machine"] == run.machine.machine()
-    assert row["versions"] == run.machine.versions()
+    assert row["machine"] == machine.machine()
+    assert row["versions"] == origin.versions()
 
 
 def test_a_row_says_which_model():

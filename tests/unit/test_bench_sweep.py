@@ -9,9 +9,9 @@ from mlx_engine import backends
 from mlx_engine.backends import Entry
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.bench import components, roofline, sweep
-from mlx_engine.bench.cells import Result
-from mlx_engine.bench.cells import Test as Cell
-from mlx_engine.bench.sweep import Plan
+from mlx_engine.bench.samples import Result
+from mlx_engine.bench.samples import Test as Cell
+from mlx_engine.bench.sweep_plan import Plan
 from mlx_engine.errors import BackendUnavailableError, OptionError
 from mlx_engine.models.conversion import F32_LAYERS
 

@@ -18,8 +18,9 @@ from mlx_engine.bench.bottlenecks.kinds import Kind, phase
 from mlx_engine.bench.bottlenecks.page import page, ranking
 from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, measured, summed
 from mlx_engine.bench.bottlenecks.runs import Pass
-from mlx_engine.bench.run import origin
-from mlx_engine.observe.profiler import Cost, Profiler
+from mlx_engine.bench.origin import origin
+from mlx_engine.observe.profiler import Profiler
+from mlx_engine.observe.spans import Cost
 from tests.unit.test_spans import span
 
 DATA = Path(__file__).parents[1] / "data"

@@ -9,7 +9,8 @@ from mlx_engine import models
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import UnknownArchitectureError, UnsupportedConfigError
 from mlx_engine.models import gemma3, gpt2, llama, mistral, model_file, qwen2, qwen3
-from mlx_engine.models.config import Declared, Expected, divides, number, whole, whole_or_none
+from mlx_engine.models.conditions import divides
+from mlx_engine.models.config import Declared, Expected, number, whole, whole_or_none
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.settings import Settings
 

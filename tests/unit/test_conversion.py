@@ -11,13 +11,16 @@ import mlx_engine
 from benchmarks import crossover, crossover_section
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.compiled import CompiledBackend
-from mlx_engine.bench.roofline import linears
+from mlx_engine.bench.model_memory import linears
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.checkpoint.shape_folders import Gemma3Shape, GPT2Shape, write_folder
+from mlx_engine.checkpoint.shape_folders import write_folder
+from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
+from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
 from mlx_engine.errors import OptionError
 from mlx_engine.models import conversion, convert_model
 from mlx_engine.models.conversion import Conversion
+from mlx_engine.models.layer_types import layer_type
 from mlx_engine.quant.types import BF16, F32, Q4_0, Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -171,8 +174,8 @@ def test_errors_list_what_there_is(folders):
 
 
 def test_a_head_is_an_output_under_both_names():
-    assert conversion.layer_type("token_embd") == conversion.layer_type("output.weight") == "output"
-    assert conversion.layer_type("blk.11.attn_output.weight") == "attn_output"
+    assert layer_type("token_embd") == layer_type("output.weight") == "output"
+    assert layer_type("blk.11.attn_output.weight") == "attn_output"
 
 
 def test_the_constant_is_what_the_committed_table_says():

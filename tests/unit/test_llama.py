@@ -11,9 +11,10 @@ from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama
-from mlx_engine.models.parameters import Stored
-from mlx_engine.models.rotation import RotationSetting, llama3
+from mlx_engine.models.rotation import llama3
+from mlx_engine.models.rotation_setting import RotationSetting
 from mlx_engine.models.settings import Settings
+from mlx_engine.models.stored import Stored
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 from tests.golden.convert import convert

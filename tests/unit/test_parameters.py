@@ -5,7 +5,8 @@ import pytest
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import TensorMismatchError
-from mlx_engine.models.parameters import Plan, Stored, Tensor, check
+from mlx_engine.models.plan import Plan, Tensor, check
+from mlx_engine.models.stored import Stored
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 

@@ -23,7 +23,7 @@ from benchmarks.peers.rounds import Entry, continuing, play
 from benchmarks.peers.section import ERRORS, START, factor, later, latest, section
 from benchmarks.peers.start import N_TOKENS, prompt, starts
 from mlx_engine import load_tokenizer
-from mlx_engine.bench.cells import Test as Cell
+from mlx_engine.bench.samples import Test as Cell
 from mlx_engine.quant.types import F32, Q8_0
 from mlx_engine.quant.weight import Weight
 

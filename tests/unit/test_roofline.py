@@ -12,8 +12,9 @@ import pytest
 
 import mlx_engine
 from kernels.cpu import roofline_numpy
+from mlx_engine.bench import model_memory
 from mlx_engine.bench import roofline as limits
-from mlx_engine.bench.work import bytes_per_weight, sizes
+from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.models.conversion import Conversion
 
@@ -81,7 +82,7 @@ def test_without_a_compiler_the_twins_measure(monkeypatch):
 @pytest.mark.parametrize("n", [0, 5, 8, 100])
 def test_words_are_the_memory_without_the_odd_bytes_at_its_ends(shift, n):
     memory = np.arange(shift + n, dtype=np.uint8)[shift:]
-    words = limits.in_words(memory)
+    words = model_memory.in_words(memory)
     assert n - 14 <= words.nbytes <= n
     assert not words.flags.writeable
     if words.size:
@@ -92,23 +93,23 @@ def test_words_are_the_memory_without_the_odd_bytes_at_its_ends(shift, n):
 
 def test_small_arrays_are_read_in_one_go_and_large_ones_where_they_lie(monkeypatch):
     words = [np.arange(3), np.arange(5)]
-    (joined,) = limits.side_by_side(words)
+    (joined,) = model_memory.side_by_side(words)
     assert joined.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
-    monkeypatch.setattr(limits, "SMALL", 64)
-    assert limits.side_by_side(words) is words
+    monkeypatch.setattr(model_memory, "SMALL", 64)
+    assert model_memory.side_by_side(words) is words
 
 
 @pytest.mark.parametrize(("quant", "jit"), [("keep", True), ("f32", True), ("keep", False), ("q4_0", True)])
 def test_the_memory_is_all_that_a_pass_multiplies_with(quant, jit):
     engine, checkpoint = mlx_engine.load(MICRO, "simd", quant, jit=jit), open_checkpoint(MICRO)
-    arrays = limits.matrices(engine, checkpoint)
+    arrays = model_memory.matrices(engine, checkpoint)
     wanted = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), Conversion(quant)).nbytes
     assert sum(array.nbytes for array in arrays) == wanted
 
 
 def test_where_numpy_cannot_see_the_weights_the_files_bytes_are_read():
     checkpoint = open_checkpoint(MICRO)
-    arrays = limits.matrices(mlx_engine.load(MICRO, "scalar"), checkpoint)
+    arrays = model_memory.matrices(mlx_engine.load(MICRO, "scalar"), checkpoint)
     assert sum(array.nbytes for array in arrays) == sum(checkpoint.weight(name).nbytes for name in checkpoint.shapes)
 
 

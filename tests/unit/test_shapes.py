@@ -11,12 +11,15 @@ import mlx_engine
 from mlx_engine.checkpoint import shape_folders, shapes
 from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
-from mlx_engine.checkpoint.shape_folders import Gemma3Shape, GPT2Shape
+from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
+from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
+from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import SourceError
+from mlx_engine.quant.types import F32
 
-TINY = shapes.Qwen3Shape(2, 64, 96, 4, 2, 32, 700, 128, 1e4)
+TINY = Qwen3Shape(2, 64, 96, 4, 2, 32, 700, 128, 1e4)
 FOLDERS = {
     "tiny-gpt2": GPT2Shape(2, 64, 4, 700, 32),
     "tiny-gemma3": Gemma3Shape(7, 64, 96, 4, 1, 32, 700, 128, 8),
@@ -57,7 +60,7 @@ def test_its_vocabulary_comes_back_from_text(name: str):
 
 def test_the_real_qwen3_has_the_real_number_of_parameters():
     shape = shapes.SHAPES["qwen3-0.6b"]
-    assert isinstance(shape, shapes.Qwen3Shape)
+    assert isinstance(shape, Qwen3Shape)
     D, F, E = shape.hidden_size, shape.intermediate_size, shape.head_dim
     attention = D * E * (2 * shape.n_heads + 2 * shape.n_kv_heads)
     layer = attention + 3 * D * F + 2 * D + 2 * E
@@ -67,7 +70,7 @@ def test_the_real_qwen3_has_the_real_number_of_parameters():
 @pytest.mark.parametrize(("name", "n"), [("gpt2", 124_439_808), ("gemma3-1b", 999_885_952)])
 def test_the_real_folders_have_the_real_number_of_parameters(name: str, n: int):
     shape = shapes.SHAPES[name]
-    assert not isinstance(shape, shapes.Qwen3Shape)
+    assert not isinstance(shape, Qwen3Shape)
     assert sum(math.prod(tensor.shape) for tensor in shape.tensors()) == n
 
 
@@ -128,7 +131,7 @@ def test_of_two_that_write_the_same_the_first_stays(cache: Path, monkeypatch: py
 
 
 def test_pieces_must_fill_the_table(tmp_path: Path):
-    entry = Entry("a", (2, 3), shapes.F32)
+    entry = Entry("a", (2, 3), F32)
     with pytest.raises(ValueError, match="24 bytes"):
         write_safetensors(tmp_path / "file", [entry], [np.zeros(20, dtype=np.uint8)])
 

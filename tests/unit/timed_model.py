@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_engine.bench import cells
+from mlx_engine.bench import cells, samples
 from mlx_engine.cache import KVLayer, KVPool
 
 WRITTEN = 7
@@ -104,7 +104,7 @@ class Spy:
 def measured(model, n_prompt=0, n_gen=0, depth=0, **options):
     """A cell on `model`. The engine has no tokenizer: whoever asks for one fails."""
     engine = SimpleNamespace(model=model, backend=model.backend, config=model.config)
-    return cells.measure(engine, cells.Test(n_prompt, n_gen, depth), **options)
+    return cells.measure(engine, samples.Test(n_prompt, n_gen, depth), **options)
 
 
 both_kinds = pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
-from mlx_engine.backends.profiled import nbytes_of, role_of, shape_of
-from mlx_engine.bench.roofline import linears
-from mlx_engine.bench.run import describe
+from mlx_engine.backends.profiled import role_of
+from mlx_engine.bench.model_memory import linears
+from mlx_engine.bench.origin import describe
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
 

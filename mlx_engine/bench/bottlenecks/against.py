@@ -6,24 +6,13 @@ the table says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
+from mlx_engine.bench.bottlenecks.saved import SAME, Report
 from mlx_engine.bench.ladder import figure
-from mlx_engine.bench.tables import aligned, printable
-from mlx_engine.errors import FormatError, OptionError, SourceError, is_number
+from mlx_engine.bench.tables import aligned, milliseconds, printable
+from mlx_engine.errors import OptionError
 
-Report = dict[str, Any]
-
-KIND = "bottlenecks"
-# Fields that must be equal in two comparable reports, and fields that may differ.
-SAME = {
-    "model": ("architecture", "parameters", "layers", "width", "vocabulary"),
-    "machine": ("processor", "cores"),
-    "settings": ("n_prompt", "n_gen", "depth"),
-}
 CHANGED = {
     "model": ("format", "sha256", "linears_quantised", "weight_bytes"),
     "backend": ("name", "device", "threads"),
@@ -32,45 +21,6 @@ CHANGED = {
 }
 # Operations with a smaller share of the pass than this are not compared.
 SMALL = 0.005
-
-
-def read(path: Path) -> Report:
-    """Read a report.json.
-
-    Raises:
-        SourceError: the file cannot be read.
-        FormatError: the file is not a bottleneck report.
-    """
-    try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise _error(path, f"invalid JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise _error(path, f"kind = {found.get('kind')!r}"[:80] if isinstance(found, dict) else type(found).__name__)
-    for name in ("model", "machine", "settings", "backend", "timing", "phases", "versions"):
-        if not isinstance(found.get(name), dict):
-            raise _error(path, f"{name} = {found.get(name)!r}"[:80])
-    for name, of in [*found["timing"].items(), *_operations_of(found, path)]:
-        if not all(isinstance(of, dict) and is_number(of.get(key)) and of[key] >= 0 for key in ("median", "q1", "q3")):
-            raise _error(path, f"{name} = {of!r}"[:80])
-    return found
-
-
-def _operations_of(report: Report, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the spread of every operation."""
-    for name, phase in report["phases"].items():
-        ops = phase.get("operations") if isinstance(phase, dict) else None
-        if not isinstance(ops, list) or not all(isinstance(op, dict) and isinstance(op.get("role"), str) for op in ops):
-            raise _error(path, f"operations of {name} = {ops!r}"[:80])
-        for op in ops:
-            yield op["role"], op.get("measured_ms")
-
-
-def _error(path: Path, found: str) -> FormatError:
-    hint = "name the report.json that an earlier `report` wrote"
-    return FormatError(where=str(path), expected="a bottleneck report", found=found, hint=hint)
 
 
 def differences(old: Report, new: Report, names: dict[str, tuple[str, ...]]) -> list[str]:
@@ -125,9 +75,9 @@ def _operations(old: Report, new: Report) -> list[list[str]]:
         if len(found) == 2:
             rows.append(line(name, *found))
         elif role in after:
-            rows.append([name, "-", _ms(after[role]["median"]), "-", "only new"])
+            rows.append([name, "-", milliseconds(after[role]["median"]), "-", "only new"])
         else:
-            rows.append([name, _ms(before[role]["median"]), "-", "-", "only old"])
+            rows.append([name, milliseconds(before[role]["median"]), "-", "-", "only old"])
     return rows
 
 
@@ -136,8 +86,10 @@ def line(title: str, old: Report, new: Report) -> list[str]:
     before, after = old["median"], new["median"]
     overlap = old["q1"] <= new["q3"] and new["q1"] <= old["q3"]
     note = "within the spread" if overlap else "slower" if after > before else ""
-    return [title, _ms(before), _ms(after), f"x{figure(before / after)}" if before > 0 and after > 0 else "-", note]
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.3f}" if value < 100 else f"{value:,.1f}"
+    return [
+        title,
+        milliseconds(before),
+        milliseconds(after),
+        f"x{figure(before / after)}" if before > 0 and after > 0 else "-",
+        note,
+    ]

@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from mlx_engine.bench import machine
 from mlx_engine.bench.bottlenecks import apart
 from mlx_engine.bench.bottlenecks.about import about, bits, layers_of
-from mlx_engine.bench.bottlenecks.against import KIND
 from mlx_engine.bench.bottlenecks.apart import spread
 from mlx_engine.bench.bottlenecks.gains import Limits as Reached
 from mlx_engine.bench.bottlenecks.kinds import kinds, off_every_call, phase
 from mlx_engine.bench.bottlenecks.method import command
 from mlx_engine.bench.bottlenecks.runs import Clock, Round, measure
-from mlx_engine.bench.cells import Test, check
-from mlx_engine.bench.roofline import Limits, matrices
-from mlx_engine.bench.run import origin, threads_of
+from mlx_engine.bench.bottlenecks.saved import KIND
+from mlx_engine.bench.cells import check
+from mlx_engine.bench.model_memory import matrices
+from mlx_engine.bench.origin import digest, origin
+from mlx_engine.bench.roofline import Limits
+from mlx_engine.bench.run import threads_of
+from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
@@ -89,7 +91,7 @@ def report(
     check(settings.test, engine)
     checkpoint = open_checkpoint(path)
     known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
-    known |= described(engine, checkpoint, machine.digest(path))
+    known |= described(engine, checkpoint, digest(path))
     before(known)
     # Limits are measured on the processor, so they do not apply to other devices.
     on_cpu = engine.backend.device == "cpu"

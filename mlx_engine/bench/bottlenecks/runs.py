@@ -17,14 +17,15 @@ from itertools import islice
 
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Sampling
-from mlx_engine.bench.cells import Test
+from mlx_engine.bench.samples import Test
 from mlx_engine.cache import New
 from mlx_engine.decode.loop import decode, prefill
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
-from mlx_engine.observe.profiler import Profiler, Span
+from mlx_engine.observe.profiler import Profiler
+from mlx_engine.observe.spans import Span
 
 Clock = Callable[[], float]
 

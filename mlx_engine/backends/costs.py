@@ -1,0 +1,84 @@
+"""The least cost of an operation, arithmetic and bytes, from its arguments and its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.parameters import LayerNorm, Linear, Native, RMSNorm
+from mlx_engine.observe.spans import Cost
+
+
+def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
+    """Return the operation's least cost: each input read once, the result written once."""
+    nbytes = sum(map(nbytes_of, arrays_of(args))) + nbytes_of(result)
+    if name == "embed":
+        return Cost(nbytes=2 * nbytes_of(result))
+    linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
+    if linears:
+        n_rows = len(result) if name == "norm_head" else len(args[0])
+        return Cost(2.0 * n_rows * sum(math.prod(shape_of(linear.weight)) for linear in linears), nbytes)
+    if name == "attention":
+        q, kv = args[0], cast(KVView, args[1])
+        _, *head = shape_of(q)
+        spans = list(zip(kv.spans, args[2], strict=True))
+        n_pairs = sum(_n_pairs(n, span.length, kv.window) for span, n in spans)
+        n_slots = sum(span.length - kv.first_visible(span, n) for span, n in spans if n)
+        return Cost(4.0 * math.prod(head) * n_pairs, 2 * nbytes_of(q) + _slots_nbytes(kv.store, n_slots))
+    if name == "kv_write":
+        return Cost(nbytes=2 * sum(map(nbytes_of, arrays_of(args[2:]))))
+    return Cost(nbytes=nbytes)
+
+
+def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:
+    """Return the query-key pairs of one head: token i attends to all tokens up to i, at most a window of them."""
+    if not n_tokens:
+        return 0
+    most = n_slots if window is None else min(n_slots, window)
+    whole = min(n_tokens, n_slots - most + 1)  # tokens that attend to a full window
+    rest = n_tokens - whole
+    return whole * most + rest * most - rest * (rest + 1) // 2
+
+
+def _slots_nbytes(store: Native, n: int) -> float:
+    """Return the bytes of n slots; in a store that is one array, axis -2 is the slots."""
+    shape = shape_of(store)
+    return nbytes_of(store) * n / shape[-2] if len(shape) == 4 else 0.0
+
+
+def flattened(args: Iterable[Any]) -> Iterator[Any]:
+    """Yield the arguments, with tuples and lists of parameters flattened."""
+    for arg in args:
+        if isinstance(arg, tuple | list) and arg and isinstance(arg[0], Linear | RMSNorm | LayerNorm):
+            yield from arg
+        else:
+            yield arg
+
+
+def arrays_of(args: tuple[Any, ...]) -> list[Native]:
+    """Return the arrays among the arguments, including the arrays of parameters."""
+    found: list[Native] = []
+    for arg in flattened(args):
+        if isinstance(arg, Linear):
+            found += [a for a in (arg.weight, arg.bias) if a is not None]
+        elif isinstance(arg, RMSNorm | LayerNorm):
+            found.append(arg.weight)
+        elif shape_of(arg):
+            found.append(arg)
+    return found
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Return the shape of an array or nested list; () for anything else."""
+    if hasattr(x, "shape"):
+        return tuple(x.shape)
+    return (len(x), *shape_of(x[0])) if isinstance(x, list) and x else ()
+
+
+def nbytes_of(x: Any) -> int:
+    """Return the bytes of an array or of several; 8 per float of a nested list, 0 for anything else."""
+    if isinstance(x, tuple | list) and x and hasattr(x[0], "nbytes"):
+        return sum(map(nbytes_of, x))
+    return int(x.nbytes) if hasattr(x, "nbytes") else 8 * math.prod(shape_of(x)) if isinstance(x, list) else 0

@@ -1,0 +1,22 @@
+"""The types of linear layers, by GGUF names, and their groups: options of quantisation name them."""
+
+from __future__ import annotations
+
+# Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
+GROUPS = {
+    # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
+    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
+    "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
+}
+
+
+HEAD = "output"
+
+
+LAYER_TYPES = (*GROUPS["attention"], *GROUPS["ffn"], HEAD)
+
+
+def layer_type(name: str) -> str:
+    """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight"."""
+    stem = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    return HEAD if stem == "token_embd" else stem

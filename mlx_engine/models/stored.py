@@ -1,0 +1,87 @@
+"""How a file stores a tensor of the model: under which name and in which form. Convert in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.quant.types import F32
+from mlx_engine.quant.weight import Weight
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a file stores a tensor: its name there, and how its values differ from the model's.
+
+    Attributes:
+        name: the name in the file.
+        rows: (first, of) if the tensor is a part of a larger tensor of `of` rows and begins at row `first`.
+        transposed: whether the matrix is stored transposed, as in Conv1D layers.
+        plus: added to every stored value to get the model's value.
+        times: factor by which every value, minus `plus`, is multiplied in the file.
+        heads: number of heads, if the file interleaves the rows of each head's two halves.
+    """
+
+    name: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+    plus: float = 0.0
+    heads: int | None = None
+    times: float = 1.0
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether stored values differ from the model's values."""
+        return self.plus != 0 or self.times != 1
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the stored tensor, given the shape of the model's tensor."""
+        whole = shape if self.rows is None else (self.rows[1], *shape[1:])
+        return whole[::-1] if self.transposed else whole
+
+    def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
+        """Return the model's tensor from the stored tensor: a view of its bytes if possible."""
+        first, of = self.rows or (0, shape[0])
+        data, last = weight.data, first + shape[0]
+        if self.transposed:
+            # Transpose elements of whole values: byte by byte it takes ten times as long.
+            values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
+            data = values[:, first:last].T.reshape(-1).view(np.uint8)
+        elif self.rows is not None:
+            data = data[data.size * first // of : data.size * last // of]
+        if self.heads is not None:
+            data = data.reshape(self.heads, shape[0] // self.heads // 2, 2, -1).transpose(0, 2, 1, 3).reshape(-1)
+        taken = Weight(weight.name, shape, weight.type, data)
+        if not self.is_shifted:
+            return taken
+        values = taken.dequantize() / np.float32(self.times) + np.float32(self.plus)
+        return Weight.pack(weight.name, values, F32)
+
+    def put(self, parts: Sequence[Weight]) -> Weight:
+        """Return the stored tensor from the model's tensors that are its rows, in order: the inverse of `take`.
+
+        Raises:
+            ValueError: the parts are of several types.
+        """
+        if len({part.type for part in parts}) > 1:
+            raise ValueError(f"{self.name}: expected parts of one type, found {[part.type.name for part in parts]}")
+        type_, width = parts[0].type, parts[0].shape[1:]
+        if self.is_shifted:
+            type_, plus, times = F32, np.float32(self.plus), np.float32(self.times)
+            parts = [Weight.pack(part.name, (part.dequantize() - plus) * times, F32) for part in parts]
+        data = np.concatenate([self._dealt(part) for part in parts])
+        shape = (sum(part.shape[0] for part in parts), *width)
+        if self.transposed:
+            data = data.view(f"u{type_.block_bytes}").reshape(shape).T.reshape(-1).view(np.uint8)
+            shape = shape[::-1]
+        return Weight(self.name, shape, type_, data)
+
+    def _dealt(self, part: Weight) -> NDArray[np.uint8]:
+        """Return the bytes of a part, with the rows of each head's two halves interleaved if the file needs it."""
+        if self.heads is None:
+            return part.data
+        halves = part.data.reshape(self.heads, 2, part.shape[0] // self.heads // 2, -1)
+        return halves.transpose(0, 2, 1, 3).reshape(-1)
