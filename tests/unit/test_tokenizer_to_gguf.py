@@ -74,19 +74,23 @@ def test_scores_cut_every_text_as_the_merges_do(picks: list[tuple[int, int]], te
         assert ours.encode(text) == theirs.encode(text).ids
 
 
-def test_a_token_of_spaces_is_made_by_merges_where_it_is_not_looked_for_in_text(tmp_path: Path):
+@pytest.mark.parametrize("rank", ["first", "last"])
+def test_a_token_of_spaces_is_made_by_merges_where_it_is_not_looked_for_in_text(tmp_path: Path, rank: str):
+    """As the last merge it gives way to the others: of two spaces before a word, the second is part of the word."""
     content = json.loads((GEMMA / "tokenizer.json").read_text())
     path = tmp_path / "tokenizer.json"
     vocab, number = content["model"]["vocab"], len(content["model"]["vocab"])
     vocab["▁▁"] = number
-    content["model"]["merges"].insert(0, ["▁", "▁"])
+    merges = content["model"]["merges"]
+    merges.insert(0 if rank == "first" else len(merges), ["▁", "▁"])
     flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized", "special"], False)
     content["added_tokens"].append({"id": number, "content": "▁▁", **flags})
     path.write_text(json.dumps(content))
     ours, theirs = from_gguf(to_gguf(path, number + 1), where="toy"), from_json(path)
-    for text in ("a  b", "   x", "a    b     c ", "ends  "):
+    for text in ("a  b", "   x", "a    b     c ", "ends  ", "  the  little"):
         assert ours.encode(text) == theirs.encode(text)
-        assert number in ours.encode(text)
+    assert number in ours.encode("ends  ")
+    assert (number in ours.encode("  the")) == (rank == "first")
     content["added_tokens"][-1]["normalized"] = True
     path.write_text(json.dumps(content))
     with pytest.raises(TokenizerError, match="normalized"):
