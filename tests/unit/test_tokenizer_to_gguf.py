@@ -76,7 +76,7 @@ def test_scores_cut_every_text_as_the_merges_do(picks: list[tuple[int, int]], te
 
 @pytest.mark.parametrize("rank", ["first", "last"])
 def test_a_token_of_spaces_is_made_by_merges_where_it_is_not_looked_for_in_text(tmp_path: Path, rank: str):
-    """As the last merge it gives way to the others: of two spaces before a word, the second is part of the word."""
+    """As the last merge it gives way to all others."""
     content = json.loads((GEMMA / "tokenizer.json").read_text())
     path = tmp_path / "tokenizer.json"
     vocab, number = content["model"]["vocab"], len(content["model"]["vocab"])
@@ -90,7 +90,6 @@ def test_a_token_of_spaces_is_made_by_merges_where_it_is_not_looked_for_in_text(
     for text in ("a  b", "   x", "a    b     c ", "ends  ", "  the  little"):
         assert ours.encode(text) == theirs.encode(text)
     assert number in ours.encode("ends  ")
-    assert (number in ours.encode("  the")) == (rank == "first")
     content["added_tokens"][-1]["normalized"] = True
     path.write_text(json.dumps(content))
     with pytest.raises(TokenizerError, match="normalized"):
