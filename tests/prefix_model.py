@@ -100,7 +100,9 @@ def check_references(pool: KVPool, sequences: list[KVSequence], cache: PrefixCac
     """Assert that every reference to a page is a sequence's or a node's, and that pages without any are free."""
     for group, n_pages in enumerate(pool.n_pages):
         held = [pages for kv in sequences for pages in kv._tables[group][kv._firsts[group] : kv._end].tolist()]
-        held += [pages for node in (cache._nodes if cache else ()) for pages in node.pages[group].tolist() if pages >= 0]
+        held += [
+            pages for node in (cache._nodes if cache else ()) for pages in node.pages[group].tolist() if pages >= 0
+        ]
         counts = np.bincount(np.array(held, dtype=np.int64) // pool.page, minlength=n_pages)
         assert counts.tolist() == pool.references(group, np.arange(n_pages) * pool.page).tolist()
         free = pool._free[group][: pool.free_pages(group)] // pool.page

@@ -18,7 +18,19 @@ from tests.contract.check import check
 CROSSINGS = ("prepare", "array", "host", "token_id", "kv_empty", "kv_write", "kv_copy")
 # `compile` makes programs, compared with single operations in tests/unit/test_compiled_program.py.
 NOT_OPERATIONS = {
-    *("prepare", "array", "host", "token_id", "kv_empty", "kv_nbytes", "kv_copy", "session", "begin", "wait", "read_ahead"),
+    *(
+        "prepare",
+        "array",
+        "host",
+        "token_id",
+        "kv_empty",
+        "kv_nbytes",
+        "kv_copy",
+        "session",
+        "begin",
+        "wait",
+        "read_ahead",
+    ),
     *("warm_up", "embeds_stored", "tap", "note", "compile", "kv_append"),
 }
 
