@@ -254,6 +254,23 @@ def test_a_page_goes_on_being_filled_after_it_was_shared():
     assert pool.used_pages(0) == 1, "no copy: nobody else has the page"
 
 
+@pytest.mark.parametrize("length", [16, 20])
+def test_a_page_that_others_read_is_copied_before_it_is_written(length: int):
+    pool = new_pool(400, 16)
+    cache, ids = PrefixCache(pool), list(range(60))
+    kv = made(pool, ids, cache)
+    fork, attached = kv.fork(), pool.sequence()
+    assert cache.attach(attached, ids) == 60
+    for other, token in ((fork, 101), (attached, 102), (kv, 103)):
+        other.truncate(length)
+        PREFIXES.append(other, ids[:length], [token])
+        assert cache.match(ids).length == 60
+        PREFIXES.check_nodes(cache)
+    for other, token in ((fork, 101), (attached, 102), (kv, 103)):
+        PREFIXES.check_sequence(other, [*ids[:length], token])
+    check_references(pool, [kv, fork, attached], cache)
+
+
 def test_figures():
     pool = new_pool(64, 16)
     cache = PrefixCache(pool)
