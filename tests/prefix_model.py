@@ -74,24 +74,27 @@ def ids_of(node: Node) -> list[int]:
 
 def longest(cache: PrefixCache, ids: list[int]) -> int:
     """Return the length of the longest prefix that can be reused, by trying every one in every node."""
-    return next(m for m in range(len(ids), -1, -1) if _is_held(cache, ids[:m]))
+    # The nodes on the path, and the number of tokens that each has in common with ids.
+    path = [(node, _n_equal(ids_of(node), ids)) for node in cache._nodes]
+    path = [(node, n) for node, n in path if n > node.start]
+    return next(m for m in range(len(ids), -1, -1) if _is_held(cache, path, m))
 
 
-def _is_held(cache: PrefixCache, ids: list[int]) -> bool:
-    m, page, paths = len(ids), cache.pool.page, [(node, ids_of(node)) for node in cache._nodes]
-    if m and not any(of_node[:m] == ids for _, of_node in paths):
-        return False
+def _n_equal(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _is_held(cache: PrefixCache, path: list[tuple[Node, int]], m: int) -> bool:
+    page = cache.pool.page
+    if not any(n >= m for _, n in path):
+        return m == 0
     for group, window in enumerate(cache.pool.windows):
         for p in range(0 if window is None else max(0, m + 1 - window), m):
             # Of this page all tokens before m are needed.
-            end = min(m, (p // page + 1) * page)
-            if not any(
-                node.start // page <= p // page
-                and node.start < end <= node.end
-                and of_node[:end] == ids[:end]
-                and node.pages[group][p // page - node.start // page] >= 0
-                for node, of_node in paths
-            ):
+            i, end = p // page, min(m, (p // page + 1) * page)
+            held = [n for node, n in path if node.start // page <= i <= (node.end - 1) // page
+                    and node.pages[group][i - node.start // page] >= 0]  # fmt: skip
+            if not any(n >= end for n in held):
                 return False
     return True
 

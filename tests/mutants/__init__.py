@@ -1,9 +1,10 @@
 """Bugs that the default tests must catch, a module per part of the project: `python -m tests.mutants` plants them."""
 
-from tests.mutants import backends, gpu, kernels, model, products, schedule, text, tools
+from tests.mutants import backends, gpu, kernels, model, prefix, products, schedule, text, tools
 
 MUTANTS = [
     *model.MUTANTS,
+    *prefix.MUTANTS,
     *backends.MUTANTS,
     *kernels.MUTANTS,
     *products.MUTANTS,

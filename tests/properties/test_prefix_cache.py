@@ -17,7 +17,7 @@ from mlx_engine.errors import CacheFullError
 from tests.prefix_model import Prefixes, check_references, longest, new_pool
 
 SETTINGS = settings(
-    max_examples=30,
+    max_examples=15,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -257,12 +257,11 @@ def forgets_what_was_lent(patch: pytest.MonkeyPatch):
 
 
 def frees_pages_in_use(patch: pytest.MonkeyPatch):
+    def drop(self: HeldPages, group: int, pages: np.ndarray) -> None:
+        while (held := pages[self.pool.references(group, pages) > 0]).size:
+            self.pool.give_back(group, held)
+
     patch.setattr(HeldPages, "in_use", lambda self, group, pages: np.zeros(len(pages), dtype=bool))
-
-    def drop(self, group, pages):
-        for _ in range(int(self.pool.references(group, pages).max(initial=0))):
-            self.pool.give_back(group, pages[pages >= 0])
-
     patch.setattr(HeldPages, "drop", drop)
 
 

@@ -1,4 +1,4 @@
-"""The KV store of `mlx` is written and copied in place."""
+"""`mlx` writes keys and values where they lie: a write or a copied page does not copy the store."""
 
 from __future__ import annotations
 
