@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mlx_engine.errors import ChatTemplateError
-from mlx_engine.tokenizer import chat, sandbox
+from mlx_engine.tokenizer import sandbox, sandbox_process
 from mlx_engine.tokenizer.chat import Limits, chat_ids
 from tests.unit.test_chat import chatml, user
 from tests.unit.test_tokenizer import build, byte_level
@@ -42,7 +42,7 @@ LARGE = {
 def refused(template):
     tokenizer = build(byte_level(chat_template=template))
     with pytest.raises(ChatTemplateError) as caught:
-        chat_ids(tokenizer, user("x"), Limits(seconds=1, characters=1_000_000))
+        chat_ids(tokenizer, user("x"), limits=Limits(seconds=1, characters=1_000_000))
     message = str(caught.value)
     assert message.startswith("toy: expected a chat template")
     assert len(message.splitlines()) == 1
@@ -80,10 +80,10 @@ def test_a_sandbox_that_cannot_be_started_is_one_error(monkeypatch):
 def test_a_sandbox_that_does_not_come_back_is_ended(monkeypatch, tmp_path):
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "sleeps.py"))
-    monkeypatch.setattr(chat, "START_SECONDS", 0)
+    monkeypatch.setattr(sandbox_process, "START_SECONDS", 0)
     tokenizer = chatml()
     with pytest.raises(ChatTemplateError, match="over 0"):
-        chat_ids(tokenizer, user("x"), Limits(seconds=0.1))
+        chat_ids(tokenizer, user("x"), limits=Limits(seconds=0.1))
 
 
 def test_a_sandbox_that_crashes_says_its_last_word(monkeypatch, tmp_path):
