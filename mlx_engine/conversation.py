@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.decode.options import Options
-from mlx_engine.errors import EngineError, require
+from mlx_engine.errors import require
 
 if TYPE_CHECKING:
     from mlx_engine.decode.loop import Progress
     from mlx_engine.decode.stream import Generation, Stream
-    from mlx_engine.engine import Engine, Prompt
+    from mlx_engine.engine import Engine
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
@@ -120,7 +120,8 @@ class Conversation:
         Raises:
             EngineError: they are not messages, or the template cannot render them; the conversation is unchanged.
         """
-        self._prompt_ids(messages)
+        if messages:
+            self._prompt_ids(messages)
         self.clear()
         self.messages = list(messages)
 
@@ -139,8 +140,9 @@ class Conversation:
     def _prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         if self.has_template:
             return self.engine.chat_prompt(messages, self._history)
-        prompt: Prompt = plain_text(messages)
-        return self.engine.prompt_ids(prompt)
+        from mlx_engine.tokenizer.messages import for_template
+
+        return self.engine.prompt_ids(plain_text(for_template(messages, "", self.engine.tokenizer.where)))
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
         try:
@@ -153,7 +155,8 @@ class Conversation:
         """Add an answer to the messages, unless nothing was generated."""
         ids, before = generation.prompt_ids, self.generation
         earlier = [] if before is None else [*before.prompt_ids, *before.token_ids]
-        n_shared = next((i for i, (a, b) in enumerate(zip(ids, earlier)) if a != b), min(len(ids), len(earlier)))
+        pairs = zip(ids, earlier, strict=False)
+        n_shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(earlier)))
         if generation.token_ids:
             self.generation = generation
             self.turns.append(Turn(len(ids), n_shared, len(generation.token_ids)))
@@ -164,7 +167,7 @@ class Conversation:
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:
     """Return messages as one text, for a model without a chat template.
 
-    The system message is a paragraph of its own. An answer continues the line of its question; a question begins a line.
+    The system message is a paragraph of its own. An answer continues the line of its question; questions begin a line.
     """
     pieces = []
     for i, message in enumerate(messages):

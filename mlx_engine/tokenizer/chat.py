@@ -67,9 +67,7 @@ def _continued(markers: Markers, marked: str, history: History) -> list[int] | N
     return None
 
 
-def _rendered(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], markers: Markers, limits: Limits
-) -> str:
+def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], markers: Markers, limits: Limits) -> str:
     """Return the rendered conversation as a marked text (see `markers`)."""
     said = "".join(text for message in messages for text in texts(message))
     # The template wrote a marker if neither its first nor its last character came from a message.

@@ -63,8 +63,8 @@ class History:
     def beginnings(self, marked: str) -> Iterator[tuple[str, list[int]]]:
         """Yield the remembered texts with which a marked text begins, and their ids; the longest text first.
 
-        Only texts after which a marker of the template follows: text on both sides of a marker is encoded separately, so
-        the rest may be encoded alone. Anywhere else the encoding of the rest would depend on the text before it.
+        Only texts after which a marker of the template follows. Text on both sides of a marker is encoded separately,
+        so the rest may be encoded alone. Anywhere else the encoding of the rest would depend on the text before it.
         """
         with self._lock:
             found = [

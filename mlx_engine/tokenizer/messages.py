@@ -41,9 +41,9 @@ def for_template(messages: Sequence[Message], template: str, where: str) -> list
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
         ChatTemplateError: there are tool calls, and the template does not read them.
     """
-    expected = 'a list of {"role": ..., "content": ...}'
     sound = isinstance(messages, Sequence) and not isinstance(messages, str | bytes) and len(messages) > 0
-    require(sound and all(isinstance(m, Mapping) for m in messages), option="messages", expected=expected, found=messages)
+    sound = sound and all(isinstance(message, Mapping) for message in messages)
+    require(sound, option="messages", expected='a list of {"role": ..., "content": ...}', found=messages)
     prepared = []
     for i, message in enumerate(messages):
         present = {key: value for key, value in message.items() if key == "content" or value not in (None, [])}
@@ -125,12 +125,12 @@ def _check_content(content: Any, at: str, *, is_optional: bool) -> None:
 
 def _check_call(call: Any, at: str) -> None:
     form = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
-    function = call.get("function") if isinstance(call, Mapping) else None
-    sound = isinstance(function, Mapping) and function.keys() == {"name", "arguments"} and call.keys() <= CALL_KEYS
+    function = call.get("function") if isinstance(call, Mapping) and call.keys() <= CALL_KEYS else None
+    given = function if isinstance(function, Mapping) else {}
+    sound = given.keys() == {"name", "arguments"} and isinstance(given["name"], str)
+    sound = sound and isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
     _require(sound, at, form, call)
-    sound = isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
-    _require(sound and isinstance(function["name"], str), at, form, call)
-    arguments = function["arguments"]
+    arguments = given["arguments"]
     sound = isinstance(arguments, str | Mapping) and _is_json(arguments, MAX_DEPTH)
     _require(sound, f"{at}.function.arguments", "JSON text, or an object of JSON values", arguments)
 

@@ -59,7 +59,7 @@ class SandboxProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._uses = 0
-        self._end = weakref.finalize(self, lambda: None)
+        self._end: weakref.finalize[[subprocess.Popen[bytes]], SandboxProcess] | None = None
         _ALL.add(self)
 
     def ask(self, request: Mapping[str, object], limits: Limits, where: str) -> list[str]:
@@ -92,9 +92,7 @@ class SandboxProcess:
         command, pipe = [sys.executable, "-I", str(Path(sandbox.__file__))], subprocess.PIPE
         try:
             # A session of its own: Ctrl-C in the terminal ends an answer, and must not end this process.
-            started = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
-            )
+            started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
         except OSError as error:
             found = f"no way to start {sys.executable or 'Python'} for it: {error.strerror or error}"
             raise ChatTemplateError(where=where, found=found, hint="give the prompt as text instead") from error
@@ -103,17 +101,18 @@ class SandboxProcess:
         return started
 
     def _stop(self) -> None:
-        self._end()
-        self._process = None
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
 
     def _forget(self) -> None:
         """Drop the process of the parent, after a fork: its pipes must have one user."""
         self._lock = threading.Lock()
-        self._end.detach()
-        if self._process is not None:
+        if self._process is not None and self._end is not None:
+            self._end.detach()
             self._process.poll()  # it is no child of this process, which `poll` notes: no warning when it is dropped
             _close(self._process)
-        self._process = None
+        self._process = self._end = None
 
 
 _ALL: weakref.WeakSet[SandboxProcess] = weakref.WeakSet()
