@@ -106,5 +106,11 @@ def session(*, source: Input | None = None, screen: Output | None = None) -> Pro
     # If stdout is a file, the line editor must draw on stderr.
     screen = screen or create_output(always_prefer_tty=True)
     return PromptSession(
-        "> ", multiline=True, prompt_continuation="  ", key_bindings=bindings, input=source, output=screen
+        "> ",
+        multiline=True,
+        prompt_continuation="  ",
+        key_bindings=bindings,
+        input=source,
+        output=screen,
+        reserve_space_for_menu=0,
     )

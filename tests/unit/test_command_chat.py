@@ -140,6 +140,9 @@ def test_a_template_that_refuses_ends_the_turn_alone():
 
 # ---- a terminal ----
 
+# The line editor asks the terminal to mark what is pasted, and begins to draw.
+PROMPT = r"\x1b\[\?2004h.*>"
+
 
 class Screen:
     """A process of `chat` on a terminal of its own."""
@@ -196,19 +199,21 @@ def screen():
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
 def test_ctrl_c_stops_the_answer_and_not_the_program(screen):
-    # Ids without end on the reference backend: an answer that nobody waits for.
-    terminal = screen("-m", MODEL, "--ignore-eos", "-n", 400, "--no-kv")
-    terminal.wait_for("> ")
+    # Without a KV cache every token takes longer than the one before: nobody waits for the end of this answer.
+    terminal = screen("-m", MODEL, "--ignore-eos", "-n", 4000, "--no-kv")
+    terminal.wait_for(PROMPT)
     terminal.type("Once\r")
-    terminal.wait_for("Once.*\n[^>]*\\S")
+    terminal.wait_for("fox fox fox")
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(r"\(stopped\)")
     n = int(TURN.search(terminal.wait_for(r"tokens/s\]"))[1])
-    assert 0 < n < 400
+    assert 0 < n < 4000
+    terminal.wait_for(PROMPT)
     terminal.type("/stats\r")
     assert f"{n} generated tokens, ended by Ctrl-C" in terminal.wait_for("ended by Ctrl-C")
-    terminal.wait_for("> ")
+    terminal.wait_for(PROMPT)
     terminal.process.send_signal(signal.SIGINT)  # at the prompt: nothing to stop
     terminal.wait_for("Ctrl-D or quit")
+    terminal.wait_for(PROMPT)
     terminal.type("\x04")
     assert terminal.process.wait(timeout=10) == 0
