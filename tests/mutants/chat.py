@@ -52,7 +52,13 @@ MUTANTS = [
         "{change(key): _map(item, change, is_data=True) for key, item in value.items()}",
         "{key: _map(item, change, is_data=True) for key, item in value.items()}",
     ),
-    Mutant("types in arguments are trusted", MESSAGES, "_map", "is_data=True", "is_data=False"),
+    Mutant(
+        "types in arguments are trusted",
+        MESSAGES,
+        "_map",
+        "{change(key): _map(item, change, is_data=True) for key, item in value.items()}",
+        "{change(key): item if key == 'type' else _map(item, change, is_data=True) for key, item in value.items()}",
+    ),
     Mutant("names are trusted", MESSAGES, "map_texts", 'key == "role"', 'key in ("role", "name")'),
     Mutant(
         "any role is trusted",
@@ -68,7 +74,13 @@ MUTANTS = [
         "marked.startswith(text) and marked.startswith(MARK, len(text))",
         "marked.startswith(text)",
     ),
-    Mutant("the shortest beginning counts", HISTORY, "History.beginnings", "reverse=True", "reverse=False"),
+    Mutant(
+        "the shortest beginning counts",
+        HISTORY,
+        "History.beginnings",
+        "sorted(found, key=lambda entry: len(entry[0]), reverse=True)",
+        "sorted(found, key=lambda entry: len(entry[0]))",
+    ),
     Mutant(
         "markers of an answer are text",
         HISTORY,
