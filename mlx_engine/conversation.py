@@ -10,9 +10,9 @@ from mlx_engine.decode.options import Options
 from mlx_engine.errors import require
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.loop import Progress
-    from mlx_engine.decode.stream import Generation, Stream
     from mlx_engine.engine import Engine
+    from mlx_engine.schedule.scheduler import Scheduler
+    from mlx_engine.schedule.stream import Generation, Progress, Stream
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
@@ -23,12 +23,12 @@ class Turn:
 
     Attributes:
         n_prompt: tokens of the prompt: the whole conversation up to the answer.
-        n_shared: those of them with which the turn before began: its prompt and answer.
+        n_cached: those of them whose keys and values the turns before had computed.
         n_generated: tokens of the answer.
     """
 
     n_prompt: int
-    n_shared: int
+    n_cached: int
     n_generated: int
 
 
@@ -44,15 +44,30 @@ class Conversation:
         generation: the last answer; None before the first.
     """
 
-    def __init__(self, engine: Engine, options: Options | None = None, *, system: str | None = None) -> None:
-        """Begin a conversation, with a system message if `system` is given."""
+    def __init__(
+        self,
+        engine: Engine,
+        options: Options | None = None,
+        *,
+        system: str | None = None,
+        kv_memory: int | None = None,
+    ) -> None:
+        """Begin a conversation.
+
+        Args:
+            engine: the model.
+            options: options of every answer.
+            system: the system message; None for none.
+            kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context.
+        """
         from mlx_engine.tokenizer.history import History
 
         self.engine, self.options = engine, options or Options()
         self.messages: list[dict[str, Any]] = []
         self.turns: list[Turn] = []
         self.generation: Generation | None = None
-        self._history = History(engine.tokenizer)
+        self._history, self._kv_memory = History(engine.tokenizer), kv_memory
+        self._kept: Scheduler | None = None
         self.system = system
 
     @property
@@ -133,9 +148,16 @@ class Conversation:
         return self.messages[i]["role"] if self.messages else None
 
     def _answer(self, messages: list[dict[str, Any]], progress: Progress | None) -> Iterator[str]:
-        stream = self.engine.run(self._prompt_ids(messages), self.options, progress=progress)
+        ids, options = self._prompt_ids(messages), self.options
+        stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)
         self.messages = messages
         return self._pieces(stream)
+
+    def _scheduler(self) -> Scheduler:
+        """Return the scheduler, whose prefix cache keeps the keys and values from turn to turn."""
+        if self._kept is None:
+            self._kept = self.engine.scheduler(slots=1, kv_memory=self._kv_memory)
+        return self._kept
 
     def _prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         if self.has_template:
@@ -145,22 +167,22 @@ class Conversation:
         return self.engine.prompt_ids(plain_text(for_template(messages, "", self.engine.tokenizer.where)))
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
+        has_text = False
         try:
-            yield from stream
+            for piece in stream:
+                has_text = True
+                yield piece
         finally:
             stream.close()
-            self._keep(stream.generation)
+            ended = stream.generation.finish_reason is not None
+            self._keep(stream.generation, has_text=has_text or ended)
 
-    def _keep(self, generation: Generation) -> None:
-        """Add an answer to the messages, unless nothing was generated."""
-        ids, before = generation.prompt_ids, self.generation
-        earlier = [] if before is None else [*before.prompt_ids, *before.token_ids]
-        pairs = zip(ids, earlier, strict=False)
-        n_shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(earlier)))
-        if generation.token_ids:
+    def _keep(self, generation: Generation, *, has_text: bool) -> None:
+        """Add an answer to the messages, unless the caller has got nothing of it."""
+        if has_text and generation.token_ids:
             self.generation = generation
-            self.turns.append(Turn(len(ids), n_shared, len(generation.token_ids)))
-            self._history.add_answer(ids, generation.token_ids)
+            self.turns.append(Turn(len(generation.prompt_ids), generation.n_cached, len(generation.token_ids)))
+            self._history.add_answer(generation.prompt_ids, generation.token_ids)
             self.messages = [*self.messages, {"role": ASSISTANT, "content": generation.text}]
 
 

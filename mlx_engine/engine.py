@@ -185,11 +185,17 @@ class Engine:
         requests = [self.request(prompt, of) for prompt, of in zip(prompts, checked, strict=True)]
         return [_drained(stream) for stream in self.run_requests(requests)]
 
-    def run(self, prompt: Prompt, options: Options, *, progress: Progress | None = None) -> Stream:
-        """Do the same as `stream`, with an `Options` object."""
-        (stream,) = self.run_requests([self.request(prompt, options)])
-        stream.progress = progress
-        return stream
+    def run(
+        self,
+        prompt: Prompt,
+        options: Options,
+        *,
+        progress: Progress | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> Stream:
+        """Do the same as `stream`, with an `Options` object. `scheduler` runs the request; None makes one for it."""
+        request = self.request(prompt, options)
+        return Stream(scheduler or self._steps([request]), request, progress=progress)
 
     def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
         """Return a stream for each request. The streams share forward passes: each continues while any is read."""

@@ -99,7 +99,7 @@ def _stats(conversation: Conversation, _: str) -> None:
     last, metrics = turns[-1], generation.metrics
     notice(f"turns: {len(turns)}, with {sum(turn.n_generated for turn in turns):,} generated tokens")
     notice(
-        f"last turn: {last.n_prompt:,} prompt tokens ({last.n_shared:,} equal to the turn before), "
+        f"last turn: {last.n_prompt:,} prompt tokens ({last.n_cached:,} of them cached), "
         f"{last.n_generated:,} generated tokens, ended by {generation.finish_reason or 'Ctrl-C'}"
     )
     first, rate = metrics.time_to_first_token_ms, metrics.decode_tokens_per_second

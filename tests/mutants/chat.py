@@ -5,7 +5,7 @@ from tests.mutants.plant import Mutant
 CHAT, MARKERS, HISTORY = (f"mlx_engine/tokenizer/{name}.py" for name in ("chat", "markers", "history"))
 MESSAGES, PROCESS = "mlx_engine/tokenizer/messages.py", "mlx_engine/tokenizer/sandbox_process.py"
 CONVERSATION, COMMAND = "mlx_engine/conversation.py", "mlx_engine/commands/chat.py"
-RUN = "stream = self.engine.run(self._prompt_ids(messages), self.options, progress=progress)"
+RUN = "stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)"
 
 MUTANTS = [
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = [
         "generated ids are forgotten",
         CONVERSATION,
         "Conversation._keep",
-        "self._history.add_answer(ids, generation.token_ids)",
+        "self._history.add_answer(generation.prompt_ids, generation.token_ids)",
         "pass",
     ),
     Mutant("Ctrl-C is not looked at", COMMAND, "print_pieces", "stop.is_set()", "False"),

@@ -50,7 +50,7 @@ def test_the_second_turn_reads_the_first():
     assert lines[0].startswith("context: ")
     n_prompt, n_generated = map(int, re.findall(r"(\d+) prompt .* (\d+) generated", lines[2])[0])
     assert f" {n_prompt + n_generated} of 512 tokens" in lines[0]
-    assert f"({n_prompt + n_generated} equal to the turn before)" in lines[6]
+    assert f"({n_prompt + n_generated - 1} of them cached)" in lines[6]
     assert lines[5].startswith("turns: 2")
 
 
