@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mlx_engine.tokenizer import Tokenizer
-    from mlx_engine.tokenizer.chat import Message
+    from mlx_engine.tokenizer.history import History
+    from mlx_engine.tokenizer.messages import Message
 
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
@@ -249,11 +250,12 @@ class Engine:
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Message], history: History | None = None) -> list[int]:
         """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
 
         Args:
             messages: such as `{"role": "user", "content": "Hello"}`. Control tokens in a content are read as text.
+            history: ids of earlier conversations, used where the rendered text begins with theirs.
 
         Raises:
             OptionError: `messages` is not a list of messages.
@@ -261,7 +263,7 @@ class Engine:
         """
         from mlx_engine.tokenizer.chat import chat_ids
 
-        return self._checked(chat_ids(self.tokenizer, messages))
+        return self._checked(chat_ids(self.tokenizer, messages, history))
 
     def _checked(self, ids: Sequence[Any]) -> list[int]:
         """Return the ids as a list of ints, from any sequence."""

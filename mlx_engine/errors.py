@@ -29,7 +29,10 @@ SHOWN = 20
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} of too many levels"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -6,6 +6,7 @@ import typer
 
 from mlx_engine.commands.backends import backends
 from mlx_engine.commands.bench import bench
+from mlx_engine.commands.chat import chat
 from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.kernels import kernels
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.callback()(root)
 app.command()(generate)
+app.command()(chat)
 app.command()(bench)
 app.command()(report)
 app.command()(quantize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+
+# Control characters, except tab and line feed.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -95,6 +99,13 @@ def notice(text: str) -> None:
     """Print a line on stderr, for the user rather than for a program that reads stdout."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
+
+
+def safe_for(stream: TextIO | None, text: str) -> str:
+    """Return text of a model for a stream: on a terminal, control characters are escaped, because they are commands."""
+    if stream is None or not stream.isatty():
+        return text
+    return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def is_plain(stream: TextIO | None) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlx_engine.schedule.stream import Stream
 
 DEFAULT_PROMPT = "Once upon a time"
+NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class PromptOptions:
         if not self.chat:
             return list(texts)
         if engine.tokenizer.chat_template is None:
-            notice(
-                "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
-            )
+            notice(NO_TEMPLATE)
             return [text if self.system is None else f"{self.system}\n\n{text}" for text in texts]
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [[*first, {"role": "user", "content": text}] for text in texts]

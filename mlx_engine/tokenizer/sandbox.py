@@ -1,19 +1,22 @@
-"""Run untrusted chat templates, in a process of their own. `chat.py` starts this file as a program.
+"""Run untrusted chat templates, in a process of their own. `sandbox_process.py` starts this file as a program.
 
 Jinja's sandbox denies a template access to Python; the process limits its CPU time and memory, which no sandbox inside
-an interpreter can do. The program imports no other module of this package, reads a JSON request from stdin and writes
-a JSON answer to stdout.
+an interpreter can do. The program imports no other module of this package. It reads requests from stdin, one line of
+JSON each, and answers each with a line of JSON on stdout.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Stand-ins for characters are lone surrogates, which strict UTF-8 cannot encode.
@@ -77,8 +80,14 @@ def environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
+@functools.lru_cache(maxsize=1)
+def compiled(template: str) -> Template:
+    """Return the compiled template. A sandbox process has one template for all of its requests."""
+    return environment().from_string(template)
+
+
 def render(
-    template: str, conversations: Sequence[Sequence[Mapping[str, str]]], names: Mapping[str, str], characters: int
+    template: str, conversations: Sequence[Sequence[Mapping[str, Any]]], names: Mapping[str, str], characters: int
 ) -> list[str]:
     """Render each conversation with `template`, up to the beginning of the model's answer.
 
@@ -86,10 +95,10 @@ def render(
         OverflowError: a rendered conversation exceeds `characters`.
         Exception: whatever the template raises.
     """
-    compiled, texts = environment().from_string(template), []
+    texts = []
     for messages in conversations:
         pieces, size = [], 0
-        for piece in compiled.generate(
+        for piece in compiled(template).generate(
             messages=[dict(message) for message in messages],
             tools=None,
             documents=None,
@@ -104,35 +113,36 @@ def render(
     return texts
 
 
-def limit(seconds: int, nbytes: int) -> None:
-    """Limit this process to `seconds` of CPU time and `nbytes` of address space, where the system supports it."""
+def limit(seconds: float, nbytes: int) -> None:
+    """Limit this process to `seconds` of CPU time from now, and to `nbytes` of address space, where the system can."""
     try:
         import resource
     except ImportError:  # Windows; the parent process still enforces a time limit
         return
-    limits = {
-        resource.RLIMIT_CPU: (seconds, seconds + 1),
-        resource.RLIMIT_AS: (nbytes, nbytes),
-        resource.RLIMIT_CORE: (0, 0),
-    }
-    for which, values in limits.items():
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which no template can catch, ends the process
+    for which, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_CORE, 0)):
         try:
-            resource.setrlimit(which, values)
+            resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
         except (OSError, ValueError):  # macOS has no limit on address space, and a lower limit may be set already
             continue
 
 
-def main() -> None:
-    """Answer one request with `{"texts": [...]}` or `{"error": "..."}`."""
-    request = json.loads(sys.stdin.buffer.read().decode(ENCODING, HALVES))
+def answer(request: Mapping[str, Any]) -> dict[str, object]:
+    """Return `{"texts": [...]}` or `{"error": "..."}`."""
     sys.path[:] = request["path"]
     limit(request["seconds"], request["bytes"])
     try:
-        texts = render(request["template"], request["conversations"], request["names"], request["characters"])
-        answer: dict[str, object] = {"texts": texts}
+        return {"texts": render(*(request[name] for name in ("template", "conversations", "names", "characters")))}
     except Exception as error:  # a template may raise anything
-        answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-    sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=False).encode(ENCODING, HALVES))
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def main() -> None:
+    """Answer requests until stdin ends. Each is a line of JSON, and so is its answer."""
+    for line in sys.stdin.buffer:
+        text = json.dumps(answer(json.loads(line.decode(ENCODING, HALVES))), ensure_ascii=False)
+        sys.stdout.buffer.write(text.encode(ENCODING, HALVES) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

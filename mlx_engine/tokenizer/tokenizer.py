@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import tokenizers
 from tokenizers import AddedToken
@@ -13,6 +15,9 @@ from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.stream import StreamDecoder
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, Vocabulary
+
+if TYPE_CHECKING:
+    from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
 class Tokenizer:
@@ -79,6 +84,13 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The chat template, Jinja source."""
         return self._vocabulary.chat_template
+
+    @cached_property
+    def sandbox(self) -> SandboxProcess:
+        """The process that runs the chat template; it is started by the first request."""
+        from mlx_engine.tokenizer.sandbox_process import SandboxProcess
+
+        return SandboxProcess()
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Return the token ids of a text. No token is added, not even a BOS.

@@ -276,51 +276,6 @@ MUTANTS = [
         "the context asked for ignored", "mlx_engine/engine.py", "Engine._fitting", "min(whole, context_len)", "whole"
     ),
     Mutant(
-        "what a message spells is a marker",
-        "mlx_engine/tokenizer/chat.py",
-        "chat_ids",
-        "is_told and [i for i in ids if i in marked] == written",
-        "True",
-    ),
-    Mutant(
-        "a message's marker stands for the template's",
-        "mlx_engine/tokenizer/chat.py",
-        "chat_ids",
-        "is_told and [i for i in ids if i in marked] == written",
-        "[i for i in ids if i in marked] == written",
-    ),
-    Mutant(
-        "a normaliser makes a marker of a message", "mlx_engine/tokenizer/chat.py", "_as_text", "len(text) < 2", "True"
-    ),
-    Mutant(
-        "markers that are put together are a message's",
-        "mlx_engine/tokenizer/chat.py",
-        "_always_found.is_written",
-        "any(all(part in template for part in around) for around in parts)",
-        "False and any(all(part in template for part in around) for around in parts)",
-    ),
-    Mutant(
-        "half of a marker may be a message's",
-        "mlx_engine/tokenizer/chat.py",
-        "chat_ids",
-        "(text[0], text[-1])",
-        "(text[0],)",
-    ),
-    Mutant(
-        "markers that any text may have are a message's",
-        "mlx_engine/tokenizer/chat.py",
-        "chat_ids",
-        "tokenizer.special_tokens | always",
-        "tokenizer.special_tokens",
-    ),
-    Mutant(
-        "what a message hid stays hidden",
-        "mlx_engine/tokenizer/chat.py",
-        "chat_ids",
-        "guarded[at : match.start() if match else None].translate(show)",
-        "guarded[at : match.start() if match else None]",
-    ),
-    Mutant(
         "BOS written twice",
         "mlx_engine/tokenizer/chat.py",
         "_with_bos",

@@ -1,15 +1,24 @@
 """Chat templates that are broken or mean harm: one error each, in a bounded time."""
 
+import gc
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from mlx_engine.errors import ChatTemplateError
-from mlx_engine.tokenizer import chat, sandbox
+from mlx_engine.tokenizer import sandbox, sandbox_process
 from mlx_engine.tokenizer.chat import Limits, chat_ids
 from tests.unit.test_chat import chatml, user
 from tests.unit.test_tokenizer import build, byte_level
+
+ROOT = Path(__file__).parents[2]
 
 # ---- templates that mean harm, or are broken ----
 
@@ -42,7 +51,7 @@ LARGE = {
 def refused(template):
     tokenizer = build(byte_level(chat_template=template))
     with pytest.raises(ChatTemplateError) as caught:
-        chat_ids(tokenizer, user("x"), Limits(seconds=1, characters=1_000_000))
+        chat_ids(tokenizer, user("x"), limits=Limits(seconds=1, characters=1_000_000))
     message = str(caught.value)
     assert message.startswith("toy: expected a chat template")
     assert len(message.splitlines()) == 1
@@ -80,13 +89,150 @@ def test_a_sandbox_that_cannot_be_started_is_one_error(monkeypatch):
 def test_a_sandbox_that_does_not_come_back_is_ended(monkeypatch, tmp_path):
     (tmp_path / "sleeps.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "sleeps.py"))
-    monkeypatch.setattr(chat, "START_SECONDS", 0)
+    monkeypatch.setattr(sandbox_process, "START_SECONDS", 0)
     tokenizer = chatml()
     with pytest.raises(ChatTemplateError, match="over 0"):
-        chat_ids(tokenizer, user("x"), Limits(seconds=0.1))
+        chat_ids(tokenizer, user("x"), limits=Limits(seconds=0.1))
 
 
 def test_a_sandbox_that_crashes_says_its_last_word(monkeypatch, tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no room\\n')")
     monkeypatch.setattr(sandbox, "__file__", str(tmp_path / "fails.py"))
     assert "no room" in refused("x")
+
+
+# ---- one process for many conversations ----
+
+
+def pid(tokenizer):
+    return tokenizer.sandbox._process.pid
+
+
+def is_alive(number):
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_conversations_share_a_process_and_nothing_else():
+    counts = "{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{{ messages[0].content }}"
+    tokenizer = build(byte_level(chat_template=counts))
+    texts = [(tokenizer.decode(chat_ids(tokenizer, user(text))), pid(tokenizer)) for text in "abc"]
+    assert [text for text, _ in texts] == ["1a", "1b", "1c"]
+    assert len({number for _, number in texts}) == 1
+
+
+REFUSES = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+
+
+def test_a_failure_ends_the_process_and_the_next_conversation_has_another():
+    tokenizer = build(byte_level(chat_template=REFUSES))
+    chat_ids(tokenizer, user("a"))
+    before = pid(tokenizer)
+    with pytest.raises(ChatTemplateError, match="TemplateError: no"):
+        chat_ids(tokenizer, user("no"))
+    assert not is_alive(before)
+    assert tokenizer.decode(chat_ids(tokenizer, user("a"))) == "a"
+    assert pid(tokenizer) != before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_process_that_somebody_ended_is_replaced():
+    tokenizer = chatml()
+    want = chat_ids(tokenizer, user("x"))
+    before = pid(tokenizer)
+    os.kill(before, signal.SIGKILL)
+    tokenizer.sandbox._process.wait()
+    assert chat_ids(tokenizer, user("x")) == want
+    assert pid(tokenizer) != before
+
+
+def test_a_process_has_a_limited_number_of_uses(monkeypatch):
+    monkeypatch.setattr(sandbox_process, "MAX_USES", 2)
+    tokenizer = chatml()
+    numbers = []
+    for _ in range(3):
+        chat_ids(tokenizer, user("x"))
+        numbers.append(tokenizer.sandbox._process and pid(tokenizer))
+    assert numbers[0] is not None
+    assert numbers[1] is None
+    assert numbers[2] not in (None, numbers[0])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no bounds on processor time")
+def test_the_time_of_one_conversation_is_not_taken_from_the_next():
+    tokenizer = build(byte_level(chat_template="{% for i in range(99999) %}{% endfor %}x"))
+    chat_ids(tokenizer, user("x"))
+    before = pid(tokenizer)
+    while process_seconds(before) < 0.5:
+        chat_ids(tokenizer, user("x"), limits=Limits(seconds=0.3))
+    assert pid(tokenizer) == before
+
+
+def process_seconds(number):
+    """CPU time of a process; where the system does not say, enough."""
+    path = Path(f"/proc/{number}/stat")
+    if not path.is_file():
+        return 1.0
+    user_ticks, system_ticks = path.read_text().rpartition(")")[2].split()[11:13]
+    return (int(user_ticks) + int(system_ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_threads_get_their_own_answers():
+    tokenizer = chatml()
+    contents = [f"{i} hello" * (1 + 5000 * (i % 2)) for i in range(24)]
+    want = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in contents]
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(lambda text: tokenizer.decode(chat_ids(tokenizer, user(text))), contents)
+        assert list(found) == want
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_has_its_own():
+    tokenizer = chatml()
+    want = chat_ids(tokenizer, user("x"))
+    before = pid(tokenizer)
+    child = os.fork()
+    if child == 0:
+        is_same = chat_ids(tokenizer, user("x")) == want
+        other = pid(tokenizer)
+        tokenizer.sandbox._stop()
+        os._exit(0 if is_same and other != before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert chat_ids(tokenizer, user("x")) == want
+    assert pid(tokenizer) == before
+
+
+def test_a_tokenizer_that_is_dropped_ends_its_process():
+    tokenizer = chatml()
+    chat_ids(tokenizer, user("x"))
+    number = pid(tokenizer)
+    assert is_alive(number)
+    del tokenizer
+    gc.collect()
+    assert not is_alive(number)
+
+
+def test_the_process_ends_at_exit_and_when_its_parent_is_killed():
+    program = """
+import os, sys
+from mlx_engine.tokenizer.chat import chat_ids
+from tests.unit.test_chat import chatml, user
+tokenizer = chatml()
+chat_ids(tokenizer, user("x"))
+print(tokenizer.sandbox._process.pid, flush=True)
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), 9)
+"""
+    for how in ("exit", "kill"):
+        run = subprocess.run(
+            [sys.executable, "-c", program, how], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == (-9 if how == "kill" else 0), run.stderr
+        until = time.monotonic() + 5
+        while is_alive(int(run.stdout)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not is_alive(int(run.stdout))

@@ -1,0 +1,154 @@
+"""The command `chat`: a conversation with a model, in a terminal or through pipes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_engine.commands import chat_commands, chat_input
+from mlx_engine.commands.console import notice, progress_bar, reports_errors, safe_for
+from mlx_engine.commands.generate import choose_backend
+from mlx_engine.commands.groups import takes_groups
+from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, options_of
+from mlx_engine.commands.prompts import NO_TEMPLATE
+from mlx_engine.errors import ContextLengthError, EngineError
+
+if TYPE_CHECKING:
+    from mlx_engine.conversation import Conversation
+
+BUILTIN = (
+    "This is the small built-in model. It tells short stories for children, and answers greetings and a few simple "
+    "questions. It knows English only, and is no assistant.\n"
+    "Try: Tell me a story. Or: What is the capital of France? With --temp 0.8 every story is another one."
+)
+
+
+@reports_errors
+@takes_groups
+def chat(
+    *,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    load: Annotated[
+        Path | None, typer.Option("--load", help="Continue the conversation of a file that /save wrote.")
+    ] = None,
+    model: Model = "builtin",
+    backend: Backend = "auto",
+    run: RunOptions,
+    sampling: SamplingOptions,
+    compute: ComputeOptions,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
+) -> None:
+    """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
+    from mlx_engine import engine
+    from mlx_engine.conversation import Conversation
+
+    options, conversion = options_of(run, sampling), compute.conversion()
+    engine.configure_log()
+    used = choose_backend(backend, strict=strict)
+    with progress_bar("loading") as progress:
+        how = {"threads": compute.threads, "jit": not compute.no_jit, **conversion.options()}
+        loaded = engine.load(model, used, progress=progress, **how)
+    conversation = Conversation(loaded, options, system=system)
+    if not conversation.has_template:
+        notice(NO_TEMPLATE)
+    if not quiet:
+        device = f"{loaded.backend.name} ({loaded.backend.device})"
+        notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
+        if model == "builtin":
+            notice(BUILTIN)
+    if load is not None:
+        chat_commands.load_file(conversation, str(load))
+    talk(conversation, chat_input.messages(), quiet=quiet)
+
+
+def talk(conversation: Conversation, messages: Iterable[str], *, quiet: bool) -> None:
+    """Answer messages and run commands until there are no more. An error ends a turn, not the conversation."""
+    for text in messages:
+        if text.strip() in chat_commands.QUIT:
+            return
+        if not text.strip():
+            continue
+        try:
+            ask = chat_commands.perform(conversation, text)
+            if ask is not None:
+                answer(conversation, ask, quiet=quiet)
+        except ContextLengthError as error:
+            notice(f"error: {error}; /clear begins a new conversation")
+        except EngineError as error:
+            notice(f"error: {error}")
+
+
+def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -> None:
+    """Print an answer as it is generated. Ctrl-C stops it, and what was generated is kept."""
+    start, before = time.perf_counter(), len(conversation.turns)
+    with stopped_by_ctrl_c() as stop:
+        try:
+            with progress_bar("reading the prompt") as show:
+
+                def progress(done: int, total: int) -> None:
+                    show(done, total)
+                    if stop.is_set() and done < total:
+                        raise KeyboardInterrupt
+
+                pieces = ask(progress=progress)
+                first = next(pieces, "")
+            with closing(pieces):  # type: ignore[type-var]
+                print_pieces(chain([first], pieces), stop)
+        except KeyboardInterrupt:  # raised by `progress`
+            pass
+    if stop.is_set():
+        notice("(stopped)")
+    if len(conversation.turns) > before and not quiet:
+        n, seconds = conversation.turns[-1].n_generated, time.perf_counter() - start
+        notice(f"[{n} tokens in {seconds:.2f} s, {n / seconds:.1f} tokens/s]")
+        for line in limits_reached(conversation):
+            notice(line)
+
+
+def print_pieces(pieces: Iterator[str], stop: threading.Event) -> None:
+    """Print pieces of text until they end or `stop` is set, and a line feed."""
+    for piece in pieces:
+        print(safe_for(sys.stdout, piece), end="", flush=True)
+        if stop.is_set():
+            break
+    print(flush=True)
+
+
+def limits_reached(conversation: Conversation) -> Iterator[str]:
+    """Yield what the user must know about the end of the last answer, if the model did not end it."""
+    generation = conversation.generation
+    if generation is None or generation.finish_reason not in ("length", "timeout"):
+        return
+    if generation.finish_reason == "timeout":
+        yield "(ended by --timeout)"
+    elif conversation.n_tokens >= conversation.n_context:
+        yield f"(the context of {conversation.n_context:,} tokens is full; /clear begins a new conversation)"
+    else:
+        yield f"(ended after {len(generation.token_ids):,} tokens; --max-tokens sets the limit)"
+
+
+@contextmanager
+def stopped_by_ctrl_c() -> Iterator[threading.Event]:
+    """Provide an event that Ctrl-C sets, in place of an exception in the middle of a forward pass."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,176 @@
+"""A conversation with a model: its messages, and the token ids that were generated in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlx_engine.decode.options import Options
+from mlx_engine.errors import require
+
+if TYPE_CHECKING:
+    from mlx_engine.schedule.stream import Progress
+    from mlx_engine.schedule.stream import Generation, Stream
+    from mlx_engine.engine import Engine
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The counts of one turn.
+
+    Attributes:
+        n_prompt: tokens of the prompt: the whole conversation up to the answer.
+        n_shared: those of them with which the turn before began: its prompt and answer.
+        n_generated: tokens of the answer.
+    """
+
+    n_prompt: int
+    n_shared: int
+    n_generated: int
+
+
+class Conversation:
+    """A conversation. Each answer reads all messages before it; the ids of earlier answers are used as generated.
+
+    A model without a chat template continues the texts instead: see `plain_text`.
+
+    Attributes:
+        messages: the messages so far. A last message of the user has no answer yet, and the next question replaces it.
+        options: options of every answer.
+        turns: the counts of every turn.
+        generation: the last answer; None before the first.
+    """
+
+    def __init__(self, engine: Engine, options: Options | None = None, *, system: str | None = None) -> None:
+        """Begin a conversation, with a system message if `system` is given."""
+        from mlx_engine.tokenizer.history import History
+
+        self.engine, self.options = engine, options or Options()
+        self.messages: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
+        self.generation: Generation | None = None
+        self._history = History(engine.tokenizer)
+        self.system = system
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return self.engine.tokenizer.chat_template is not None
+
+    @property
+    def system(self) -> str | None:
+        """The system message; None for none. Setting it changes the first message."""
+        first = self.messages[0] if self.messages else {}
+        return first["content"] if first.get("role") == SYSTEM else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages if self.system is None else self.messages[1:]
+        self.messages = [*([] if text is None else [{"role": SYSTEM, "content": text}]), *rest]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the conversation at the end of the last answer."""
+        return 0 if self.generation is None else len(self.generation.prompt_ids) + len(self.generation.token_ids)
+
+    @property
+    def n_context(self) -> int:
+        """The largest number of tokens that the conversation can have."""
+        whole: int = self.engine.config.context_length
+        return whole if self.options.context_len is None else min(whole, self.options.context_len)
+
+    def ask(self, text: str, *, progress: Progress | None = None) -> Iterator[str]:
+        """Add a message of the user, and return the answer in pieces.
+
+        The answer is added to the messages when the pieces end or are closed: what was generated until then is kept.
+
+        Args:
+            text: the message.
+            progress: called with (tokens done, tokens in total) during prefill.
+
+        Raises:
+            ContextLengthError: the conversation exceeds the context; it is unchanged.
+            EngineError: the template refuses or cannot render the messages; the conversation is unchanged.
+        """
+        return self._answer([*self._answered(), {"role": USER, "content": text}], progress)
+
+    def retry(self, *, progress: Progress | None = None) -> Iterator[str]:
+        """Drop the last answer, and return another one as `ask` does.
+
+        Raises:
+            OptionError: nothing was asked yet.
+            EngineError: as for `ask`.
+        """
+        asked = self.messages[:-1] if self._role(-1) == ASSISTANT else self.messages
+        is_question = bool(asked) and asked[-1]["role"] != SYSTEM
+        require(is_question, option="retry", expected="a question before it", found="none")
+        return self._answer(asked, progress)
+
+    def clear(self) -> None:
+        """Drop all messages except the system message."""
+        system, self.messages = self.system, []
+        self.system, self.turns, self.generation = system, [], None
+
+    def load(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Replace the conversation.
+
+        Raises:
+            EngineError: they are not messages, or the template cannot render them; the conversation is unchanged.
+        """
+        if messages:
+            self._prompt_ids(messages)
+        self.clear()
+        self.messages = list(messages)
+
+    def _answered(self) -> list[dict[str, Any]]:
+        """Return the messages without a question that has no answer."""
+        return self.messages[:-1] if self._role(-1) == USER else self.messages
+
+    def _role(self, i: int) -> str | None:
+        return self.messages[i]["role"] if self.messages else None
+
+    def _answer(self, messages: list[dict[str, Any]], progress: Progress | None) -> Iterator[str]:
+        stream = self.engine.run(self._prompt_ids(messages), self.options, progress=progress)
+        self.messages = messages
+        return self._pieces(stream)
+
+    def _prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        if self.has_template:
+            return self.engine.chat_prompt(messages, self._history)
+        from mlx_engine.tokenizer.messages import for_template
+
+        return self.engine.prompt_ids(plain_text(for_template(messages, "", self.engine.tokenizer.where)))
+
+    def _pieces(self, stream: Stream) -> Iterator[str]:
+        try:
+            yield from stream
+        finally:
+            stream.close()
+            self._keep(stream.generation)
+
+    def _keep(self, generation: Generation) -> None:
+        """Add an answer to the messages, unless nothing was generated."""
+        ids, before = generation.prompt_ids, self.generation
+        earlier = [] if before is None else [*before.prompt_ids, *before.token_ids]
+        pairs = zip(ids, earlier, strict=False)
+        n_shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(earlier)))
+        if generation.token_ids:
+            self.generation = generation
+            self.turns.append(Turn(len(ids), n_shared, len(generation.token_ids)))
+            self._history.add_answer(ids, generation.token_ids)
+            self.messages = [*self.messages, {"role": ASSISTANT, "content": generation.text}]
+
+
+def plain_text(messages: Sequence[dict[str, Any]]) -> str:
+    """Return messages as one text, for a model without a chat template.
+
+    The system message is a paragraph of its own. An answer continues the line of its question; questions begin a line.
+    """
+    pieces = []
+    for i, message in enumerate(messages):
+        is_new_line = i > 0 and message["role"] == USER and messages[i - 1]["role"] != SYSTEM
+        pieces += ["\n" if is_new_line else "", message["content"], "\n\n" if message["role"] == SYSTEM else ""]
+    return "".join(pieces)

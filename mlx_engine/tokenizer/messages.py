@@ -1,0 +1,148 @@
+"""The messages of a conversation, in the form of OpenAI's API: checked, and prepared for a chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from mlx_engine.errors import ChatTemplateError, require
+
+Message: TypeAlias = Mapping[str, Any]
+"""A role, and a content: text, or a list of `{"type": "text", "text": ...}`. Also `name`, `reasoning_content`,
+`tool_calls` (of an assistant) and `tool_call_id` (of a tool)."""
+
+ROLES = ("developer", "system", "user", "assistant", "tool")
+"""The roles of OpenAI's API. Some templates have others."""
+
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which UTF-8 cannot encode."""
+
+TEXT_KEYS = ("name", "tool_call_id", "reasoning_content")
+KEYS = {"role", "content", "tool_calls", *TEXT_KEYS}
+CALL_KEYS = {"id", "type", "function"}
+
+ROLE = re.compile(r"[A-Za-z0-9_.-]+")
+
+# A loop over the parts of a content, as templates of multimodal models have.
+READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+\.)?content\b|\bfor\s+\w+\s+in\s+\w+\[['"]content['"]\]""")
+
+# Deeper arguments would exhaust the stack of a recursive reader.
+MAX_DEPTH = 64
+
+
+def for_template(messages: Sequence[Message], template: str, where: str) -> list[dict[str, Any]]:
+    """Return the messages as this template reads them; `where` names the template's file.
+
+    Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
+    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out.
+
+    Raises:
+        OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
+        ChatTemplateError: there are tool calls, and the template does not read them.
+    """
+    sound = isinstance(messages, Sequence) and not isinstance(messages, str | bytes) and len(messages) > 0
+    sound = sound and all(isinstance(message, Mapping) for message in messages)
+    require(sound, option="messages", expected='a list of {"role": ..., "content": ...}', found=messages)
+    prepared = []
+    for i, message in enumerate(messages):
+        present = {key: value for key, value in message.items() if key == "content" or value not in (None, [])}
+        _check(present, f"messages[{i}]")
+        content = present.get("content")
+        if isinstance(content, list | tuple) and not READS_PARTS.search(template):
+            present["content"] = " ".join(part["text"] for part in content)
+        if present["role"] == "developer" and "developer" not in template:
+            present["role"] = "system"
+        prepared.append(present)
+    if "tool_calls" not in template and any("tool_calls" in message for message in prepared):
+        hint = "leave out the tool calls, or use a model that is made for them"
+        raise ChatTemplateError(where=where, found="one that does not read tool_calls", hint=hint)
+    return prepared
+
+
+def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the message with every text changed that its author chose: all but the role and the types."""
+    return {key: value if key == "role" else _map(value, change) for key, value in message.items()}
+
+
+def texts(message: Message) -> list[str]:
+    """Return the texts that `map_texts` changes."""
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    map_texts(message, note)
+    return found
+
+
+def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
+    """Change the texts of a value. Keys and types belong to the API's form, except inside the arguments of a call."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_map(item, change, is_data=is_data) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if is_data:
+        return {change(key): _map(item, change, is_data=True) for key, item in value.items()}
+    return {
+        key: item if key == "type" else _map(item, change, is_data=key == "arguments") for key, item in value.items()
+    }
+
+
+def _check(message: Mapping[str, Any], at: str) -> None:
+    """Check the fields of a message; `at` is its place, for errors."""
+    unknown = next((key for key in message if key not in KEYS), None)
+    _require(unknown is None, at, f"only {', '.join(sorted(KEYS))}", unknown)
+    role = message.get("role")
+    is_role = isinstance(role, str) and ROLE.fullmatch(role) is not None
+    _require(is_role, f"{at}.role", f"{', '.join(ROLES)}, or another word", role)
+    for key in TEXT_KEYS:
+        _require(isinstance(message.get(key, ""), str), f"{at}.{key}", "text", message.get(key))
+    calls = message.get("tool_calls", [])
+    _require(not calls or role == "assistant", f"{at}.role", "assistant, for tool_calls", role)
+    _check_content(message.get("content"), f"{at}.content", is_optional=bool(calls))
+    _require(isinstance(calls, list | tuple), f"{at}.tool_calls", "a list", calls)
+    for i, call in enumerate(calls):
+        _check_call(call, f"{at}.tool_calls[{i}]")
+    halves = next((text for text in texts(message) if HALF.search(text)), None)
+    _require(halves is None, at, "text that UTF-8 can write", halves)
+
+
+def _check_content(content: Any, at: str, *, is_optional: bool) -> None:
+    if isinstance(content, str) or (content is None and is_optional):
+        return
+    is_list = isinstance(content, list | tuple) and len(content) > 0
+    _require(is_list, at, 'text, or a list of {"type": "text", "text": ...}', content)
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        _require(kind == "text", f"{at}[{i}]", "a part of type text (the only type implemented)", kind)
+        is_text = part.keys() == {"type", "text"} and isinstance(part["text"], str)
+        _require(is_text, f"{at}[{i}]", '{"type": "text", "text": ...}', part)
+
+
+def _check_call(call: Any, at: str) -> None:
+    form = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
+    function = call.get("function") if isinstance(call, Mapping) and call.keys() <= CALL_KEYS else None
+    given = function if isinstance(function, Mapping) else {}
+    sound = given.keys() == {"name", "arguments"} and isinstance(given["name"], str)
+    sound = sound and isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
+    _require(sound, at, form, call)
+    arguments = given["arguments"]
+    sound = isinstance(arguments, str | Mapping) and _is_json(arguments, MAX_DEPTH)
+    _require(sound, f"{at}.function.arguments", "JSON text, or an object of JSON values", arguments)
+
+
+def _is_json(value: Any, depth: int) -> bool:
+    if isinstance(value, Mapping):
+        inner = list(value.values())
+        return depth > 0 and all(isinstance(k, str) for k in value) and all(_is_json(v, depth - 1) for v in inner)
+    if isinstance(value, list | tuple):
+        return depth > 0 and all(_is_json(item, depth - 1) for item in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _require(holds: bool, at: str, expected: str, found: object) -> None:
+    require(holds, option="messages", expected=f"{at} to be {expected}", found=found)

@@ -1,0 +1,70 @@
+"""The user's side of `chat`: messages of several lines, through a pipe and in the line editor."""
+
+import pytest
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from mlx_engine.commands.chat_input import from_lines, from_terminal, session
+from mlx_engine.commands.console import safe_for
+from mlx_engine.errors import OptionError
+
+SCRIPTS = {
+    "one line each": (b"a\n\nb\r\nc", ["a", "", "b", "c"]),
+    "backslashes": (b"a\\\nb \\\n\nc\n", ["a\nb \n", "c"]),
+    "quotes": (b'"""\na\n\n  b\\\n"""\nc\n', ["a\n\n  b\\", "c"]),
+    "quotes on one line": (b'"""a"""\n"""b\nc"""\n', ["a", "b\nc"]),
+    "an end inside": (b'"""\na\n', ["a"]),
+    "a backslash at the end": (b"a\\\n", ["a"]),
+    "other languages": ("ü 😀 \u2028x\n".encode(), ["ü 😀 \u2028x"]),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_lines_of_a_pipe_become_messages(name):
+    script, want = SCRIPTS[name]
+    assert list(from_lines(script.splitlines(keepends=True))) == want
+
+
+def test_a_pipe_that_is_not_utf_8_is_refused():
+    with pytest.raises(OptionError, match="UTF-8"):
+        list(from_lines([b"\xff\n"]))
+
+
+ENTER, ALT_ENTER, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
+
+
+@pytest.mark.parametrize(
+    ("keys", "want"),
+    [
+        (f"a{ENTER}b{ENTER}", ["a", "b"]),
+        (f"a{ALT_ENTER}b{ENTER}", ["a\nb"]),
+        (f"a\\{ENTER}b{ENTER}", ["a\nb"]),
+        (f'"""{ENTER}a{ENTER}b{ENTER}"""{ENTER}', ["a\nb"]),
+        (f"gone{CTRL_C}b{ENTER}", ["b"]),
+    ],
+    ids=["enter", "alt-enter", "backslash", "quotes", "ctrl-c"],
+)
+def test_keys_become_messages(keys, want):
+    with create_pipe_input() as keyboard:
+        keyboard.send_text(keys + CTRL_D)
+        assert list(from_terminal(session(source=keyboard, screen=DummyOutput()).prompt)) == want
+
+
+def test_the_line_editor_remembers_what_was_typed():
+    with create_pipe_input() as keyboard:
+        keyboard.send_text(f"first{ENTER}second{ALT_ENTER}line{ENTER}{CTRL_D}")
+        editor = session(source=keyboard, screen=DummyOutput())
+        assert len(list(from_terminal(editor.prompt))) == 2
+    assert editor.history.get_strings() == ["first", "second\nline"]
+
+
+class Terminal:
+    def __init__(self, is_terminal):
+        self.isatty = lambda: is_terminal
+
+
+def test_control_characters_of_a_model_do_not_reach_a_terminal():
+    text = "a\x1b[2J\r\x9b\x07b\n\tü\u200d😀"
+    assert safe_for(Terminal(True), text) == "a\\x1b[2J\\x0d\\x9b\\x07b\n\tü\u200d😀"
+    assert safe_for(Terminal(False), text) == text
+    assert safe_for(None, text) == text
