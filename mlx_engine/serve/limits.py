@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+
 from starlette.datastructures import Headers
 from starlette.types import Receive
 

@@ -1,4 +1,4 @@
-"""The receipt of a request: where its time went, in milliseconds. Names are llama.cpp's where the meaning is the same."""
+"""The receipt of a request: where its time went. Names are llama.cpp's where the meaning is the same."""
 
 from __future__ import annotations
 
