@@ -13,6 +13,7 @@ from mlx_engine.commands.kernels import kernels
 from mlx_engine.commands.quantize import quantize
 from mlx_engine.commands.report import report
 from mlx_engine.commands.root import root
+from mlx_engine.commands.serve import serve
 from mlx_engine.commands.tokenize import tokenize
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.callback()(root)
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(bench)
 app.command()(report)
 app.command()(quantize)

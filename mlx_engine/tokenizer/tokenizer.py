@@ -151,6 +151,15 @@ class Tokenizer:
         self._vocabulary.check(token_id)
         return self._vocabulary.tokens[token_id]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token, which are often not valid UTF-8 on their own.
+
+        Raises:
+            TokenizerError: the vocabulary has no such id.
+        """
+        self._vocabulary.check(token_id)
+        return self._vocabulary.piece(token_id)
+
     def __repr__(self) -> str:
         return f"<Tokenizer {self.kind}, {self.vocab_size:,} tokens, from {self._vocabulary.where}>"
 

@@ -11,6 +11,5 @@ MUTANTS = [
     *gpu.MUTANTS,
     *schedule.MUTANTS,
     *text.MUTANTS,
-    *chat.MUTANTS,
     *tools.MUTANTS,
 ]

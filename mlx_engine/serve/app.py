@@ -1,0 +1,185 @@
+"""The routes of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Message, Receive, Scope, Send
+
+from mlx_engine.errors import TokenizerError
+from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
+from mlx_engine.serve.generation import Respond, chat, completion
+from mlx_engine.serve.limits import check_key, read_body
+from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
+from mlx_engine.serve.prometheus import MEDIA_TYPE
+from mlx_engine.serve.service import Service
+from mlx_engine.serve.sse import disconnected
+
+LOGGER = logging.getLogger("mlx_engine.serve")
+
+# Reads a body and calls its second argument with the response.
+Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
+
+
+def create_app(service: Service, pages: Sequence[BaseRoute] = ()) -> Starlette:
+    """Return the ASGI application, which starts and stops the engine thread.
+
+    Args:
+        service: the served model.
+        pages: further routes, such as those of a page that shows the engine. They check no key.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.worker.on_news = service.metrics.add
+        service.worker.start()
+        yield
+        await service.worker.stop()
+
+    routes = {"/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize}
+    posts = {**routes, "/detokenize": detokenize}
+    gets = {"/v1/models": models, "/v1/models/{name:path}": model, "/metrics": metrics}
+    cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
+    return Starlette(
+        routes=[
+            *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts.items()],
+            *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets.items()],
+            Route("/health", Endpoint(service, health, is_open=True), methods=["GET"]),
+            *pages,
+        ],
+        middleware=[cors] if service.origins else [],
+        exception_handlers={HTTPException: _no_such_route},
+        lifespan=lifespan,
+    )
+
+
+class Endpoint:
+    """An ASGI application that runs a handler until it has responded or the client has left.
+
+    Args:
+        service: the served model.
+        handler: reads the body, and responds.
+        is_open: whether requests need no key.
+    """
+
+    def __init__(self, service: Service, handler: Handler, *, is_open: bool = False) -> None:
+        self._service, self._handler, self._is_open = service, handler, is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request. A client that has left is no error; its request is cancelled at once."""
+        started = False
+
+        async def sent(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        async def respond(response: Response) -> None:
+            await response(scope, receive, sent)
+
+        try:
+            await self._handle(scope, receive, respond)
+        except ClientGoneError:
+            self._service.metrics.cancelled.add()
+        except Exception as error:
+            failure = api_error(error, "")
+            if failure.code == "internal_error" and not isinstance(error, ApiError):
+                LOGGER.error("a request failed", exc_info=error)
+            if not started:
+                self._service.metrics.errors.add(1, str(failure.status))
+                await failure.response()(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, respond: Respond) -> None:
+        headers = Headers(scope=scope)
+        if not self._is_open:
+            check_key(headers, self._service.api_key)
+        if scope["method"] == "POST":
+            body = await read_body(receive, headers, self._service.max_body)
+        else:
+            body = "/".join(scope["path_params"].values()).encode()
+        await unless_gone(receive, self._handler(self._service, body, respond))
+
+
+async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
+    """Run work to its end, and cancel it as soon as the client closes its connection.
+
+    Starlette cancels only streams, and only with some servers. A client that waits for a reply, in the queue or during
+    prefill, would keep its slot after it has left.
+
+    Raises:
+        ClientGoneError: the client left first.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        task.result()
+    finally:
+        for other in (task, gone):
+            other.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def models(service: Service, body: bytes, respond: Respond) -> None:
+    """List the one model."""
+    await respond(json_response({"object": "list", "data": [service.model_card]}))
+
+
+async def model(service: Service, body: bytes, respond: Respond) -> None:
+    """Describe the model, if `body`, which is the name in the path, is its name."""
+    service.check_model(body.decode())
+    await respond(json_response(service.model_card))
+
+
+async def health(service: Service, body: bytes, respond: Respond) -> None:
+    """Report whether the engine thread takes requests: 200 if it does, 503 if not."""
+    state = service.worker.state
+    await respond(json_response({"status": state}, 200 if state == "ok" else 503))
+
+
+async def metrics(service: Service, body: bytes, respond: Respond) -> None:
+    """Report all metrics."""
+    await respond(Response(service.metrics.text(service.worker.load), media_type=MEDIA_TYPE))
+
+
+async def tokenize(service: Service, body: bytes, respond: Respond) -> None:
+    """Return the ids of a text."""
+    asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
+    try:
+        ids = await to_thread.run_sync(tokenizer.encode, asked.content, asked.special)
+    except TokenizerError as error:
+        raise api_error(error, "content") from error
+    await respond(json_response({"tokens": ids, "count": len(ids)}))
+
+
+async def detokenize(service: Service, body: bytes, respond: Respond) -> None:
+    """Return the text of ids."""
+    asked, tokenizer = parse(body, DetokenizeRequest), service.engine.tokenizer
+    try:
+        text = await to_thread.run_sync(tokenizer.decode, asked.tokens)
+    except TokenizerError as error:
+        raise api_error(error, "tokens") from error
+    await respond(json_response({"content": text}))
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls this for no other error
+    if error.status_code == 405:
+        message = f"{request.url.path}: expected another method than {request.method}; see the header Allow"
+    else:
+        message = f"{request.url.path}: expected a path of this API, found another; see /v1/models for one that exists"
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()

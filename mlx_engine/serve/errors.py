@@ -1,0 +1,82 @@
+"""Errors of the HTTP API, in OpenAI's form: message, type, param and code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from mlx_engine.errors import ChatTemplateError, ContextLengthError, EngineError, OptionError, TokenizerError
+
+# The place of a value in an error about messages, such as `messages[0].content`.
+PLACE = re.compile(r"(messages\S*) to be ")
+
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An error that a client gets as JSON.
+
+    Attributes:
+        status: the HTTP status.
+        param: the parameter of the request that is wrong, or None.
+        code: a short name of the error for programs, or None.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, object]:
+        """Return the error as OpenAI's API writes it."""
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response whose body is a value as JSON."""
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def api_error(error: Exception, prompt: str) -> ApiError:
+    """Return the API's form of any error.
+
+    Args:
+        error: the error.
+        prompt: the parameter that has the prompt, "messages" or "prompt".
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextLengthError):
+        return ApiError(400, str(error), param=prompt, code="context_length_exceeded")
+    if isinstance(error, OptionError):
+        place = PLACE.match(error.expected)
+        param = place[1] if place else prompt if error.option == "prompt" else error.option
+        return ApiError(400, str(error), param=param, code="invalid_value")
+    if isinstance(error, ChatTemplateError | TokenizerError):
+        return ApiError(400, str(error), param=prompt, code="invalid_value")
+    if isinstance(error, EngineError):
+        return ApiError(500, str(error), code="engine_error")
+    found = type(error).__name__
+    message = f"this request: expected an answer, found an internal error ({found}); the server's log has its traceback"
+    return ApiError(500, message, code="internal_error")

@@ -1,0 +1,163 @@
+"""The two routes that generate text: from a parsed request to a reply or a stream."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from anyio import to_thread
+from starlette.responses import Response
+
+from mlx_engine.decode.options import Options
+from mlx_engine.engine import Engine
+from mlx_engine.schedule import Request
+from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
+from mlx_engine.serve.job import Job
+from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_request, completion_request
+from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
+from mlx_engine.serve.service import Service
+from mlx_engine.serve.sse import DONE, EventStream, comment, event
+
+LOGGER = logging.getLogger("mlx_engine.serve")
+
+Respond = Callable[[Response], Awaitable[None]]
+
+
+async def chat(service: Service, body: bytes, respond: Respond) -> None:
+    """Answer POST /v1/chat/completions."""
+    received, params = time.perf_counter(), chat_request(body)
+    engine = _checked(service, params)
+    if engine.tokenizer.chat_template is None:
+        message = "messages: expected a model with a chat template, found one without; use /v1/completions"
+        raise ApiError(400, message, param="messages", code="no_chat_template")
+    read = partial(engine.chat_prompt, params.messages, service.history)
+    job = await _job(service, params, [read], received, "messages")
+    reply = ChatReply(job, engine.tokenizer, **_about(service, params))
+    await _answer(service, params, job, reply, respond, "messages")
+
+
+async def completion(service: Service, body: bytes, respond: Respond) -> None:
+    """Answer POST /v1/completions."""
+    received, params = time.perf_counter(), completion_request(body)
+    engine = _checked(service, params)
+    reads = [partial(engine.prompt_ids, prompt) for prompt in params.prompts]
+    job = await _job(service, params, reads, received, "prompt")
+    reply = CompletionReply(job, engine.tokenizer, **_about(service, params))
+    if params.echo:
+        reply.echoes = echoes_of(job.requests, params.prompts, engine.tokenizer)
+    await _answer(service, params, job, reply, respond, "prompt")
+
+
+def _checked(service: Service, params: ChatRequest | CompletionRequest) -> Engine:
+    engine = service.engine
+    service.check_model(params.model)
+    params.check(service.worker.slots)
+    return engine
+
+
+def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    return {
+        "model": service.model,
+        "fingerprint": service.fingerprint,
+        "n_logprobs": params.n_logprobs,
+        "includes_usage": params.includes_usage,
+    }
+
+
+async def _job(
+    service: Service,
+    params: ChatRequest | CompletionRequest,
+    reads: Sequence[Callable[[], list[int]]],
+    received: float,
+    prompt: str,
+) -> Job:
+    """Make the requests of all prompts in another thread, so that long prompts do not hold up the event loop.
+
+    Raises:
+        ApiError: a prompt or an option is invalid, or does not fit the context.
+    """
+    given = params.options()
+
+    def make() -> list[Request]:
+        requests = []
+        for read in reads:
+            ids = read()
+            limit = service.room(ids, params.n_choices) if params.limit is None else params.limit
+            options = Options.of(limit, logprobs=params.n_logprobs or 0, **given)
+            requests.append(service.engine.request(ids, options, n=params.n_choices))
+        return requests
+
+    start = time.perf_counter()
+    try:
+        requests = await to_thread.run_sync(make, abandon_on_cancel=True)
+    except Exception as error:
+        raise _logged(api_error(error, prompt), error) from error
+    return Job(requests, received=received, tokenize_seconds=time.perf_counter() - start)
+
+
+async def _answer(
+    service: Service,
+    params: ChatRequest | CompletionRequest,
+    job: Job,
+    reply: Reply,
+    respond: Respond,
+    prompt: str,
+) -> None:
+    """Run a job, and respond with its reply, or with a stream that begins at once."""
+    try:
+        async with service.worker.running(job):
+            if params.stream:
+                events = _events(service, job, reply, prompt, usage=params.includes_usage)
+                await respond(EventStream(events, seconds=service.send_seconds))
+                return
+            await job.ended()
+    except ClientGoneError:
+        raise
+    except Exception as error:
+        raise _logged(api_error(error, prompt), error) from error
+    _remember(service, job, prompt)
+    await respond(json_response(reply.whole()))
+
+
+async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
+    """Yield the events of a stream; comments while nothing else is to be said."""
+    yield comment(job.phase)
+    write_seconds = 0.0
+    while True:
+        if not await job.changed(service.keep_alive_seconds):
+            yield comment(job.phase)
+            continue
+        chunks = reply.chunks()
+        if job.has_ended:
+            break
+        if chunks:
+            start = time.perf_counter()
+            yield b"".join(map(event, chunks))
+            write_seconds += time.perf_counter() - start
+    if job.error is not None:
+        failure = _logged(api_error(job.error, prompt), job.error)
+        yield b"".join(map(event, [*chunks, failure.body()]))
+        return
+    _remember(service, job, prompt)
+    if usage:
+        chunks.append(reply.usage_chunk())
+    chunks[-1]["mlx_engine"] = reply.receipt(write_seconds)
+    yield b"".join(map(event, chunks)) + DONE
+
+
+def _remember(service: Service, job: Job, prompt: str) -> None:
+    """Keep the token ids of answers to messages, for the next turn of the conversation."""
+    if prompt == "messages":
+        for request in job.requests:
+            for output in request.outputs:
+                service.history.add_answer(request.prompt_ids, output.token_ids)
+
+
+def _logged(error: ApiError, cause: Exception) -> ApiError:
+    """Write the traceback of an internal error to the log; return the error."""
+    if error.code == "internal_error":
+        LOGGER.error("a request failed", exc_info=cause)
+    return error

@@ -1,0 +1,96 @@
+"""The requests of one HTTP call, as the event loop sees them: news arrives from the engine thread after each step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mlx_engine.decode.output import FinishReason, Output
+from mlx_engine.schedule import Request
+
+
+class Mark(NamedTuple):
+    """How far an output was after a step. The engine thread writes beyond it; up to it nothing changes any more."""
+
+    n_tokens: int = 0
+    n_pieces: int = 0
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def of(cls, output: Output) -> Mark:
+        """Return how far an output is; called by the engine thread between two steps."""
+        return cls(len(output.token_ids), len(output.pieces), output.finish_reason)
+
+
+class Job:
+    """One or more requests whose answers are one reply.
+
+    Attributes:
+        requests: the requests, in the order of the prompts.
+        accepted: done when the scheduler has taken the requests; it raises what the scheduler raised.
+        error: what ended a request, if one failed.
+        received: when the HTTP request arrived, in seconds of `time.perf_counter`.
+        tokenize_seconds: how long the prompts took to become tokens.
+    """
+
+    def __init__(self, requests: Sequence[Request], *, received: float, tokenize_seconds: float = 0.0) -> None:
+        self.requests = tuple(requests)
+        self.received, self.tokenize_seconds = received, tokenize_seconds
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.error: Exception | None = None
+        self._marks = {request: [Mark() for _ in request.outputs] for request in self.requests}
+        self._changed = asyncio.Event()
+
+    @property
+    def outputs(self) -> list[tuple[Output, Mark]]:
+        """All outputs, in the order of the reply's choices, and how far each is."""
+        marks = [mark for request in self.requests for mark in self._marks[request]]
+        outputs = [output for request in self.requests for output in request.outputs]
+        return list(zip(outputs, marks, strict=True))
+
+    @property
+    def n_answers(self) -> int:
+        """Number of answers."""
+        return sum(len(request.outputs) for request in self.requests)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self.error is not None or all(mark.finish_reason is not None for _, mark in self.outputs)
+
+    @property
+    def phase(self) -> str:
+        """What the engine does with the first request that has no token yet, for the comments of a stream."""
+        for request in self.requests:
+            if request.times.admitted is None:
+                return "queued"
+            if request.times.first_token is None:
+                return f"prefill {request.n_prefilled}/{len(request.prompt_ids)}"
+        return "decode"
+
+    def update(self, marks: Mapping[Request, Sequence[Mark]], error: Exception | None = None) -> None:
+        """Note how far its requests are; wake the reader."""
+        self._marks.update({request: list(of) for request, of in marks.items() if request in self._marks})
+        self.error = self.error or error
+        self._changed.set()
+
+    async def changed(self, seconds: float | None = None) -> bool:
+        """Wait for news at most so many seconds; return whether there is any."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    async def ended(self) -> None:
+        """Wait until all answers have ended.
+
+        Raises:
+            Exception: what ended a request, if one failed.
+        """
+        while not self.has_ended:
+            await self.changed()
+        if self.error is not None:
+            raise self.error

@@ -1,0 +1,136 @@
+"""Counters, gauges and histograms in the text format of Prometheus. Names are vLLM's, with our prefix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from mlx_engine.schedule import Request
+from mlx_engine.serve.worker import Load, News
+
+PREFIX = "mlx_engine:"
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Upper bounds in seconds, as in vLLM.
+FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
+REQUEST = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+class Counter:
+    """A number that only grows, for each value of at most one label."""
+
+    def __init__(self, name: str, about: str, label: str | None = None) -> None:
+        self._name, self._about, self._label = f"{PREFIX}{name}_total", about, label
+        self._values: dict[str, float] = {} if label else {"": 0.0}
+
+    def add(self, n: float = 1, value: str = "") -> None:
+        """Add n to the count of a label's value."""
+        self._values[value] = self._values.get(value, 0.0) + n
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text format."""
+        yield from _head(self._name, self._about, "counter")
+        for value, n in self._values.items():
+            label = f'{{{self._label}="{value}"}}' if self._label else ""
+            yield f"{self._name}{label} {n:.17g}"
+
+
+class Histogram:
+    """Counts of values up to each bound, their number and sum."""
+
+    def __init__(self, name: str, about: str, bounds: Sequence[float]) -> None:
+        self._name, self._about, self._bounds = PREFIX + name, about, (*bounds, math.inf)
+        self._counts, self._sum = [0] * len(self._bounds), 0.0
+
+    def observe(self, value: float | None) -> None:
+        """Count a value; None is not counted."""
+        if value is not None:
+            self._counts[next(i for i, bound in enumerate(self._bounds) if value <= bound)] += 1
+            self._sum += value
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text format: counts are cumulative."""
+        yield from _head(self._name, self._about, "histogram")
+        total = 0
+        for bound, n in zip(self._bounds, self._counts, strict=True):
+            total += n
+            yield f'{self._name}_bucket{{le="{"+Inf" if bound == math.inf else f"{bound:g}"}"}} {total}'
+        yield f"{self._name}_sum {self._sum:.17g}"
+        yield f"{self._name}_count {total}"
+
+
+class Metrics:
+    """All metrics of a server. They are updated and read in the event loop."""
+
+    def __init__(self) -> None:
+        self.errors = Counter("http_errors", "Responses with an error, by HTTP status.", "status")
+        self.cancelled = Counter("request_cancelled", "Requests whose client left before the end.")
+        self._prompt = Counter("prompt_tokens", "Tokens of prompts, including those from the prefix cache.")
+        self._generated = Counter("generation_tokens", "Tokens of answers.")
+        self._queries = Counter("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache.")
+        self._hits = Counter("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache.")
+        self._success = Counter("request_success", "Answers that have ended, by reason.", "finished_reason")
+        self._preemptions = Counter("num_preemptions", "Answers that gave their pages back and were computed again.")
+        self._steps = Counter("engine_steps", "Forward passes.")
+        self._step_seconds = Counter("engine_step_seconds", "Time of forward passes in seconds.")
+        self._rows = Counter("engine_step_rows", "Tokens in forward passes.", "phase")
+        self._first = Histogram("time_to_first_token_seconds", "From the submission to the first token.", FIRST_TOKEN)
+        self._between = Histogram("inter_token_latency_seconds", "Between two tokens of an answer.", BETWEEN_TOKENS)
+        self._whole = Histogram("e2e_request_latency_seconds", "From the submission to the last token.", REQUEST)
+        self._queue = Histogram("request_queue_time_seconds", "From the submission to a slot.", REQUEST)
+        self._prefill = Histogram("request_prefill_time_seconds", "From a slot to the first token.", REQUEST)
+        self._decode = Histogram("request_decode_time_seconds", "From the first token to the last.", REQUEST)
+
+    def add(self, news: News) -> None:
+        """Count what a step did."""
+        report = news.report
+        if report.requests:
+            self._steps.add()
+            self._step_seconds.add(report.seconds)
+            self._rows.add(report.n_decode, "decode")
+            self._rows.add(report.n_prefill, "prefill")
+        for request in report.ended:
+            self._add_end(request)
+
+    def _add_end(self, request: Request) -> None:
+        times, n_prompt = request.times, len(request.prompt_ids)
+        self._prompt.add(n_prompt)
+        self._queries.add(n_prompt)
+        self._hits.add(request.n_cached)
+        self._generated.add(sum(len(output.token_ids) for output in request.outputs))
+        self._preemptions.add(request.n_preemptions)
+        for output in request.outputs:
+            self._success.add(1, output.finish_reason or "error")
+        self._first.observe(_since(times.submitted, times.first_token))
+        self._whole.observe(_since(times.submitted, times.ended))
+        self._queue.observe(_since(times.submitted, times.admitted))
+        self._prefill.observe(_since(times.admitted, times.first_token))
+        self._decode.observe(_since(times.first_token, times.ended))
+        for seconds in request.metrics.passes[1:]:
+            self._between.observe(seconds)
+
+    def text(self, load: Load) -> str:
+        """Return all metrics, with the present use of the engine."""
+        lines = [
+            *_gauge("num_requests_running", "Answers that have a slot.", load.running),
+            *_gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
+            *_gauge("kv_cache_usage_perc", "Share of the pages of keys and values in use, 0 to 1.", load.kv_usage),
+        ]
+        for metric in vars(self).values():
+            lines += metric.lines()
+        return "\n".join(lines) + "\n"
+
+
+def _since(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def _head(name: str, about: str, kind: str) -> Iterator[str]:
+    yield f"# HELP {name} {about}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _gauge(name: str, about: str, value: float) -> Iterator[str]:
+    yield from _head(PREFIX + name, about, "gauge")
+    yield f"{PREFIX}{name} {value:.17g}"

@@ -1,0 +1,233 @@
+"""Replies and the chunks of streams, in the form of OpenAI's API, and under the key `mlx_engine` what is our own."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_engine.decode.logprobs import TokenLogprobs, digest
+from mlx_engine.decode.output import Output
+from mlx_engine.schedule import Request
+from mlx_engine.serve.job import Job, Mark
+from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
+from mlx_engine.serve.timings import timings
+from mlx_engine.tokenizer import Tokenizer
+
+Json = dict[str, object]
+
+
+class Reply(ABC):
+    """The reply to a job: whole, or in chunks that each have what is new.
+
+    Args:
+        job: the job.
+        tokenizer: the tokenizer of its ids.
+        model: the name of the model.
+        fingerprint: names what computed the answer.
+        n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
+        includes_usage: whether chunks have the key `usage`, which is null in all but the last.
+    """
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(
+        self,
+        job: Job,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        fingerprint: str,
+        n_logprobs: int | None = None,
+        includes_usage: bool = False,
+    ) -> None:
+        self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
+        self._usage: Json = {"usage": None} if includes_usage else {}
+        self._head: Json = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._sent = [Mark() for _ in job.outputs]
+        self._owners = [request for request in job.requests for _ in request.outputs]
+
+    def whole(self) -> Json:
+        """Return the reply, when all answers have ended."""
+        choices = [
+            self._choice(i, "".join(output.pieces[: mark.n_pieces]), self._tokens(i, output, Mark(), mark), mark)
+            for i, (output, mark) in enumerate(self._job.outputs)
+        ]
+        return {**self._as(self.kind), "choices": choices, "usage": self.usage(), "mlx_engine": self.receipt()}
+
+    def chunks(self) -> list[Json]:
+        """Return the chunks with what is new since the last call. The first ones begin an answer."""
+        found: list[Json] = []
+        for i, (output, mark) in enumerate(self._job.outputs):
+            sent, self._sent[i] = self._sent[i], mark
+            if mark == sent:
+                continue
+            if sent.n_tokens == 0:
+                found += map(self._chunk, self._opening(i))
+            text = "".join(output.pieces[sent.n_pieces : mark.n_pieces])
+            tokens = self._tokens(i, output, sent, mark)
+            if text or tokens:
+                found.append(self._chunk(self._delta(i, text, tokens)))
+            if mark.finish_reason is not None:
+                found.append(self._chunk(self._closing(i, mark.finish_reason)))
+        return found
+
+    def usage_chunk(self) -> Json:
+        """Return the chunk without choices that has the usage."""
+        return {**self._chunk({}), "choices": [], "usage": self.usage()}
+
+    def usage(self) -> Json:
+        """Return the counts of tokens; end-of-text tokens are counted. Answers to one prompt share its tokens."""
+        n_prompt = sum(len(request.prompt_ids) for request in self._job.requests)
+        n_answers = sum(mark.n_tokens for _, mark in self._job.outputs)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_answers,
+            "total_tokens": n_prompt + n_answers,
+            "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._job.requests)},
+        }
+
+    def receipt(self, write_seconds: float = 0.0) -> Json:
+        """Return what no other API has: digests of the answers, the seed that repeats them, and the times.
+
+        `digest` is that of the first choice, `digests` has those of all choices. `timings` is an object; it is a list
+        if the request has a list of prompts.
+        """
+        digests = [_digest(output) for output, _ in self._job.outputs]
+        times = [
+            timings(
+                request,
+                received=self._job.received,
+                tokenize_seconds=self._job.tokenize_seconds,
+                write_seconds=write_seconds,
+            )
+            for request in self._job.requests
+        ]
+        seed = self._job.requests[0].options.sampling.seed
+        of_all = times[0] if len(times) == 1 else times
+        return {"digest": digests[0], "digests": digests, "seed": seed, "timings": of_all}
+
+    def _as(self, kind: str) -> Json:
+        return {**self._head, "object": kind}
+
+    def _chunk(self, choice: Json) -> Json:
+        return {**self._as(self.chunk_kind), "choices": [choice], **self._usage}
+
+    def _tokens(self, i: int, output: Output, after: Mark, until: Mark) -> Sequence[TokenLogprobs] | None:
+        """Return the log-probabilities of the tokens between two marks, without the end-of-text token."""
+        if self._n_logprobs is None or output.logprobs is None:
+            return None
+        is_end = until.finish_reason == "stop" and not self._owners[i].options.ignore_eos
+        n = until.n_tokens
+        if is_end and output.token_ids[n - 1] in self._tokenizer.eog_ids:
+            n -= 1
+        return output.logprobs[after.n_tokens : n]
+
+    @abstractmethod
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+        """Return a choice of the whole reply."""
+
+    @abstractmethod
+    def _opening(self, i: int) -> list[Json]:
+        """Return what begins the stream of a choice."""
+
+    @abstractmethod
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
+        """Return a choice of a chunk, with new text."""
+
+    @abstractmethod
+    def _closing(self, i: int, reason: str) -> Json:
+        """Return what ends the stream of a choice."""
+
+
+class ChatReply(Reply):
+    """The reply of /v1/chat/completions."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {
+            "index": i,
+            "message": message,
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": mark.finish_reason,
+        }
+
+    def _opening(self, i: int) -> list[Json]:
+        return [self._with_delta(i, {"role": "assistant", "content": ""})]
+
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
+        return {**self._with_delta(i, {"content": text}), "logprobs": self._logprobs(tokens)}
+
+    def _closing(self, i: int, reason: str) -> Json:
+        return {**self._with_delta(i, {}), "finish_reason": reason}
+
+    def _with_delta(self, i: int, delta: Json) -> Json:
+        return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> Json | None:
+        return None if tokens is None else chat_logprobs(self._tokenizer, tokens)
+
+
+class CompletionReply(Reply):
+    """The reply of /v1/completions.
+
+    Attributes:
+        echoes: the text before each choice: its prompt, or nothing.
+    """
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    echoes: Sequence[str] = ()
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, **about: Any) -> None:
+        super().__init__(job, tokenizer, **about)
+        self._offsets = [0] * len(job.outputs)
+
+    def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
+        return {**self._text(i, self._echo(i) + text, tokens, len(self._echo(i))), "finish_reason": mark.finish_reason}
+
+    def _opening(self, i: int) -> list[Json]:
+        self._offsets[i] = len(self._echo(i))
+        return [self._text(i, self._echo(i), None, 0)] if self._echo(i) else []
+
+    def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
+        choice = self._text(i, text, tokens, self._offsets[i])
+        self._offsets[i] += sum(len(self._decoded(token.token_id)) for token in tokens or ())
+        return choice
+
+    def _closing(self, i: int, reason: str) -> Json:
+        return {**self._text(i, "", None, 0), "finish_reason": reason}
+
+    def _echo(self, i: int) -> str:
+        return self.echoes[i] if self.echoes else ""
+
+    def _decoded(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
+        shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
+        return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
+
+
+def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:
+    """Return the text of each answer's prompt: as it was given, or decoded from its ids."""
+    texts = [
+        prompt if isinstance(prompt, str) else tokenizer.decode(request.prompt_ids)
+        for request, prompt in zip(requests, prompts, strict=True)
+    ]
+    return [text for request, text in zip(requests, texts, strict=True) for _ in request.outputs]
+
+
+def _digest(output: Output) -> str:
+    """Return the digest of an answer's tokens and their log-probabilities."""
+    return digest(output.token_ids, [token.logprob for token in output.logprobs or ()])

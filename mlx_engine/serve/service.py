@@ -1,0 +1,82 @@
+"""What the routes share: the worker, the served model, and the settings of the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import mlx_engine
+from mlx_engine.engine import Engine
+from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.limits import MAX_BODY
+from mlx_engine.serve.prometheus import Metrics
+from mlx_engine.serve.sse import SEND_SECONDS
+from mlx_engine.serve.worker import Worker
+from mlx_engine.tokenizer.history import History
+
+
+@dataclass
+class Service:
+    """A served model.
+
+    Attributes:
+        worker: the engine thread.
+        model: the name of the model in requests and replies.
+        metrics: counters and histograms.
+        api_key: the key that requests must have; None for none.
+        max_body: the largest body of a request in bytes.
+        send_seconds: how long a client may leave what it gets unread.
+        keep_alive_seconds: a stream without news gets a comment so often.
+        origins: web pages of other origins that may use the API.
+        created: when the model was loaded, in Unix seconds.
+    """
+
+    worker: Worker
+    model: str
+    metrics: Metrics = field(default_factory=Metrics)
+    api_key: str | None = None
+    max_body: int = MAX_BODY
+    send_seconds: float = SEND_SECONDS
+    keep_alive_seconds: float = 5.0
+    origins: Sequence[str] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; raise ApiError (503) if it does not take requests."""
+        return self.worker.check_open()
+
+    @cached_property
+    def history(self) -> History:
+        """The token ids of earlier conversations."""
+        return History(self.engine.tokenizer)
+
+    @property
+    def fingerprint(self) -> str:
+        """What computes the answers: version and backend."""
+        return f"mlx_engine-{mlx_engine.__version__}-{self.engine.backend.name}"
+
+    @property
+    def model_card(self) -> dict[str, object]:
+        """The model's entry in /v1/models."""
+        return {"id": self.model, "object": "model", "created": self.created, "owned_by": "mlx_engine"}
+
+    def room(self, ids: Sequence[int], n: int) -> int:
+        """Return how many tokens may follow a prompt in each of n answers, by the context and the memory; at least 1.
+
+        Nothing is cut off: the engine refuses a prompt without room.
+        """
+        by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
+        return max(1, min(self.engine.config.context_length, by_memory) - len(ids))
+
+    def check_model(self, name: str | None) -> None:
+        """Check the model that a request names; a request may also leave it out.
+
+        Raises:
+            ApiError: it is another model.
+        """
+        if name is not None and name != self.model:
+            message = f"model: expected {self.model!r}, the model of this server, found {name!r}; see /v1/models"
+            raise ApiError(404, message, param="model", code="model_not_found")

@@ -1,0 +1,298 @@
+"""The engine thread: it owns the model and the scheduler, and runs the scheduler's steps while there is work.
+
+The event loop sends commands through an inbox, which the thread reads between two steps. After each step the thread
+sends everything that is new to the loop in one call. A fault that is not one request's ends the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from mlx_engine.engine import Engine
+from mlx_engine.errors import EngineError
+from mlx_engine.schedule import Report, Request, Scheduler
+from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.job import Job, Mark
+from mlx_engine.serve.rates import Rates
+
+# Seconds without a sign of life, while there is work, after which the engine counts as stalled.
+STALLED_SECONDS = 60.0
+
+Command = tuple[str, Job]
+
+
+class Load(NamedTuple):
+    """How much of the engine is in use after a step.
+
+    Attributes:
+        running: answers with a slot.
+        waiting: answers without one.
+        kv_usage: the share of the pages of keys and values that are held, 0 to 1.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+class News(NamedTuple):
+    """What a step has changed."""
+
+    report: Report
+    marks: Mapping[Request, Sequence[Mark]]
+    load: Load
+    snapshot: Any = None
+
+
+class Worker:
+    """Runs requests in a thread of its own, which it starts with `start`.
+
+    All methods are called in the event loop, except those whose names begin with `_run`.
+
+    Attributes:
+        engine: the engine; None while it is loaded.
+        slots: the largest number of answers that run at the same time.
+        capacity: the number of tokens whose keys and values fit into the memory.
+        queue: the largest number of answers that wait for a slot.
+        load: the use of the engine after the last step.
+        fault: what ended the thread, if it died.
+        is_closing: whether new requests are refused because the server stops.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], tuple[Engine, Scheduler]],
+        *,
+        queue: int = 64,
+        on_news: Callable[[News], None] = lambda news: None,
+        on_ready: Callable[[], None] = lambda: None,
+        snapshot: Callable[[Scheduler, Report], Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a worker.
+
+        Args:
+            make: loads the model and returns it with its scheduler; called in the thread.
+            queue: the largest number of answers that wait for a slot.
+            on_news: called in the event loop after each step.
+            on_ready: called in the event loop when the model has been loaded.
+            snapshot: called in the thread after each step; what it returns reaches the readers of `snapshots`, unless
+                it is None.
+            clock: read for the sign of life and for rates.
+        """
+        self.queue, self.slots, self.capacity, self.load = queue, 0, 0, Load()
+        self.engine: Engine | None = None
+        self.fault: BaseException | None = None
+        self.is_closing = False
+        self.rates = Rates(clock)
+        self.on_news, self.on_ready = on_news, on_ready
+        self._make, self._snapshot, self._clock = make, snapshot, clock
+        self._wake, self._inbox, self._is_stopping = threading.Condition(), deque[Command](), False
+        self._beat = clock()
+        self._jobs: dict[Request, Job] = {}
+        self._latest: Any = None
+        self._news = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # ---- in the event loop ----
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self, seconds: float = 10.0) -> None:
+        """End the thread after its step, and wait for it at most so many seconds."""
+        self.is_closing = True
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, seconds)
+
+    @property
+    def n_open(self) -> int:
+        """Number of answers that have been asked for and have not ended."""
+        return sum(len(request.outputs) for request in self._jobs)
+
+    @property
+    def state(self) -> str:
+        """The state of the engine: "ok", "loading", "closing", "stalled" or "dead"."""
+        if self.fault is not None or not (self._thread.is_alive() or self.is_closing):
+            return "dead"
+        if self.is_closing:
+            return "closing"
+        if self.engine is None:
+            return "loading"
+        is_late = bool(self._jobs) and self._clock() - self._beat > STALLED_SECONDS
+        return "stalled" if is_late else "ok"
+
+    def check_open(self) -> Engine:
+        """Return the engine.
+
+        Raises:
+            ApiError: the engine does not take requests now.
+        """
+        if self.engine is None or self.is_closing or self.fault is not None:
+            message = f"the engine: expected to be ready, found {self.state}; try again later"
+            raise ApiError(503, message, code=self.state, headers={"Retry-After": "1"})
+        return self.engine
+
+    def check_room(self, n: int) -> None:
+        """Check that n more answers fit into the slots and the queue.
+
+        Raises:
+            ApiError: they never will, or there are too many others now.
+        """
+        most = self.slots + self.queue
+        if n > most:
+            message = f"prompt: expected at most {most} answers, the slots and the queue, found {n}; send fewer at once"
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        if self.n_open + n > most:
+            found = f"{self.n_open} answers of others"
+            message = f"the queue: expected room for {n} in {most} places, found {found}; try again after Retry-After"
+            seconds = self.rates.seconds_for(self.n_open + n - most)
+            raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(seconds)})
+
+    @asynccontextmanager
+    async def running(self, job: Job) -> AsyncIterator[Job]:
+        """Submit the requests of a job; on exit cancel those that have not ended.
+
+        Raises:
+            ApiError: the queue is full, or the engine does not take requests now.
+            EngineError: the scheduler refuses a request.
+        """
+        self.check_open()
+        self.check_room(job.n_answers)
+        self._jobs.update(dict.fromkeys(job.requests, job))
+        self._send("submit", job)
+        try:
+            await job.accepted
+            yield job
+        finally:
+            if not job.has_ended:
+                self._send("cancel", job)
+            for request in job.requests:
+                self._jobs.pop(request, None)
+
+    async def snapshots(self) -> AsyncIterator[Any]:
+        """Yield the latest snapshot, and then each newer one; a slow reader misses those between."""
+        while True:
+            news = self._news
+            if self._latest is not None:
+                yield self._latest
+            await news.wait()
+
+    def _send(self, what: str, job: Job) -> None:
+        with self._wake:
+            self._inbox.append((what, job))
+            self._wake.notify()
+
+    def _receive(self, news: News) -> None:
+        """Hand out the news of a step."""
+        self.load = news.load
+        for request, marks in news.marks.items():
+            job = self._jobs.get(request)
+            if job is not None:
+                job.update({request: marks}, request.error)
+        for request in news.report.ended:
+            self.rates.add_end(len(request.outputs))
+        self.on_news(news)
+        if news.snapshot is not None:
+            self._latest = news.snapshot
+            # Readers that wait for this event take a new one afterwards.
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def _accept(self, job: Job, error: Exception | None) -> None:
+        if job.accepted.done():  # its client has left
+            return
+        if error is None:
+            job.accepted.set_result(None)
+        else:
+            job.error = error
+            job.accepted.set_exception(error)
+
+    def _become_ready(self, engine: Engine, slots: int, capacity: int) -> None:
+        self.engine, self.slots, self.capacity = engine, slots, capacity
+        self.on_ready()
+
+    def _die(self, fault: BaseException) -> None:
+        """Note what ended the thread, and end all jobs."""
+        self.fault = fault
+        error = ApiError(503, "the engine: expected an answer, found that it has died; restart the server", code="dead")
+        for job in set(self._jobs.values()):
+            self._accept(job, error)
+            job.update({}, error)
+
+    # ---- in the thread ----
+
+    def _post(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop has been closed: nobody reads news
+            self._is_stopping = True
+
+    def _run(self) -> None:
+        try:
+            engine, scheduler = self._make()
+            self._post(partial(self._become_ready, engine, scheduler.slots, scheduler.pool.n_tokens))
+            while not self._is_stopping:
+                self._run_commands(scheduler, self._run_wait(scheduler))
+                if scheduler.has_work:
+                    self._run_step(scheduler)
+        except BaseException as fault:
+            self._post(partial(self._die, fault))
+
+    def _run_wait(self, scheduler: Scheduler) -> list[Command]:
+        """Wait for work; return the commands that have arrived."""
+        with self._wake:
+            while not (self._inbox or scheduler.has_work or self._is_stopping):
+                self._wake.wait(1.0)
+                self._beat = self._clock()
+            commands = list(self._inbox)
+            self._inbox.clear()
+        return commands
+
+    def _run_commands(self, scheduler: Scheduler, commands: Sequence[Command]) -> None:
+        for what, job in commands:
+            if what == "cancel":
+                for request in job.requests:
+                    scheduler.cancel(request)
+                continue
+            error = self._run_submit(scheduler, job)
+            self._post(partial(self._accept, job, error))
+        if commands and not scheduler.has_work:
+            self._run_post(scheduler, Report())
+
+    def _run_submit(self, scheduler: Scheduler, job: Job) -> Exception | None:
+        """Submit all requests of a job, or none; return what the scheduler raised."""
+        try:
+            for request in job.requests:
+                scheduler.submit(request)
+        except (EngineError, ValueError) as error:
+            for request in job.requests:
+                scheduler.cancel(request)
+            return error
+        return None
+
+    def _run_step(self, scheduler: Scheduler) -> None:
+        report = scheduler.step()
+        self._beat = self._clock()
+        self._run_post(scheduler, report)
+
+    def _run_post(self, scheduler: Scheduler, report: Report) -> None:
+        """Send what a step has changed to the event loop, in one call."""
+        marks = {request: [Mark.of(output) for output in request.outputs] for request in report.requests}
+        pool = scheduler.pool
+        groups = range(len(pool.windows))
+        usage = max(pool.used_pages(group) / pool.n_pages[group] for group in groups)
+        load = Load(len(scheduler.running), len(scheduler.waiting), usage)
+        snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
+        self._post(partial(self._receive, News(report, marks, load, snapshot)))

@@ -1,0 +1,208 @@
+"""POST /v1/chat/completions: replies, streams, and that the answers are those of the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_engine.decode.logprobs import digest
+from tests.serve.served import Served, chat_body, events, micro
+from tests.serve.shapes import Chat, Chunk, checked
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def alone(**options: Any) -> Any:
+    """Run the request without a server."""
+    return micro().generate(MESSAGES, 8, ignore_eos=True, logprobs=0, **options)
+
+
+def stream(server: Served, **parameters: Any) -> list[Any]:
+    response = server.chat(stream=True, **parameters)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return events(response.content)
+
+
+def test_reply_has_the_shape_of_the_api(server: Served):
+    response = server.chat()
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    reply = checked(response.json(), Chat)
+    assert reply.id.startswith("chatcmpl-")
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].logprobs is None
+
+
+def test_usage_counts_the_tokens(server: Served):
+    usage = server.chat().json()["usage"]
+    assert usage["prompt_tokens"] == len(micro().chat_prompt(MESSAGES))
+    assert usage["completion_tokens"] == 8
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 8
+
+
+def test_a_second_request_takes_its_prompt_from_the_cache(server: Served):
+    first = server.chat("the same twice").json()
+    second = server.chat("the same twice").json()
+    n = first["usage"]["prompt_tokens"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == n - 1
+    assert (second["mlx_engine"]["timings"]["cache_n"], second["mlx_engine"]["timings"]["prompt_n"]) == (n - 1, 1)
+    assert second["mlx_engine"]["digest"] == first["mlx_engine"]["digest"]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_digest_is_that_of_the_same_request_alone(server: Served, temperature: float):
+    ours = server.chat(temperature=temperature, seed=5).json()["mlx_engine"]
+    result = alone(temperature=temperature, seed=5)
+    assert result.logprobs is not None
+    assert ours["digest"] == digest(result.token_ids, [token.logprob for token in result.logprobs])
+    assert ours["seed"] == 5
+
+
+def test_an_answer_without_a_seed_can_be_repeated(server: Served):
+    first = server.chat(temperature=1).json()
+    again = server.chat(temperature=1, seed=first["mlx_engine"]["seed"]).json()
+    assert again["mlx_engine"]["digest"] == first["mlx_engine"]["digest"]
+    assert server.chat(temperature=1).json()["mlx_engine"]["seed"] != first["mlx_engine"]["seed"]
+
+
+def test_seeds_may_be_negative(server: Served):
+    first, second = (server.chat(temperature=1, seed=seed).json()["mlx_engine"] for seed in (-1, (1 << 64) - 1))
+    assert first["digest"] == second["digest"]
+
+
+def test_stream_has_the_shape_of_the_api(server: Served):
+    *chunks, last = stream(server)
+    assert last == "[DONE]"
+    typed = [checked(chunk, Chunk) for chunk in chunks]
+    assert len({chunk.id for chunk in typed}) == 1
+    first, *_, end = (chunk.choices[0] for chunk in typed)
+    assert (first.delta.role, first.delta.content) == ("assistant", "")
+    assert all(chunk.choices[0].delta.role is None for chunk in typed[1:])
+    assert [chunk.choices[0].finish_reason for chunk in typed[:-1]] == [None] * (len(typed) - 1)
+    assert (end.finish_reason, end.delta.content) == ("length", None)
+    assert typed[-1].mlx_engine is not None
+
+
+def test_stream_says_what_the_reply_says(server: Served):
+    reply, *chunks = server.chat().json(), *stream(server)[:-1]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == reply["choices"][0]["message"]["content"] == alone().text
+    assert chunks[-1]["mlx_engine"]["digest"] == reply["mlx_engine"]["digest"]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_usage_of_a_stream_is_a_chunk_of_its_own(server: Served):
+    *chunks, last, done = stream(server, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert all(checked(chunk, Chunk).usage is None and "usage" in chunk for chunk in chunks)
+    assert last["choices"] == []
+    usage = checked(last, Chunk).usage
+    assert usage is not None
+    assert (usage.completion_tokens, usage.total_tokens) == (8, usage.prompt_tokens + 8)
+    assert last["mlx_engine"]["digests"]
+
+
+def test_tokens_are_flushed_one_by_one(server: Served):
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=chat_body(stream=True, max_tokens=400)) as response,
+    ):
+        pieces = list(response.iter_raw())
+    n_first = sum(piece.count(b'"content"') for piece in pieces[: len(pieces) // 2])
+    assert len(pieces) > 20
+    assert 0 < n_first < 300
+
+
+def test_choices_are_those_of_runs_with_their_numbers(server: Served):
+    reply = server.chat(n=3, temperature=1, seed=9).json()
+    texts = [choice["message"]["content"] for choice in reply["choices"]]
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    assert texts[0] == alone(temperature=1.0, seed=9).text
+    assert reply["mlx_engine"]["digests"][0] == server.chat(temperature=1, seed=9).json()["mlx_engine"]["digest"]
+    assert len(set(texts)) == 3
+    assert reply["usage"]["completion_tokens"] == 24
+    again = server.chat(n=3, temperature=1, seed=9, stream=True)
+    streamed = [""] * 3
+    for chunk in events(again.content)[:-1]:
+        choice = chunk["choices"][0]
+        streamed[choice["index"]] += choice["delta"].get("content", "")
+    assert streamed == texts
+
+
+def test_log_probabilities_have_bytes_and_alternatives(server: Served):
+    reply = checked(server.chat(logprobs=True, top_logprobs=3).json(), Chat)
+    (choice,) = reply.choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content
+    assert b"".join(bytes(token.bytes) for token in content).decode("utf-8", "replace") == choice.message.content
+    for token in content:
+        assert [top.logprob for top in token.top_logprobs] == sorted(
+            (t.logprob for t in token.top_logprobs), reverse=True
+        )
+        assert token.logprob == token.top_logprobs[0].logprob  # greedy
+        assert math.exp(token.logprob) <= 1
+    chunks = stream(server, logprobs=True, top_logprobs=3)[:-1]
+    streamed = [token for chunk in chunks for token in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == server.chat(logprobs=True, top_logprobs=3).json()["choices"][0]["logprobs"]["content"]
+
+
+def test_the_end_of_turn_is_counted_and_not_shown(server: Served):
+    end = min(micro().tokenizer.eog_ids)
+    reply = server.chat(logit_bias={str(end): 100}, ignore_eos=False, logprobs=True).json()
+    assert reply["choices"][0]["finish_reason"] == "stop"
+    assert reply["choices"][0]["message"]["content"] == ""
+    assert reply["choices"][0]["logprobs"]["content"] == []
+    assert reply["usage"]["completion_tokens"] == 1
+
+
+def test_without_a_limit_the_context_is_the_limit(server: Served):
+    capacity = min(micro().config.context_length, server.scheduler.pool.n_tokens + 1)
+    reply = server.chat("~" * (capacity - 60), max_tokens=None).json()
+    assert 1 <= reply["usage"]["completion_tokens"] < 60
+    assert reply["usage"]["total_tokens"] == capacity
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+def test_stop_strings_end_the_text(server: Served):
+    text = server.chat(max_tokens=40).json()["choices"][0]["message"]["content"]
+    stop = text[3:5]
+    reply = server.chat(max_tokens=40, stop=[stop]).json()["choices"][0]
+    assert reply["message"]["content"] == text[: text.index(stop)]
+    assert reply["finish_reason"] == "stop"
+
+
+def test_parameters_that_mean_nothing_are_accepted(server: Served):
+    nothing = {
+        "n": 1, "stream": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "user": "me",
+        "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True, "top_k": -1,
+        "stop": None, "audio": None, "model": "micro", "logit_bias": {}, "modalities": ["text"],
+    }  # fmt: skip
+    assert server.chat(**nothing).json()["mlx_engine"]["digest"] == server.chat().json()["mlx_engine"]["digest"]
+
+
+def test_text_parts_and_developer_messages(server: Served):
+    parts = [{"role": "developer", "content": [{"type": "text", "text": "be"}]}, *MESSAGES]
+    plain = [{"role": "system", "content": "be"}, *MESSAGES]
+    one, two = (server.post("/v1/chat/completions", chat_body(messages=m)).json() for m in (parts, plain))
+    assert one["usage"]["prompt_tokens"] == two["usage"]["prompt_tokens"]
+    assert one["mlx_engine"]["digest"] == two["mlx_engine"]["digest"]
+
+
+def test_the_next_turn_finds_the_answer_in_the_cache(server: Served):
+    first = server.chat("a first turn", max_tokens=20, temperature=1, seed=1).json()
+    turns = [
+        {"role": "user", "content": "a first turn"},
+        {"role": "assistant", "content": first["choices"][0]["message"]["content"]},
+        {"role": "user", "content": "and a second"},
+    ]
+    second = server.post("/v1/chat/completions", chat_body(messages=turns)).json()
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
+
+
+def test_a_body_of_another_type_is_read_as_json(server: Served):
+    text = '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+    assert httpx.post(server.url + "/v1/chat/completions", content=text).status_code == 200

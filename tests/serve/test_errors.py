@@ -1,0 +1,205 @@
+"""Every error in OpenAI's form: its status, its parameter, and that nothing was generated."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from mlx_engine.errors import CacheFullError
+from mlx_engine.serve.errors import api_error
+from tests.serve.served import Served, chat_body, served
+from tests.serve.shapes import Failure, checked
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def failure(response: httpx.Response, status: int, param: str | None, code: str) -> Any:
+    assert response.status_code == status, response.text
+    error = checked(response.json(), Failure).error
+    assert (error.param, error.code) == (param, code)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "code"),
+    [
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hello"}, "messages", "invalid_type"),
+        ({"messages": None}, "messages", "invalid_type"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_value"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+            "invalid_value",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0]", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": "8"}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+        ({"max_tokens": True}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", "invalid_value"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"top_p": 1.5}, "top_p", "invalid_value"),
+        ({"top_k": -2}, "top_k", "invalid_value"),
+        ({"min_p": 2}, "min_p", "invalid_value"),
+        ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
+        ({"frequency_penalty": "x"}, "frequency_penalty", "invalid_type"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
+        ({"seed": 1 << 64}, "seed", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"stop": 3}, "stop", "invalid_type"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 5}, "n", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"stream": True, "stream_options": {"speed": 3}}, "stream_options.speed", "unknown_parameter"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"unheard_of": None}, "unheard_of", "unknown_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"store": True}, "store", "unsupported_parameter"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_wrong_parameter_is_named(server: Served, parameters: dict[str, Any], param: str, code: str):
+    error = failure(server.post(CHAT, chat_body(**parameters)), 400, param, code)
+    assert error.type == "invalid_request_error"
+    assert param.split("[")[0].split(".")[0] in error.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param", "code"),
+    [
+        ({}, "prompt", "missing_required_parameter"),
+        ({"prompt": []}, "prompt", "invalid_value"),
+        ({"prompt": ""}, "prompt", "invalid_value"),
+        ({"prompt": ["a", 1]}, "prompt", "invalid_value"),
+        ({"prompt": [10**9]}, "prompt", "invalid_value"),
+        ({"prompt": [[-1]]}, "prompt", "invalid_value"),
+        ({"prompt": {"a": 1}}, "prompt", "invalid_type"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", "unsupported_parameter"),
+        ({"prompt": "x", "best_of": 2}, "best_of", "unsupported_parameter"),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "logprobs", "invalid_value"),
+        ({"prompt": "x", "logprobs": True}, "logprobs", "invalid_type"),
+        ({"prompt": "x", "messages": []}, "messages", "unknown_parameter"),
+        ({"prompt": ["x"] * 100}, "prompt", "invalid_value"),
+    ],
+    ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_wrong_parameter_of_a_completion_is_named(server: Served, parameters: dict[str, Any], param: str, code: str):
+    failure(server.post(COMPLETIONS, parameters), 400, param, code)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_truncated(server: Served, stream: bool):
+    response = server.chat("word " * 3000, stream=stream)
+    message = failure(response, 400, "messages", "context_length_exceeded").message
+    assert "4,096" in message
+    assert "and 8 more" in message
+
+
+def test_memory_is_a_limit_as_the_context_is():
+    with served(kv_memory=400_000, slots=1) as small:
+        message = failure(small.chat("word " * 300, max_tokens=400), 400, "messages", "context_length_exceeded").message
+        assert f"{small.scheduler.pool.n_tokens:,}" in message
+        assert small.all_pages_are_free
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"messages": "\xff"}', b"[" * 100_000, b'{"seed": 1e999}', b"{}{}"],
+)
+def test_a_body_that_is_no_object(server: Served, body: bytes):
+    response = httpx.post(server.url + CHAT, content=body)
+    assert checked(response.json(), Failure).error.type == "invalid_request_error"
+    assert response.status_code == 400
+
+
+def test_surrogates_are_refused(server: Served):
+    response = httpx.post(server.url + CHAT, content=b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    assert response.status_code == 400
+
+
+def test_other_models_paths_and_methods(server: Served):
+    failure(server.chat(model="gpt-4"), 404, "model", "model_not_found")
+    failure(httpx.get(server.url + "/v1/models/gpt-4"), 404, "model", "model_not_found")
+    failure(httpx.get(server.url + "/v2"), 404, None, "not_found")
+    wrong = httpx.get(server.url + CHAT)
+    failure(wrong, 405, None, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_a_key_is_asked_for():
+    with served(api_key="secret") as locked:
+        for key in (
+            None,
+            "Bearer wrong",
+            "Bearer secre",
+            "Bearer secrets",
+            "Bearer s",
+            "Bearer",
+            "Basic secret",
+            "secret",
+        ):
+            headers = {} if key is None else {"Authorization": key}
+            response = locked.post(CHAT, chat_body(), headers=headers)
+            failure(response, 401, None, "invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert httpx.get(locked.url + "/metrics").status_code == 401
+        assert httpx.get(locked.url + "/health").json() == {"status": "ok"}
+        for scheme in ("Bearer", "bearer"):
+            assert locked.post(CHAT, chat_body(), headers={"Authorization": f"{scheme} secret"}).status_code == 200
+
+
+def raw(server: Served, request: bytes) -> bytes:
+    with socket.create_connection(server.address, timeout=10) as connection:
+        connection.sendall(request)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+        return answer
+
+
+def test_large_bodies_are_refused_before_they_are_read():
+    with served(max_body=1000) as small:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        announced = raw(small, f"{head}Content-Length: 100000000\r\n\r\n".encode())
+        assert announced.startswith(b"HTTP/1.1 413")
+        sent = raw(small, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"400\r\n" + b" " * 1024 + b"\r\n")
+        assert sent.startswith(b"HTTP/1.1 413")
+        assert json.loads(sent.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_large"
+        assert small.chat().status_code == 200
+
+
+def test_a_body_that_ends_early_is_no_request(server: Served):
+    with socket.create_connection(server.address, timeout=10) as connection:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"
+        connection.sendall(head.encode() + b'{"messages"')
+    assert server.chat().status_code == 200
+
+
+def test_web_pages_of_others_get_no_permission(server: Served):
+    response = server.post(CHAT, chat_body(), headers={"Origin": "https://example.org"})
+    assert "access-control-allow-origin" not in response.headers
+    with served(origins=("https://example.org",)) as shared:
+        allowed = shared.post(CHAT, chat_body(), headers={"Origin": "https://example.org"})
+        assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+
+
+def test_errors_that_nobody_expects():
+    assert api_error(KeyError("x"), "prompt").status == 500
+    assert "KeyError" in api_error(KeyError("x"), "prompt").message
+    assert api_error(CacheFullError(length=1, wanted=2, capacity=2), "prompt").code == "engine_error"
