@@ -11,5 +11,6 @@ MUTANTS = [
     *gpu.MUTANTS,
     *schedule.MUTANTS,
     *text.MUTANTS,
+    *chat.MUTANTS,
     *tools.MUTANTS,
 ]
