@@ -1,0 +1,270 @@
+"""What a scheduler does now, as plain data: slots, queue, pages by owner, the prefix tree and the last steps.
+
+`Monitor` reads it on the thread that runs the steps. A `Status` is immutable and contains no time of day, so that two
+readings of an idle scheduler are equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from mlx_engine.schedule import Report, Scheduler
+from mlx_engine.schedule.answer import Answer
+from mlx_engine.serve.limits import Limits
+
+# The numbers of steps, of answers in the queue and of nodes of the prefix tree that a status shows.
+N_STEPS, N_WAITING, N_NODES = 120, 32, 48
+# Seconds between two readings, and between two readings of the prefix tree, which cost more.
+INTERVAL, TREE_INTERVAL = 0.2, 1.0
+
+Phase = Literal["waiting", "prefill", "decode", "recompute"]
+
+
+class AnswerStatus(msgspec.Struct, frozen=True):
+    """An answer that runs or waits.
+
+    Attributes:
+        number: the number of its request.
+        index: which answer to the request it is.
+        phase: "waiting" for a slot; "prefill" while the prompt is read; "decode"; "recompute" while tokens are read
+            again whose pages were taken.
+        n_prompt: tokens of the prompt.
+        n_read: those that are in the KV cache.
+        n_cached: those of them that were taken from the prefix cache.
+        n_written: tokens of the answer.
+        max_tokens: the largest number of them.
+        n_pages: pages that the answer holds, alone or with others, over all groups of layers.
+        n_preemptions: how often the request lost pages to an older one.
+    """
+
+    number: int
+    index: int
+    phase: Phase
+    n_prompt: int
+    n_read: int
+    n_cached: int
+    n_written: int
+    max_tokens: int
+    n_pages: int
+    n_preemptions: int
+
+
+class PageGroup(msgspec.Struct, frozen=True):
+    """The pages of the layers with one window: each page is counted once.
+
+    Attributes:
+        window: the window, None for layers that see every token.
+        free: pages that nobody holds.
+        cached: pages that only the prefix cache holds; they can be reclaimed.
+        shared: pages that an answer holds with another answer or with the prefix cache.
+        owned: for each running answer, the pages that it holds alone.
+    """
+
+    window: int | None
+    free: int
+    cached: int
+    shared: int
+    owned: tuple[int, ...]
+
+
+class PrefixNode(msgspec.Struct, frozen=True):
+    """A node of the prefix tree.
+
+    Attributes:
+        parent: the index of the parent in the list, or -1.
+        start: position of its first token.
+        n_tokens: number of its tokens.
+        text: the text of its first tokens, or None if texts are not shown.
+        n_pages: its pages, over all groups.
+        in_use: those of them that answers hold too.
+        references: the most references to one of its pages.
+        last_use: the cache's count of uses at its last use.
+    """
+
+    parent: int
+    start: int
+    n_tokens: int
+    text: str | None
+    n_pages: int
+    in_use: int
+    references: int
+    last_use: int
+
+
+class PrefixStatus(msgspec.Struct, frozen=True):
+    """The prefix cache: the nodes that were used last, each after its parent, and what the cache has done so far."""
+
+    nodes: tuple[PrefixNode, ...]
+    n_nodes: int
+    n_tokens: int
+    queries: int
+    hits: int
+    queried_tokens: int
+    cached_tokens: int
+    evicted_pages: int
+
+
+class StepStatus(msgspec.Struct, frozen=True, array_like=True):
+    """A step: its rows of decode and of prefill, its seconds, and the machine's limit in seconds, None if unknown."""
+
+    n_decode: int
+    n_prefill: int
+    seconds: float
+    limit: float | None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What a scheduler does.
+
+    Attributes:
+        slots: the largest number of answers that run at the same time.
+        page: tokens per page.
+        running: the answers with a slot, in the order of arrival.
+        waiting: the first answers of the queue.
+        n_waiting: all answers of the queue.
+        pages: the pages of each group of layers.
+        prefix: the prefix cache, None if there is none.
+        steps: the last steps, oldest first.
+        n_steps: all steps so far.
+    """
+
+    slots: int
+    page: int
+    running: tuple[AnswerStatus, ...]
+    waiting: tuple[AnswerStatus, ...]
+    n_waiting: int
+    pages: tuple[PageGroup, ...]
+    prefix: PrefixStatus | None
+    steps: tuple[StepStatus, ...]
+    n_steps: int
+
+
+class Monitor:
+    """Records the steps of a scheduler, and reads its status. Use it on the thread that runs the steps."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        limits: Limits | None = None,
+        text_of: Callable[[Sequence[int]], str] | None = None,
+        interval: float = INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a monitor.
+
+        Args:
+            scheduler: the scheduler.
+            limits: the machine's limits; None if they were not measured.
+            text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
+            interval: the least number of seconds between two statuses that `after` returns.
+            clock: read for this interval only.
+        """
+        self._scheduler, self._limits, self._clock, self._interval = scheduler, limits, clock, interval
+        self._text_of = None if text_of is None else lru_cache(maxsize=1024)(text_of)
+        self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)
+        self._n_steps = 0
+        self._read_at = self._tree_read_at = -float("inf")
+        self._tree: PrefixStatus | None = None
+
+    def after(self, report: Report) -> Status | None:
+        """Record a step, and return the status if it is due: at intervals, and when no work is left."""
+        rows = report.n_decode + report.n_prefill
+        if rows:
+            self._n_steps += 1
+            self._steps.append(
+                StepStatus(report.n_decode, report.n_prefill, round(report.seconds, 6), self._limit(report, rows))
+            )
+        is_due = self._clock() - self._read_at >= self._interval or not self._scheduler.has_work
+        return self.read() if is_due else None
+
+    def read(self) -> Status:
+        """Return the status. Call it where no step follows: at the start, and after a request was cancelled."""
+        scheduler = self._scheduler
+        self._read_at = self._clock()
+        return Status(
+            slots=scheduler.slots,
+            page=scheduler.pool.page,
+            running=tuple(_answer_status(answer, is_running=True) for answer in scheduler.running),
+            waiting=tuple(_answer_status(answer, is_running=False) for answer in scheduler.waiting[:N_WAITING]),
+            n_waiting=len(scheduler.waiting),
+            pages=tuple(_page_group(scheduler, group) for group in range(len(scheduler.pool.windows))),
+            prefix=self._prefix(),
+            steps=tuple(self._steps),
+            n_steps=self._n_steps,
+        )
+
+    def _limit(self, report: Report, rows: int) -> float | None:
+        """Return the limit of the step that has just ended, from the lengths that its sequences have now."""
+        if self._limits is None:
+            return None
+        lengths = [answer.kv.length for answer in self._scheduler.running]
+        lengths += [len(r.prompt_ids) + len(output.token_ids) - 1 for r in report.ended for output in r.outputs]
+        return round(self._limits.seconds(rows, lengths), 6)
+
+    def _prefix(self) -> PrefixStatus | None:
+        """Return the status of the prefix cache, which is read again after a second or when no work is left."""
+        cache, now = self._scheduler.prefix, self._clock()
+        if cache is None or (now - self._tree_read_at < TREE_INTERVAL and self._scheduler.has_work):
+            return self._tree
+        nodes = tuple(
+            PrefixNode(
+                parent=node["parent"],
+                start=node["start"],
+                n_tokens=node["n_tokens"],
+                text=None if self._text_of is None else self._text_of(tuple(node["ids"])),
+                n_pages=sum(node["pages"]),
+                in_use=sum(node["in_use"]),
+                references=node["references"],
+                last_use=node["last_use"],
+            )
+            for node in cache.snapshot(N_NODES)
+        )
+        self._tree_read_at = now
+        self._tree = PrefixStatus(nodes, cache.n_nodes, cache.n_tokens, **vars(cache.stats))
+        return self._tree
+
+
+def _answer_status(answer: Answer, *, is_running: bool) -> AnswerStatus:
+    request, output = answer.request, answer.output
+    n_prompt, n_written = len(request.prompt_ids), len(output.token_ids)
+    phase: Phase = "decode"
+    if not is_running:
+        phase = "waiting"
+    elif len(answer.unread) > 1 or not n_written:
+        phase = "recompute" if n_written else "prefill"
+    return AnswerStatus(
+        number=request.number,
+        index=answer.index,
+        phase=phase,
+        n_prompt=n_prompt,
+        n_read=min(n_prompt, answer.kv.length),
+        n_cached=request.n_cached,
+        n_written=n_written,
+        max_tokens=output.max_tokens,
+        n_pages=answer.kv.n_pages,
+        n_preemptions=request.n_preemptions,
+    )
+
+
+def _page_group(scheduler: Scheduler, group: int) -> PageGroup:
+    """Count the pages of a group by who holds them."""
+    pool, tables = scheduler.pool, [answer.kv.pages(group) for answer in scheduler.running]
+    # A page that an answer holds alone has one reference.
+    owned = tuple(int((pool.references(group, table) == 1).sum()) for table in tables)
+    held = len(np.unique(np.concatenate(tables))) if tables else 0
+    free = pool.free_pages(group)
+    return PageGroup(
+        window=pool.windows[group],
+        free=free,
+        cached=pool.n_pages[group] - free - held,
+        shared=held - sum(owned),
+        owned=owned,
+    )
