@@ -6,12 +6,14 @@ requests to this server alone, so that neither a model's text nor a prompt can r
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -20,7 +22,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mlx_engine.serve.latest import Source
 from mlx_engine.serve.status import Status
 
 FILE = Path(__file__).with_name("page.html")
@@ -28,13 +29,20 @@ FILE = Path(__file__).with_name("page.html")
 PAUSE, HEARTBEAT = 0.2, 15.0
 
 
-def routes(source: Source[Status], *, pause: float = PAUSE, heartbeat: float = HEARTBEAT) -> list[Route]:
+class Source(Protocol):
+    """Who reads the statuses of the engine."""
+
+    def snapshots(self) -> AsyncIterator[Status]:
+        """Yield the latest status, and then each newer one; those that came meanwhile are skipped."""
+
+
+def routes(source: Source, *, pause: float = PAUSE, heartbeat: float = HEARTBEAT) -> list[Route]:
     """Return the routes of the page.
 
     `GET /events` may ask for the API key: the page asks its user for it. `GET /` contains no data and must be open.
 
     Args:
-        source: where the latest status can be waited for.
+        source: yields the statuses, to each client its own.
         pause: the least number of seconds between two statuses.
         heartbeat: seconds without a status after which a comment is sent.
     """
@@ -81,23 +89,33 @@ def _hashes(text: str, tag: str) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
-async def statuses(source: Source[Status], *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
-    """Yield server-sent events: a status whenever it has changed, and comments in between."""
-    version, last = 0, b""
-    while True:
-        with anyio.move_on_after(heartbeat) as waiting:
-            found = await source.after(version)
-        if waiting.cancelled_caught:
-            yield b":\n\n"
-            continue
-        if found is None:
-            return
-        version, status = found
-        data = msgspec.json.encode(status)
-        if data != last:
-            last = data
-            yield b"data: " + data + b"\n\n"
-            await anyio.sleep(pause)
+async def statuses(source: Source, *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
+    """Yield server-sent events: a status whenever it has changed, and comments in between. End with the source."""
+    snapshots, last = aiter(source.snapshots()), b""
+    waiting: asyncio.Task[Status | None] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(_next(snapshots))
+            await asyncio.wait({waiting}, timeout=heartbeat)
+            if not waiting.done():
+                yield b":\n\n"
+                continue
+            status, waiting = waiting.result(), None
+            if status is None:
+                return
+            data = msgspec.json.encode(status)
+            if data != last:
+                last = data
+                yield b"data: " + data + b"\n\n"
+                await asyncio.sleep(pause)
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+
+
+async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
+    """Return the next status, None after the last: a task cannot raise StopAsyncIteration to the one who awaits it."""
+    return await anext(snapshots, None)
 
 
 class EventStream(Response):

@@ -9,15 +9,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from mlx_engine.schedule import Report, Scheduler
 from mlx_engine.schedule.answer import Answer
-from mlx_engine.serve.limits import Limits
+from mlx_engine.serve.roofline import Roofline
 
 # The numbers of steps, of answers in the queue and of nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
@@ -81,7 +80,7 @@ class PrefixNode(msgspec.Struct, frozen=True):
         parent: the index of the parent in the list, or -1.
         start: position of its first token.
         n_tokens: number of its tokens.
-        text: the text of its first tokens, or None if texts are not shown.
+        text: the text of its first tokens, with an ellipsis if others follow, or None if texts are not shown.
         n_pages: its pages, over all groups.
         in_use: those of them that answers hold too.
         references: the most references to one of its pages.
@@ -151,9 +150,8 @@ class Monitor:
 
     def __init__(
         self,
-        scheduler: Scheduler,
         *,
-        limits: Limits | None = None,
+        roofline: Callable[[], Roofline | None] = lambda: None,
         text_of: Callable[[Sequence[int]], str] | None = None,
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
@@ -161,33 +159,28 @@ class Monitor:
         """Make a monitor.
 
         Args:
-            scheduler: the scheduler.
-            limits: the machine's limits; None if they were not measured.
+            roofline: returns the machine's limits, or None as long as they are unknown.
             text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
             interval: the least number of seconds between two statuses that `after` returns.
             clock: read for this interval only.
         """
-        self._scheduler, self._limits, self._clock, self._interval = scheduler, limits, clock, interval
-        self._text_of = None if text_of is None else lru_cache(maxsize=1024)(text_of)
+        self._roofline, self._text_of, self._interval, self._clock = roofline, text_of, interval, clock
         self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)
         self._n_steps = 0
         self._read_at = self._tree_read_at = -float("inf")
         self._tree: PrefixStatus | None = None
 
-    def after(self, report: Report) -> Status | None:
+    def after(self, scheduler: Scheduler, report: Report) -> Status | None:
         """Record a step, and return the status if it is due: at intervals, and when no work is left."""
-        rows = report.n_decode + report.n_prefill
-        if rows:
+        if report.n_decode + report.n_prefill:
             self._n_steps += 1
-            self._steps.append(
-                StepStatus(report.n_decode, report.n_prefill, round(report.seconds, 6), self._limit(report, rows))
-            )
-        is_due = self._clock() - self._read_at >= self._interval or not self._scheduler.has_work
-        return self.read() if is_due else None
+            limit, seconds = self._limit(scheduler, report), round(report.seconds, 6)
+            self._steps.append(StepStatus(report.n_decode, report.n_prefill, seconds, limit))
+        is_due = self._clock() - self._read_at >= self._interval or not scheduler.has_work
+        return self.read(scheduler) if is_due else None
 
-    def read(self) -> Status:
-        """Return the status. Call it where no step follows: at the start, and after a request was cancelled."""
-        scheduler = self._scheduler
+    def read(self, scheduler: Scheduler) -> Status:
+        """Return the status."""
         self._read_at = self._clock()
         return Status(
             slots=scheduler.slots,
@@ -196,40 +189,43 @@ class Monitor:
             waiting=tuple(_answer_status(answer, is_running=False) for answer in scheduler.waiting[:N_WAITING]),
             n_waiting=len(scheduler.waiting),
             pages=tuple(_page_group(scheduler, group) for group in range(len(scheduler.pool.windows))),
-            prefix=self._prefix(),
+            prefix=self._prefix(scheduler),
             steps=tuple(self._steps),
             n_steps=self._n_steps,
         )
 
-    def _limit(self, report: Report, rows: int) -> float | None:
+    def _limit(self, scheduler: Scheduler, report: Report) -> float | None:
         """Return the limit of the step that has just ended, from the lengths that its sequences have now."""
-        if self._limits is None:
+        roofline = self._roofline()
+        if roofline is None:
             return None
-        lengths = [answer.kv.length for answer in self._scheduler.running]
+        lengths = [answer.kv.length for answer in scheduler.running]
         lengths += [len(r.prompt_ids) + len(output.token_ids) - 1 for r in report.ended for output in r.outputs]
-        return round(self._limits.seconds(rows, lengths), 6)
+        return round(roofline.seconds(report.n_decode + report.n_prefill, lengths), 6)
 
-    def _prefix(self) -> PrefixStatus | None:
+    def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
         """Return the status of the prefix cache, which is read again after a second or when no work is left."""
-        cache, now = self._scheduler.prefix, self._clock()
-        if cache is None or (now - self._tree_read_at < TREE_INTERVAL and self._scheduler.has_work):
+        cache, now = scheduler.prefix, self._clock()
+        if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
             return self._tree
-        nodes = tuple(
-            PrefixNode(
-                parent=node["parent"],
-                start=node["start"],
-                n_tokens=node["n_tokens"],
-                text=None if self._text_of is None else self._text_of(tuple(node["ids"])),
-                n_pages=sum(node["pages"]),
-                in_use=sum(node["in_use"]),
-                references=node["references"],
-                last_use=node["last_use"],
-            )
-            for node in cache.snapshot(N_NODES)
-        )
+        nodes = tuple(_prefix_node(node, self._text_of) for node in cache.snapshot(N_NODES))
         self._tree_read_at = now
         self._tree = PrefixStatus(nodes, cache.n_nodes, cache.n_tokens, **vars(cache.stats))
         return self._tree
+
+
+def _prefix_node(node: dict[str, Any], text_of: Callable[[Sequence[int]], str] | None) -> PrefixNode:
+    more = "…" if node["n_tokens"] > len(node["ids"]) else ""
+    return PrefixNode(
+        parent=node["parent"],
+        start=node["start"],
+        n_tokens=node["n_tokens"],
+        text=None if text_of is None else text_of(node["ids"]) + more,
+        n_pages=sum(node["pages"]),
+        in_use=sum(node["in_use"]),
+        references=node["references"],
+        last_use=node["last_use"],
+    )
 
 
 def _answer_status(answer: Answer, *, is_running: bool) -> AnswerStatus:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import sync_playwright
 
@@ -15,16 +17,13 @@ import mlx_engine
 from tests.page.app import app
 from tests.page.browser import SIZES, axe, chromium, opened, served, violations
 
-PROMPTS = ["Once upon a time there was a fox.", "Once upon a time there was a bear who", "A boat"]
+PROMPTS = ["Once upon a time there was a fox.", "Once upon a time there was a bear who", "A boat", "One day", "A"]
 
 
-def fill(page: Any, address: str) -> None:
-    """Let three others ask for long answers, so that there is something to see."""
-    page.evaluate(
-        """([address, prompts]) => prompts.forEach(prompt => fetch(address + "/v1/completions", {
-             method: "POST", body: JSON.stringify({prompt, max_tokens: 300, temperature: 1})}))""",
-        [address, [*PROMPTS, *PROMPTS]],
-    )
+def ask(address: str, prompt: str) -> None:
+    body = json.dumps({"prompt": prompt, "max_tokens": 300, "temperature": 1}).encode()
+    with urllib.request.urlopen(f"{address}/v1/completions", body) as reply:
+        reply.read()
 
 
 def main(folder: Path) -> int:
@@ -35,20 +34,26 @@ def main(folder: Path) -> int:
         for size in SIZES:
             for scheme in ("light", "dark"):
                 server = app(mlx_engine.load(), slots=4, kv_memory=12_000_000, pause=0.02)
-                with served(server) as address, opened(browser, address, size, scheme) as page:
+                with (
+                    served(server) as address,
+                    ThreadPoolExecutor() as others,
+                    opened(browser, address, size, scheme) as page,
+                ):
                     page.screenshot(path=folder / f"{size}-{scheme}-empty.png", full_page=True)
                     page.fill("#message", "Once upon a time there was a fox who\nlived in a <b>small</b> house.")
                     page.click("#send")
                     page.wait_for_selector("#log .acts")
-                    fill(page, address)
+                    for prompt in PROMPTS:  # so that there is something to see
+                        others.submit(ask, address, prompt)
                     page.fill("#message", "The fox saw a bear.")
                     page.click("#send")
-                    page.wait_for_timeout(2500)
+                    page.wait_for_timeout(1800)
                     found = violations(page, script) if script else []
                     page.screenshot(path=folder / f"{size}-{scheme}.png", full_page=True)
                     page.screenshot(path=folder / f"{size}-{scheme}-first.png")
                     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
                     found += [f"the page is {wide} pixels wider than the screen"] if wide > 0 else []
+                    server.state.worker.pause = 0
                     print(f"{size}, {scheme}: {len(found)} violations", *found, sep="\n  ")
                     n_found += len(found)
         browser.close()

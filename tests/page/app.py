@@ -20,9 +20,8 @@ import mlx_engine
 from mlx_engine.decode.options import Options
 from mlx_engine.schedule import Request as Run
 from mlx_engine.schedule import Scheduler
-from mlx_engine.serve.latest import Latest
-from mlx_engine.serve.limits import Limits
 from mlx_engine.serve.page import routes
+from mlx_engine.serve.roofline import Roofline
 from mlx_engine.serve.status import Monitor, Status
 
 
@@ -31,7 +30,7 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler, monitor: Monitor, *, pause: float = 0.0) -> None:
         self.scheduler, self.monitor, self.pause = scheduler, monitor, pause
-        self.latest: Latest[Status] = Latest()
+        self.status: Status | None = None
         self.stepped = asyncio.Event()
         self._calls: deque[Callable[[], None]] = deque()
         self._wanted, self._is_closed = threading.Condition(), False
@@ -50,10 +49,20 @@ class Worker:
         self._is_closed = True
         self.call(lambda: None)
         self._thread.join()
-        self.latest.close()
+        self._told(None)
+
+    async def snapshots(self) -> AsyncIterator[Status]:
+        """Yield the latest status, and then each newer one, until the worker is closed."""
+        last = None
+        while not self._is_closed:
+            stepped = self.stepped
+            if self.status is not None and self.status is not last:
+                last = self.status
+                yield last
+            await stepped.wait()
 
     def _run(self) -> None:
-        self._tell(self.monitor.read())
+        self._tell(self.monitor.read(self.scheduler))
         while not self._is_closed:
             with self._wanted:
                 while not (self._calls or self.scheduler.has_work):
@@ -61,8 +70,8 @@ class Worker:
             called = bool(self._calls)
             while self._calls:
                 self._calls.popleft()()
-            status = self.monitor.after(self.scheduler.step())
-            self._tell(self.monitor.read() if called else status)
+            status = self.monitor.after(self.scheduler, self.scheduler.step())
+            self._tell(self.monitor.read(self.scheduler) if called else status)
             time.sleep(self.pause)
 
     def _tell(self, status: Status | None) -> None:
@@ -70,7 +79,7 @@ class Worker:
 
     def _told(self, status: Status | None) -> None:
         if status is not None:
-            self.latest.publish(status)
+            self.status = status
         self.stepped.set()
         self.stepped = asyncio.Event()
 
@@ -85,9 +94,10 @@ def app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         nonlocal worker
         scheduler = engine.scheduler(**options)
-        limits = Limits(bandwidth=2e9, weights=3e6, kv={None: 6144})
-        worker = Worker(scheduler, Monitor(scheduler, limits=limits, text_of=engine.tokenizer.decode), pause=pause)
-        app.router.routes.extend(guarded(route) for route in routes(worker.latest))
+        roofline = Roofline(bandwidth=1e10, weights=3e6, kv={None: 6144})
+        monitor = Monitor(roofline=lambda: roofline, text_of=engine.tokenizer.decode)
+        worker = Worker(scheduler, monitor, pause=pause)
+        app.router.routes.extend(guarded(route) for route in routes(worker))
         app.state.worker = worker
         yield
         worker.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class Roofline:
     """What a machine can do, and what a pass of a model takes. All numbers are measured or counted elsewhere.
 
     Attributes:
