@@ -10,13 +10,14 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -36,13 +37,19 @@ class Source(Protocol):
         """Yield the latest status, and then each newer one; those that came meanwhile are skipped."""
 
 
-def routes(source: Source, *, pause: float = PAUSE, heartbeat: float = HEARTBEAT) -> list[Route]:
+def routes(
+    source: Source,
+    *,
+    refusal: Callable[[Headers], Response | None] = lambda headers: None,
+    pause: float = PAUSE,
+    heartbeat: float = HEARTBEAT,
+) -> list[Route]:
     """Return the routes of the page.
-
-    `GET /events` may ask for the API key: the page asks its user for it. `GET /` contains no data and must be open.
 
     Args:
         source: yields the statuses, to each client its own.
+        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is asked for
+            `/events` alone: `/` contains no data, and asks its reader for the key when a request is answered with 401.
         pause: the least number of seconds between two statuses.
         heartbeat: seconds without a status after which a comment is sent.
     """
@@ -58,7 +65,7 @@ def routes(source: Source, *, pause: float = PAUSE, heartbeat: float = HEARTBEAT
         return Response(text, media_type="text/html", headers=headers)
 
     def events(request: Request) -> Response:
-        return EventStream(partial(statuses, source, pause=pause, heartbeat=heartbeat))
+        return refusal(request.headers) or EventStream(partial(statuses, source, pause=pause, heartbeat=heartbeat))
 
     return [Route("/", page), Route("/events", events)]
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -97,21 +98,23 @@ def app(
         roofline = Roofline(bandwidth=1e10, weights=3e6, kv={None: 6144})
         monitor = Monitor(roofline=lambda: roofline, text_of=engine.tokenizer.decode)
         worker = Worker(scheduler, monitor, pause=pause)
-        app.router.routes.extend(guarded(route) for route in routes(worker))
+        app.router.routes.extend(routes(worker, refusal=refusal))
         app.state.worker = worker
         yield
         worker.close()
+
+    def refusal(headers: Headers) -> Response | None:
+        is_right = not key or headers.get("authorization") == f"Bearer {key}"
+        return None if is_right else error(401, "the API key is missing or wrong")
 
     def guarded(route: Route) -> Route:
         endpoint = route.endpoint
 
         async def checked(request: Request) -> Response:
-            if key and request.headers.get("authorization") != f"Bearer {key}":
-                return error(401, "the API key is missing or wrong")
-            result = endpoint(request)
+            result = refusal(request.headers) or endpoint(request)
             return await result if asyncio.iscoroutine(result) else result
 
-        return route if route.path == "/" else Route(route.path, checked, methods=route.methods)
+        return Route(route.path, checked, methods=route.methods)
 
     def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": "story", "object": "model"}]})

@@ -199,3 +199,5 @@ def test_nothing_is_cut_off_and_axe_finds_nothing(browser: Any, address: str, si
         if script is None:
             pytest.skip("AXE names no axe.min.js")
         assert violations(page, script) == []
+        page.evaluate("document.querySelector('label[for=message]').remove()")
+        assert any(found.startswith("label: ") for found in violations(page, script))

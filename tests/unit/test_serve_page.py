@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.responses import Response
 
 from mlx_engine.serve.page import FILE, routes, statuses
 from mlx_engine.serve.status import Status
@@ -57,7 +58,7 @@ class Source:
 
 
 async def get(
-    source: Source, path: str, receive: Callable[[], Awaitable[dict[str, Any]]] | None = None, **times: float
+    source: Source, path: str, receive: Callable[[], Awaitable[dict[str, Any]]] | None = None, **options: Any
 ) -> tuple[int, dict[str, str], bytes]:
     """Send a request, as a server does that announces a version in which Starlette does not listen for the client."""
     sent: list[dict[str, Any]] = []
@@ -70,7 +71,7 @@ async def get(
         return {"type": "http.disconnect"}
 
     scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "path": path, "headers": []}
-    app = Starlette(routes=routes(source, **times))
+    app = Starlette(routes=routes(source, **options))
     await app({**scope, "query_string": b"", "http_version": "1.1"}, receive or wait, keep)
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent)
@@ -204,3 +205,12 @@ def test_events_end_when_the_client_leaves():
 def test_events_end_with_their_source():
     _, _, body = asyncio.run(asyncio.wait_for(get(Source((0, 1)), "/events"), 5))
     assert body.startswith(b"data: {")
+
+
+def test_events_can_be_refused_and_the_page_cannot():
+    source = Source((0, 1))
+    refusal = {"refusal": lambda headers: Response(status_code=401) if "authorization" not in headers else None}
+    status, _, body = asyncio.run(get(source, "/events", **refusal))
+    assert (status, body) == (401, b"")
+    status, _, _ = asyncio.run(get(source, "/", **refusal))
+    assert status == 200
