@@ -12,8 +12,9 @@ the pages before its end are still held: insert a prompt after each chunk to kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +88,11 @@ class PrefixCache:
     def n_tokens(self) -> int:
         """Number of tokens in the tree."""
         return sum(len(node.ids) for node in self._nodes)
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes in the tree, without the root."""
+        return len(self._nodes)
 
     @property
     def nbytes(self) -> int:
@@ -215,8 +221,8 @@ class PrefixCache:
                 self._tree.cut(node)
         self._nodes.clear()
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """Return the nodes as plain data, each after its parent.
+    def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Return the nodes as plain data, each after its parent and the most recently used first, at most `most`.
 
         Keys: `parent`, the index of the parent in this list, or -1; `start` and `n_tokens`, its place in the prefix;
         `ids`, the first of them, at most 8; `pages`, the number of pages held in each group; `in_use`, how many of
@@ -224,18 +230,10 @@ class PrefixCache:
         """
         found: list[dict[str, Any]] = []
         index: dict[Node, int] = {}
-        for node in self._in_order():
+        for node in islice(reversed(self._nodes), most):
             index[node] = len(found)
             found.append({"parent": index.get(node.parent, -1) if node.parent else -1, **self._described(node)})
         return found
-
-    def _in_order(self) -> Iterator[Node]:
-        """Yield all nodes but the root, each after its parent."""
-        stack = list(self._tree.root.children.values())[::-1]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(list(node.children.values())[::-1])
 
     def _described(self, node: Node) -> dict[str, Any]:
         pages = [of_group[of_group >= 0] for of_group in node.pages]

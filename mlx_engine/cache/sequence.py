@@ -172,6 +172,11 @@ class KVSequence:
         """Return the page table of a group for a pass: `length` tokens, of which the last `n_new` are new."""
         return KVSpan(self._tables[group], length, n_new)
 
+    def pages(self, group: int) -> np.ndarray:
+        """Return the first slots (n,) of the pages that a group of layers holds."""
+        table = self._tables[group][self._firsts[group] : self._end]
+        return table[table >= 0]
+
     def slots(self, group: int, first: int, n: int) -> np.ndarray:
         """Return the slots (n,) int64 of positions [first, first + n) in a group of layers."""
         table, page = self._tables[group], self.pool.page

@@ -1,6 +1,6 @@
 """Bugs that the default tests must catch, a module per part of the project: `python -m tests.mutants` plants them."""
 
-from tests.mutants import backends, chat, gpu, kernels, model, prefix, products, schedule, text, tools
+from tests.mutants import backends, chat, gpu, kernels, model, page, prefix, products, schedule, text, tools
 
 MUTANTS = [
     *model.MUTANTS,
@@ -12,5 +12,6 @@ MUTANTS = [
     *schedule.MUTANTS,
     *text.MUTANTS,
     *chat.MUTANTS,
+    *page.MUTANTS,
     *tools.MUTANTS,
 ]

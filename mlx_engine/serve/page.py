@@ -1,0 +1,154 @@
+"""The page at `/`: a chat, and a live view of the engine; and `/events`, the statuses that it shows.
+
+The page is one file, `page.html`. Its Content-Security-Policy names the hashes of its own script and style and allows
+requests to this server alone, so that neither a model's text nor a prompt can run or load anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from mlx_engine.serve.status import Status
+
+FILE = Path(__file__).with_name("page.html")
+# Seconds between two events at least, and between two comments that keep a silent connection open.
+PAUSE, HEARTBEAT = 0.2, 15.0
+
+
+class Source(Protocol):
+    """Who reads the statuses of the engine."""
+
+    def snapshots(self) -> AsyncIterator[Status]:
+        """Yield the latest status, and then each newer one; those that came meanwhile are skipped."""
+
+
+def routes(
+    source: Source,
+    *,
+    refusal: Callable[[Headers], Response | None] = lambda headers: None,
+    pause: float = PAUSE,
+    heartbeat: float = HEARTBEAT,
+) -> list[Route]:
+    """Return the routes of the page.
+
+    Args:
+        source: yields the statuses, to each client its own.
+        refusal: returns the response to a request whose headers lack the API key, otherwise None. It is asked for
+            `/events` alone: `/` contains no data, and asks its reader for the key when a request is answered with 401.
+        pause: the least number of seconds between two statuses.
+        heartbeat: seconds without a status after which a comment is sent.
+    """
+    text = FILE.read_text(encoding="utf-8")
+    headers = {
+        "Content-Security-Policy": policy(text),
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
+    def page(request: Request) -> Response:
+        return Response(text, media_type="text/html", headers=headers)
+
+    def events(request: Request) -> Response:
+        return refusal(request.headers) or EventStream(partial(statuses, source, pause=pause, heartbeat=heartbeat))
+
+    return [Route("/", page), Route("/events", events)]
+
+
+def policy(text: str) -> str:
+    """Return the Content-Security-Policy of a page with inline scripts and styles."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hashes(text, 'script')}",
+            f"style-src {_hashes(text, 'style')}",
+            "img-src data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            # Browsers that know it refuse text as HTML, from wherever it comes.
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def _hashes(text: str, tag: str) -> str:
+    """Return the sources of all inline elements of a tag."""
+    found = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode() for inner in found]
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+async def statuses(source: Source, *, pause: float, heartbeat: float) -> AsyncIterator[bytes]:
+    """Yield server-sent events: a status whenever it has changed, and comments in between. End with the source."""
+    snapshots, last = aiter(source.snapshots()), b""
+    waiting: asyncio.Task[Status | None] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(_next(snapshots))
+            await asyncio.wait({waiting}, timeout=heartbeat)
+            if not waiting.done():
+                yield b":\n\n"
+                continue
+            status, waiting = waiting.result(), None
+            if status is None:
+                return
+            data = msgspec.json.encode(status)
+            if data != last:
+                last = data
+                yield b"data: " + data + b"\n\n"
+                await asyncio.sleep(pause)
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+
+
+async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
+    """Return the next status, None after the last: a task cannot raise StopAsyncIteration to the one who awaits it."""
+    return await anext(snapshots, None)
+
+
+class EventStream(Response):
+    """A response that sends server-sent events until its client leaves.
+
+    Starlette's own streaming response notices this only at the next event if the server announces ASGI 2.4.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: partial[AsyncIterator[bytes]]) -> None:
+        self._events = events
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events, and wait for the client to leave at the same time."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._send, send, group.cancel_scope)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+    async def _send(self, send: Send, scope: anyio.CancelScope) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events():
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        scope.cancel()

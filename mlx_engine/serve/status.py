@@ -1,0 +1,266 @@
+"""What a scheduler does now, as plain data: slots, queue, pages by owner, the prefix tree and the last steps.
+
+`Monitor` reads it on the thread that runs the steps. A `Status` is immutable and contains no time of day, so that two
+readings of an idle scheduler are equal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from mlx_engine.schedule import Report, Scheduler
+from mlx_engine.schedule.answer import Answer
+from mlx_engine.serve.roofline import Roofline
+
+# The numbers of steps, of answers in the queue and of nodes of the prefix tree that a status shows.
+N_STEPS, N_WAITING, N_NODES = 120, 32, 48
+# Seconds between two readings, and between two readings of the prefix tree, which cost more.
+INTERVAL, TREE_INTERVAL = 0.2, 1.0
+
+Phase = Literal["waiting", "prefill", "decode", "recompute"]
+
+
+class AnswerStatus(msgspec.Struct, frozen=True):
+    """An answer that runs or waits.
+
+    Attributes:
+        number: the number of its request.
+        index: which answer to the request it is.
+        phase: "waiting" for a slot; "prefill" while the prompt is read; "decode"; "recompute" while tokens are read
+            again whose pages were taken.
+        n_prompt: tokens of the prompt.
+        n_read: those that are in the KV cache.
+        n_cached: those of them that were taken from the prefix cache.
+        n_written: tokens of the answer.
+        max_tokens: the largest number of them.
+        n_pages: pages that the answer holds, alone or with others, over all groups of layers.
+        n_preemptions: how often the request lost pages to an older one.
+    """
+
+    number: int
+    index: int
+    phase: Phase
+    n_prompt: int
+    n_read: int
+    n_cached: int
+    n_written: int
+    max_tokens: int
+    n_pages: int
+    n_preemptions: int
+
+
+class PageGroup(msgspec.Struct, frozen=True):
+    """The pages of the layers with one window: each page is counted once.
+
+    Attributes:
+        window: the window, None for layers that see every token.
+        free: pages that nobody holds.
+        cached: pages that only the prefix cache holds; they can be reclaimed.
+        shared: pages that an answer holds with another answer or with the prefix cache.
+        owned: for each running answer, the pages that it holds alone.
+    """
+
+    window: int | None
+    free: int
+    cached: int
+    shared: int
+    owned: tuple[int, ...]
+
+
+class PrefixNode(msgspec.Struct, frozen=True):
+    """A node of the prefix tree.
+
+    Attributes:
+        parent: the index of the parent in the list, or -1.
+        start: position of its first token.
+        n_tokens: number of its tokens.
+        text: the text of its first tokens, with an ellipsis if others follow, or None if texts are not shown.
+        n_pages: its pages, over all groups.
+        in_use: those of them that answers hold too.
+        references: the most references to one of its pages.
+        last_use: the cache's count of uses at its last use.
+    """
+
+    parent: int
+    start: int
+    n_tokens: int
+    text: str | None
+    n_pages: int
+    in_use: int
+    references: int
+    last_use: int
+
+
+class PrefixStatus(msgspec.Struct, frozen=True):
+    """The prefix cache: the nodes that were used last, each after its parent, and what the cache has done so far."""
+
+    nodes: tuple[PrefixNode, ...]
+    n_nodes: int
+    n_tokens: int
+    queries: int
+    hits: int
+    queried_tokens: int
+    cached_tokens: int
+    evicted_pages: int
+
+
+class StepStatus(msgspec.Struct, frozen=True, array_like=True):
+    """A step: its rows of decode and of prefill, its seconds, and the machine's limit in seconds, None if unknown."""
+
+    n_decode: int
+    n_prefill: int
+    seconds: float
+    limit: float | None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What a scheduler does.
+
+    Attributes:
+        slots: the largest number of answers that run at the same time.
+        page: tokens per page.
+        running: the answers with a slot, in the order of arrival.
+        waiting: the first answers of the queue.
+        n_waiting: all answers of the queue.
+        pages: the pages of each group of layers.
+        prefix: the prefix cache, None if there is none.
+        steps: the last steps, oldest first.
+        n_steps: all steps so far.
+    """
+
+    slots: int
+    page: int
+    running: tuple[AnswerStatus, ...]
+    waiting: tuple[AnswerStatus, ...]
+    n_waiting: int
+    pages: tuple[PageGroup, ...]
+    prefix: PrefixStatus | None
+    steps: tuple[StepStatus, ...]
+    n_steps: int
+
+
+class Monitor:
+    """Records the steps of a scheduler, and reads its status. Use it on the thread that runs the steps."""
+
+    def __init__(
+        self,
+        *,
+        roofline: Callable[[], Roofline | None] = lambda: None,
+        text_of: Callable[[Sequence[int]], str] | None = None,
+        interval: float = INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a monitor.
+
+        Args:
+            roofline: returns the machine's limits, or None as long as they are unknown.
+            text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
+            interval: the least number of seconds between two statuses that `after` returns.
+            clock: read for this interval only.
+        """
+        self._roofline, self._text_of, self._interval, self._clock = roofline, text_of, interval, clock
+        self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)
+        self._n_steps = 0
+        self._read_at = self._tree_read_at = -float("inf")
+        self._tree: PrefixStatus | None = None
+
+    def after(self, scheduler: Scheduler, report: Report) -> Status | None:
+        """Record a step, and return the status if it is due: at intervals, and when no work is left."""
+        if report.n_decode + report.n_prefill:
+            self._n_steps += 1
+            limit, seconds = self._limit(scheduler, report), round(report.seconds, 6)
+            self._steps.append(StepStatus(report.n_decode, report.n_prefill, seconds, limit))
+        is_due = self._clock() - self._read_at >= self._interval or not scheduler.has_work
+        return self.read(scheduler) if is_due else None
+
+    def read(self, scheduler: Scheduler) -> Status:
+        """Return the status."""
+        self._read_at = self._clock()
+        return Status(
+            slots=scheduler.slots,
+            page=scheduler.pool.page,
+            running=tuple(_answer_status(answer, is_running=True) for answer in scheduler.running),
+            waiting=tuple(_answer_status(answer, is_running=False) for answer in scheduler.waiting[:N_WAITING]),
+            n_waiting=len(scheduler.waiting),
+            pages=tuple(_page_group(scheduler, group) for group in range(len(scheduler.pool.windows))),
+            prefix=self._prefix(scheduler),
+            steps=tuple(self._steps),
+            n_steps=self._n_steps,
+        )
+
+    def _limit(self, scheduler: Scheduler, report: Report) -> float | None:
+        """Return the limit of the step that has just ended, from the lengths that its sequences have now."""
+        roofline = self._roofline()
+        if roofline is None:
+            return None
+        lengths = [answer.kv.length for answer in scheduler.running]
+        lengths += [len(r.prompt_ids) + len(output.token_ids) - 1 for r in report.ended for output in r.outputs]
+        return round(roofline.seconds(report.n_decode + report.n_prefill, lengths), 6)
+
+    def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
+        """Return the status of the prefix cache, which is read again after a second or when no work is left."""
+        cache, now = scheduler.prefix, self._clock()
+        if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
+            return self._tree
+        nodes = tuple(_prefix_node(node, self._text_of) for node in cache.snapshot(N_NODES))
+        self._tree_read_at = now
+        self._tree = PrefixStatus(nodes, cache.n_nodes, cache.n_tokens, **vars(cache.stats))
+        return self._tree
+
+
+def _prefix_node(node: dict[str, Any], text_of: Callable[[Sequence[int]], str] | None) -> PrefixNode:
+    more = "…" if node["n_tokens"] > len(node["ids"]) else ""
+    return PrefixNode(
+        parent=node["parent"],
+        start=node["start"],
+        n_tokens=node["n_tokens"],
+        text=None if text_of is None else text_of(node["ids"]) + more,
+        n_pages=sum(node["pages"]),
+        in_use=sum(node["in_use"]),
+        references=node["references"],
+        last_use=node["last_use"],
+    )
+
+
+def _answer_status(answer: Answer, *, is_running: bool) -> AnswerStatus:
+    request, output = answer.request, answer.output
+    n_prompt, n_written = len(request.prompt_ids), len(output.token_ids)
+    phase: Phase = "decode"
+    if not is_running:
+        phase = "waiting"
+    elif len(answer.unread) > 1 or not n_written:
+        phase = "recompute" if n_written else "prefill"
+    return AnswerStatus(
+        number=request.number,
+        index=answer.index,
+        phase=phase,
+        n_prompt=n_prompt,
+        n_read=min(n_prompt, answer.kv.length),
+        n_cached=request.n_cached,
+        n_written=n_written,
+        max_tokens=output.max_tokens,
+        n_pages=answer.kv.n_pages,
+        n_preemptions=request.n_preemptions,
+    )
+
+
+def _page_group(scheduler: Scheduler, group: int) -> PageGroup:
+    """Count the pages of a group by who holds them."""
+    pool, tables = scheduler.pool, [answer.kv.pages(group) for answer in scheduler.running]
+    # A page that an answer holds alone has one reference.
+    owned = tuple(int((pool.references(group, table) == 1).sum()) for table in tables)
+    held = len(np.unique(np.concatenate(tables))) if tables else 0
+    free = pool.free_pages(group)
+    return PageGroup(
+        window=pool.windows[group],
+        free=free,
+        cached=pool.n_pages[group] - free - held,
+        shared=held - sum(owned),
+        owned=owned,
+    )
