@@ -20,7 +20,7 @@ IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
 
 
 # The default of --out.
-SWEEPS_OUT = "none; with --sweep bench-results/MODEL-TIME"
+SWEEPS_OUT = "none; with --sweep and --concurrency bench-results/MODEL-TIME"
 
 
 @dataclass(frozen=True)
