@@ -123,6 +123,12 @@ def test_the_work_of_all_steps_is_counted():
     assert steps.flops == 2 * (3 * 100 + 2 * 10 + 2 * (1 + 2 + 3))
 
 
+def test_weights_are_read_once_for_all_clients():
+    found, _ = run(3, Load(n_prompt=2, n_gen=2, requests=1))
+    assert found.steps.nbytes == 2 * 1000 + 3 * 8 * (2 + 3)
+    assert found.steps.flops == 3 * 2 * (3 * 100 + 2 * 10 + 2 * (1 + 2 + 3))
+
+
 def test_shares_are_of_what_the_machine_reached():
     steps = Steps(n=4, n_rows=12, n_decoding=3, n_decoded=6, flops=8e9, nbytes=4e9)
     run = Run([Timed(0.0, [1.0, 2.0], n_tokens=10)], 2.0, steps)
