@@ -27,6 +27,7 @@ FOLDERS = {
     "baseline": FORWARD_PASS,
     "rows": FORWARD_PASS,
     "batch": FORWARD_PASS,
+    "concurrency": (*FORWARD_PASS, "mlx_engine/schedule"),
     "bits": FORWARD_PASS,
     "ways": ("kernels/cpu",),
     "chunks": PRODUCTS,

@@ -5,6 +5,8 @@
     {"do": "run", "n_prompt": p, "n_gen": g, "n_depth": d, "threads": t, "budget": s}
                                                         {"seconds": s, "passes": [...], "estimated": why or null}
     {"do": "read_rates"}                                {"in_order": [bytes per second, ...], "fastest": [...]}
+    {"do": "decode", "n_sequences": n, "n_steps": s}    {"seconds": [...]}, of a `BatchPeer`
+    {"do": "limits"}                                    {"read_gbs": ..., "peak_gflops": ...}, of a `BatchPeer`
     {"do": "logits", "prompts": [ids, ...], "out": path}    {}, and an .npz with an array (T, V) per prompt
 
 `python -m benchmarks.peers.child MODULE` serves the engine of `benchmarks.peers.MODULE`, which has an `open_peer`.
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
+from benchmarks.peers.batches import BatchPeer, decode
 from benchmarks.peers.loop import Answer, Peer, Request, fill, run
 
 
@@ -31,13 +34,13 @@ def serve(module: str, lines: Iterable[str], out: TextIO) -> None:
     requests: Iterator[Request] = map(json.loads, lines)
     first = next(requests)
     try:
-        peer: Peer = importlib.import_module(f"benchmarks.peers.{module}").open_peer(first)
+        peer: Peer | BatchPeer = importlib.import_module(f"benchmarks.peers.{module}").open_peer(first)
     except ImportError as error:
         say({"absent": str(error)})
         return
     say(peer.facts())
     for request in requests:
-        say(answer(peer, request))
+        say(answer_batch(peer, request) if isinstance(peer, BatchPeer) else answer(peer, request))
 
 
 def answer(peer: Peer, request: Request) -> Answer:
@@ -56,6 +59,15 @@ def answer(peer: Peer, request: Request) -> Answer:
         np.savez(request["out"], *(peer.logits(ids) for ids in request["prompts"]))
         return {}
     raise ValueError(f"expected run, fill, read_rates or logits, found {request['do']!r}")
+
+
+def answer_batch(peer: BatchPeer, request: Request) -> Answer:
+    """Execute one request to an engine with several sequences and return the reply."""
+    if request["do"] == "decode":
+        return decode(peer, request)
+    if request["do"] == "limits":
+        return dict(peer.limits())
+    raise ValueError(f"expected decode or limits, found {request['do']!r}")
 
 
 if __name__ == "__main__":

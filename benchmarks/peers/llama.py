@@ -31,7 +31,7 @@ class Llama(Peer):
     """One model, one context."""
 
     def __init__(self, model: str, *, context: int, flash_attention: bool | None = None) -> None:
-        api.llama_log_set(_ignore, None)
+        api.llama_log_set(ignore_log, None)
         api.llama_backend_init()
         self._model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
         settings = api.llama_context_default_params()
@@ -104,5 +104,5 @@ class Llama(Peer):
 
 # At module level, because llama.cpp keeps only the address of the callback.
 @api.llama_log_callback
-def _ignore(level: int, text: bytes, data: object) -> None:
+def ignore_log(level: int, text: bytes, data: object) -> None:
     """Discard the log: llama.cpp prints many lines while it loads."""

@@ -1,4 +1,4 @@
-"""Plots of a sweep: passes with and without a cache, the ladder, a roofline. Only this module imports matplotlib."""
+"""Plots of a sweep: passes with and without a cache, the ladder, a roofline."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ def write(rows: Sequence[Row], folder: Path) -> list[str]:
     return names
 
 
-def _figure(rows: Sequence[Row], title: str, width: float, height: float) -> Figure:
-    row = rows[0]
+def titled_figure(rows: Sequence[Row], title: str, width: float, height: float) -> Figure:
+    """Return an empty figure with title, model, machine and commit; the size is in inches."""
+    row, n_params = rows[0], rows[0]["model_n_params"]
+    size = "" if n_params is None else f", {n_params / 1e6:,.1f} M parameters"
     made = Figure(figsize=(width, height), layout="constrained")
-    made.suptitle(f"{title}\n{printable(row['model_name'])}, {row['model_n_params'] / 1e6:,.1f} M parameters")
+    made.suptitle(f"{title}\n{printable(row['model_name'])}{size}")
     commit = row["commit"] or row["versions"]["mlx-engine"]
     where = f"{row['machine']['processor']}, {row['machine']['cores']} cores; {row['time'][:10]}, {commit}"
     made.supxlabel(where, fontsize=8, color=GRAY)
@@ -54,7 +56,7 @@ def passes(rows: Sequence[Row]) -> Figure | None:
     pairs = _pairs([row for row in measured(rows) if row["passes_s"] and row["n_gen"] > 1 and not row["n_prompt"]])
     if not pairs:
         return None
-    made = _figure(rows, "How long each pass takes, with a cache and without", 6.4 * len(pairs), 4.8)
+    made = titled_figure(rows, "How long each pass takes, with a cache and without", 6.4 * len(pairs), 4.8)
     for axes, (with_cache, without) in zip(made.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
         for row, color, name in ((without, COLORS[1], "without a cache"), (with_cache, COLORS[0], "with a cache")):
             _line(axes, row, color, name)
@@ -94,7 +96,7 @@ def ladder(rows: Sequence[Row]) -> Figure | None:
     lines = [key for key in dict.fromkeys((row["rung"], row["weights"]) for row in rows) if _has(rows, key, chosen)]
     if not chosen or not any(weights for _, weights in lines):
         return None
-    made = _figure(rows, "The ladder", 6.2 * len(chosen), 2.2 + 0.42 * len(lines))
+    made = titled_figure(rows, "The ladder", 6.2 * len(chosen), 2.2 + 0.42 * len(lines))
     for axes, (phase, test) in zip(made.subplots(1, len(chosen), squeeze=False, sharey=True)[0], chosen, strict=True):
         cells = {(row["rung"], row["weights"]): row for row in measured(rows) if row["test"] == test}
         rates = [row["median_ts"] for row in cells.values()] or [1.0]
@@ -151,7 +153,7 @@ def roofline(rows: Sequence[Row]) -> Figure | None:
     ]
     if not cells:
         return None
-    made = _figure(rows, "How near to the machine's limits", 9.6, 6.4)
+    made = titled_figure(rows, "How near to the machine's limits", 9.6, 6.4)
     axes = made.subplots()
     intensities = [row["flops_per_token"] / row["bytes_per_token"] for row in cells]
     span = min(intensities) / 2, max(intensities) * 2

@@ -7,7 +7,7 @@ of a pass only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mlx_engine.bench.samples import Test
@@ -17,7 +17,7 @@ from mlx_engine.decode.loop import CHUNK
 
 @dataclass(frozen=True)
 class Work:
-    """The work of all timed passes of a test."""
+    """The work of one or more passes."""
 
     flops: float
     nbytes: float
@@ -25,16 +25,22 @@ class Work:
 
 def work(of: Sizes, test: Test, *, kv: bool) -> Work:
     """Return the work of the timed passes of a test."""
-    flops = nbytes = 0.0
-    for n, before, wanted in passes(test, kv=kv):
+    each = [pass_work(of, [part], kv=kv) for part in passes(test, kv=kv)]
+    return Work(sum(one.flops for one in each), sum(one.nbytes for one in each))
+
+
+def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = True) -> Work:
+    """Return the work of one pass over parts of sequences: each (new tokens, cached tokens, rows of logits)."""
+    flops, cached, rows = 0.0, 0.0, 0
+    for n, before, wanted in parts:
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
         scored = (of.scored - of.scored_last) * _mean(of, everything, latest)
         scored += wanted * of.scored_last * _mean(of, before + n, min(of.window, before + n))
         flops += 2.0 * (of.layers * n - of.behind * (n - wanted) + wanted * of.head + scored)
         # Keys and values visible to any of the new tokens are read.
-        nbytes += of.nbytes if wanted else of.nbytes - of.head_nbytes
-        nbytes += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
-    return Work(flops, nbytes)
+        cached += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
+        rows += wanted
+    return Work(flops, (of.nbytes if rows else of.nbytes - of.head_nbytes) + cached)
 
 
 def _mean(of: Sizes, everywhere: int, nearby: int) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.commands.bench_options import MeasureOptions, ModeOptions, OutputOptions, TimingOptions
 from mlx_engine.commands.bench_plan import check_values, names_of, plan_of, refuse_ignored
+from mlx_engine.commands.concurrency_options import ConcurrencyOptions
 from mlx_engine.commands.console import notice, reports_errors, still_bar
 from mlx_engine.commands.groups import flags_given, takes_groups
 from mlx_engine.commands.options import ComputeOptions
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from mlx_engine.bench.sweep_plan import Plan
 
 Row = dict[str, Any]
+Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
 
 
 @reports_errors
@@ -27,12 +31,17 @@ def bench(
     compute: ComputeOptions,
     output: OutputOptions,
     mode: ModeOptions,
+    clients: ConcurrencyOptions,
 ) -> None:
     """Measure prefill and decode in tokens per second. Tokenisation and a warm-up run of every test are not timed."""
     check_values(timing, output)
     conversion = compute.conversion()
-    refuse_ignored(mode, flags_given(tests, timing, compute, output, mode))
-    if mode.compare is not None:
+    given = flags_given(tests, timing, compute, output, mode, clients)
+    clients.check(given)
+    refuse_ignored(mode, given)
+    if clients.is_wanted:
+        print_snapshots(clients_rows(clients, tests, timing, compute, given), tests.model, output)
+    elif mode.compare is not None:
         print_comparison(*mode.compare, output.out)
     elif mode.sweep:
         run_sweep(tests.model, plan_of(tests, timing, conversion, compute.threads), output.output, output.out)
@@ -68,6 +77,48 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: 
                 save(out, "bench", found, markdown(found) + "\n")
 
 
+def clients_rows(
+    clients: ConcurrencyOptions,
+    tests: MeasureOptions,
+    timing: TimingOptions,
+    compute: ComputeOptions,
+    given: Mapping[str, str],
+) -> Snapshots:
+    """Return a function that measures several clients at once and yields all rows so far, after each round."""
+    from mlx_engine.bench.concurrency.rows import engine_rows, server_rows
+    from mlx_engine.bench.concurrency.served import Served
+
+    plan = clients.plan(tests, timing)
+    if clients.url is not None:
+        url, model = clients.url, tests.model if "model" in given else None
+        return lambda announce: server_rows(Served(url, model=model, api_key=clients.api_key), plan, announce=announce)
+    how: dict[str, Any] = {"quant": compute.conversion(), "threads": compute.threads, "jit": not compute.no_jit}
+    how |= {"overlap": not timing.no_overlap, "prefix_cache": clients.caches_prefixes}
+    names = names_of(tests.backend or ["auto"])
+    return lambda announce: engine_rows(tests.model, names, plan, announce=announce, **how)
+
+
+def print_snapshots(measure: Snapshots, model: str, output: OutputOptions) -> None:
+    """Measure several clients at once; print and save the rows, with a plot."""
+    from mlx_engine.bench.concurrency.tables import markdown, page
+    from mlx_engine.bench.files import default_folder, make_folder
+    from mlx_engine.bench.tables import FORMATS
+
+    folder = default_folder(model) if output.out is None else output.out
+    make_folder(folder)
+    found: list[Row] = []
+    try:
+        with still_bar() as report:
+            for found in measure(report):  # noqa: B007 - the newest rows are printed
+                pass
+    finally:
+        if found:
+            print((FORMATS | {"md": markdown})[output.output](found))
+            save(folder, "concurrency", found, page(found, draw(found, folder, "concurrency.plot")))
+        elif output.out is None:
+            folder.rmdir()
+
+
 def run_sweep(model: str, plan: Plan, output: str, out: Path | None) -> None:
     """Measure the whole ladder; print and save the report with plots."""
     from mlx_engine.bench.files import default_folder, make_folder
@@ -85,7 +136,7 @@ def run_sweep(model: str, plan: Plan, output: str, out: Path | None) -> None:
     finally:
         if found:
             print(text(found) if output == "md" else FORMATS[output](found))
-            save(folder, "sweep", found, page(found, draw(found, folder)))
+            save(folder, "sweep", found, page(found, draw(found, folder, "plots")))
         elif out is None:
             folder.rmdir()
 
@@ -117,14 +168,15 @@ def keep(found: list[Row], row: Row) -> None:
     found.append(row)
 
 
-def draw(found: list[Row], folder: Path) -> list[str]:
-    """Draw the plots; return their file names, or none where matplotlib is missing or broken."""
+def draw(found: list[Row], folder: Path, module: str) -> list[str]:
+    """Draw the plots of `mlx_engine.bench.MODULE`; return their names, or none if matplotlib is missing or broken."""
     try:
-        from mlx_engine.bench import plots
+        plots = importlib.import_module(f"mlx_engine.bench.{module}")
     except ImportError as error:
         notice(f"no plots: matplotlib cannot be imported ({error}); pip install --force-reinstall matplotlib")
         return []
     try:
-        return plots.write(found, folder)
+        names: list[str] = plots.write(found, folder)
+        return names
     except OSError as error:
         raise SourceError(f"{folder}: the plots cannot be written ({error.strerror or error})") from error

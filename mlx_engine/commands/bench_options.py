@@ -11,7 +11,7 @@ import typer
 from mlx_engine.commands.options import Model
 
 # The default of --out.
-SWEEPS_OUT = "none; with --sweep bench-results/MODEL-TIME"
+SWEEPS_OUT = "none; with --sweep and --concurrency bench-results/MODEL-TIME"
 
 
 @dataclass(frozen=True)

@@ -261,16 +261,18 @@ class Scheduler:
 
     def _account(self, step: Step) -> None:
         """Record a step's time with the requests that took part in it."""
+        n_rows, seconds = step.n_rows, step.seconds
         for part in step.parts:
-            answer, request = _answer(part), _answer(part).request
+            answer = _answer(part)
+            request = answer.request
             request.n_steps += 1
-            request.n_rows += step.n_rows
+            request.n_rows += n_rows
             request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), answer.kv.length))
             if self.prefix is not None and not answer.output.token_ids:
                 # After each part of a prompt: a layer with a window soon gives back the pages of its beginning.
                 self.prefix.insert(request.prompt_ids[: answer.kv.length], answer.kv)
-            answer.seconds += step.seconds
-            answer.share += step.seconds * part.n / step.n_rows
+            answer.seconds += seconds
+            answer.share += seconds * part.n / n_rows
         sampling = None if step.sampling is None else step.sampling / len(step.chosen)
         for part, _ in step.chosen:
             answer = _answer(part)

@@ -60,8 +60,8 @@ MUTANTS = [
         "everybody pays the whole pass",
         FILE,
         "Scheduler._account",
-        "step.seconds * part.n / step.n_rows",
-        "step.seconds",
+        "seconds * part.n / n_rows",
+        "seconds",
     ),
     Mutant(
         "tokens after the last committed one are kept as a prefix",
