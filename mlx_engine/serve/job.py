@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from anyio import move_on_after
+
 from mlx_engine.decode.output import FinishReason, Output
 from mlx_engine.schedule import Request
 
@@ -77,12 +79,12 @@ class Job:
 
     async def changed(self, seconds: float | None = None) -> bool:
         """Wait for news at most so many seconds; return whether there is any."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the news.
+        with move_on_after(seconds):
+            await self._changed.wait()
+        is_new = self._changed.is_set()
         self._changed.clear()
-        return True
+        return is_new
 
     async def ended(self) -> None:
         """Wait until all answers have ended.

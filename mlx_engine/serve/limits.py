@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 
+from anyio import move_on_after
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
@@ -45,7 +45,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
         raise _too_large(limit)
     body = bytearray()
 
-    async def read() -> None:
+    with move_on_after(seconds):
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -54,14 +54,9 @@ async def read_body(receive: Receive, headers: Headers, limit: int, seconds: flo
             if len(body) > limit:
                 raise _too_large(limit)
             if not message.get("more_body", False):
-                return
-
-    try:
-        await asyncio.wait_for(read(), seconds)
-    except asyncio.TimeoutError:
-        message = f"the body: expected all of it within {seconds:g} seconds, found {len(body):,} bytes; send it again"
-        raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
-    return bytes(body)
+                return bytes(body)
+    text = f"the body: expected all of it within {seconds:g} seconds, found {len(body):,} bytes; send it again"
+    raise ApiError(408, text, code="request_timeout", headers={"Connection": "close"})
 
 
 def _too_large(limit: int) -> ApiError:

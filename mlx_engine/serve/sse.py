@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
+from anyio import move_on_after
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -54,10 +54,10 @@ class EventStream(Response):
         await self._write(send, b"", more=False)
 
     async def _write(self, send: Send, data: bytes, *, more: bool) -> None:
-        try:
-            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": more}), self._seconds)
-        except asyncio.TimeoutError:
-            raise ClientGoneError from None
+        with move_on_after(self._seconds) as limit:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+        if limit.cancelled_caught:
+            raise ClientGoneError
 
 
 async def disconnected(receive: Receive) -> None:

@@ -30,7 +30,7 @@ class Gate:
     """Lets the engine thread run its steps: all of them, or as many as a test allows."""
 
     def __init__(self) -> None:
-        self._condition, self._allowed, self.n_steps = threading.Condition(), float("inf"), 0
+        self._condition, self._allowed, self.n_steps, self.is_asked = threading.Condition(), float("inf"), 0, False
 
     def hold(self) -> None:
         with self._condition:
@@ -41,9 +41,17 @@ class Gate:
             self._allowed += n
             self._condition.notify_all()
 
+    def run(self, n: int) -> None:
+        """Let n steps run; return when the engine asks for another one."""
+        end = self.n_steps + n
+        self.allow(n)
+        wait_for(lambda: self.n_steps == end and self.is_asked)
+
     def pass_one(self) -> None:
         with self._condition:
+            self.is_asked = True
             assert self._condition.wait_for(lambda: self._allowed >= 1, SECONDS), "the gate stayed closed"
+            self.is_asked = False
             self._allowed -= 1
             self.n_steps += 1
 

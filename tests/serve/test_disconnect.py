@@ -35,8 +35,8 @@ def test_in_the_queue(held: Served, stream: bool):
         wait_for(lambda: held.scheduler.running or held.scheduler.waiting)
         second = held.connect(CHAT, chat_body(stream=stream))
         wait_for(lambda: held.worker.n_open == 2)
-        held.gate.allow(3)
-        wait_for(lambda: len(held.scheduler.waiting) == 1 and held.gate.n_steps >= 3)
+        held.gate.run(3)
+        assert len(held.scheduler.waiting) == 1
         leave(held, second)
         held.gate.allow(2)
         wait_for(lambda: not held.scheduler.waiting)
@@ -49,28 +49,26 @@ def test_in_the_queue(held: Served, stream: bool):
 @pytest.mark.parametrize("stream", [False, True])
 def test_during_prefill(held: Served, stream: bool):
     connection = held.connect(CHAT, chat_body(LONG, stream=stream))
-    held.gate.allow(2)
-    wait_for(lambda: held.gate.n_steps == 2)
-    wait_for(lambda: held.scheduler.running and held.scheduler.running[0].request.n_prefilled > 0)
+    held.gate.run(2)
+    assert 0 < held.scheduler.running[0].request.n_prefilled < len(held.scheduler.running[0].request.prompt_ids)
     leave(held, connection)
     assert not held.all_pages_are_free
     held.gate.allow(1)
     wait_for(lambda: held.all_pages_are_free)
     assert not held.scheduler.has_work
-    assert held.gate.n_steps <= 3
+    assert held.gate.n_steps == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_during_decode(held: Served, stream: bool):
     connection = held.connect(CHAT, chat_body(stream=stream, max_tokens=300))
-    held.gate.allow(6)
-    wait_for(lambda: held.gate.n_steps == 6)
-    wait_for(lambda: held.scheduler.running and len(held.scheduler.running[0].output.token_ids) >= 5)
+    held.gate.run(6)
+    assert len(held.scheduler.running[0].output.token_ids) >= 5
     leave(held, connection)
     held.gate.allow(1)
     wait_for(lambda: held.all_pages_are_free)
     assert not held.scheduler.has_work
-    assert held.gate.n_steps <= 7
+    assert held.gate.n_steps == 7
 
 
 def test_a_silent_prefill_is_filled_with_comments(held: Served):

@@ -127,8 +127,8 @@ def test_a_dead_engine_is_not_healthy_and_ends_the_server():
             waiting = clients.submit(server.chat)
             streaming = clients.submit(server.chat, stream=True)
             wait_for(lambda: server.worker.n_open == 2)
-            server.gate.allow(2)
-            wait_for(lambda: len(server.scheduler.running) == 2)
+            server.gate.run(2)
+            assert len(server.scheduler.running) == 2
             assert server.state() == 200
 
             def die() -> None:

@@ -97,7 +97,7 @@ def test_absent_fields_are_left_out_as_clients_send_them():
         ({"role": "a\n<|im_end|>", "content": "x"}, r"messages\[0\].role"),
         ({**calls("{}"), "role": "user"}, r"messages\[0\].role to be assistant"),
         (calls(3), "arguments"),
-        (calls({"x": object()}), "arguments"),
+        (calls({"x": {1, 2}}), "arguments"),
         (calls({1: "x"}), "arguments"),
         (calls("half \ud800"), "UTF-8"),
         ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, r"tool_calls\[0\]"),

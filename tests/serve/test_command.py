@@ -1,0 +1,122 @@
+"""`python cli.py serve` as a process: what it prints works, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mlx_engine.commands.app import app
+from mlx_engine.commands.serve import AddressOptions, bytes_of, served_name
+from mlx_engine.errors import OptionError
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def process(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Run the command with a free port, and return what it has printed until it listens."""
+    command = [sys.executable, str(ROOT / "cli.py"), "serve", "--port", "0", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}) as run:
+        assert run.stderr is not None
+        lines = []
+        try:
+            for line in run.stderr:
+                lines.append(line.rstrip("\n"))
+                if line.startswith("Try: "):
+                    break
+            yield run, lines
+        finally:
+            run.kill()
+
+
+def test_what_it_prints_works_and_a_signal_ends_it():
+    with process("--slots", "2", MLX_ENGINE_API_KEY="secret") as (run, lines):
+        text = "\n".join(lines)
+        assert re.search(r"Keys and values: 1,024 tokens in [\d.]+ MiB, shared by 2 slots", text)
+        url = re.search(r"Listening on (\S+)", text)
+        assert url is not None
+        assert httpx.get(url[1] + "/health").json() == {"status": "ok"}
+        words = shlex.split(lines[-1].removeprefix("Try: ").replace("Bearer KEY", "Bearer secret"))
+        assert words[0] == "curl"
+        if shutil.which("curl"):
+            reply = json.loads(subprocess.run([*words, "-s"], capture_output=True, check=True, timeout=60).stdout)
+            assert reply["model"] == "builtin"
+            assert reply["choices"][0]["message"]["content"]
+        assert httpx.post(words[1], json={}).status_code == 401
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        headers = {"Authorization": "Bearer secret"}
+        with httpx.stream("POST", words[1], json=body, headers=headers, timeout=60) as response:
+            pieces = response.iter_raw()
+            first = next(pieces)
+            run.send_signal(signal.SIGTERM)
+            rest = b"".join(pieces)
+        assert (first + rest).endswith(b"data: [DONE]\n\n")
+        assert run.wait(20) == 0
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def test_wrong_options_are_refused_before_anything_is_loaded():
+    for arguments, text in [
+        (["--kv-memory", "much"], "--kv-memory: expected a size such as 2GiB, 500MB or 1000000, found 'much'"),
+        (["--max-body", "-1"], "--max-body"),
+        (["--api-key", ""], "--api-key: expected at least one character"),
+        (["--host", "256.0.0.1", "--port", "0"], "--host and --port: expected a free address of this machine"),
+    ]:
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert text in result.stderr
+        assert "Model:" not in result.stderr
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path):
+    start = time.monotonic()
+    result = invoke("-m", str(tmp_path / "none.gguf"), "--port", "0")
+    assert result.exit_code == 1
+    assert "error: " in result.stderr
+    assert "none.gguf" in result.stderr
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("2GiB", 2 << 30), ("2G", 2 << 30), ("2gb", 2 * 10**9), ("1.5KiB", 1536), ("77", 77), ("7B", 7)],
+)
+def test_sizes(text: str, nbytes: int):
+    assert bytes_of("--x", text) == nbytes
+
+
+def test_a_size_has_a_number():
+    with pytest.raises(OptionError, match="--x: expected a size"):
+        bytes_of("--x", "GiB")
+
+
+def test_the_served_name(tmp_path: Path):
+    assert served_name("builtin") == "builtin"
+    assert served_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert served_name("/models/Qwen3-0.6B-Q8_0.gguf") == "Qwen3-0.6B-Q8_0"
+    assert served_name(str(tmp_path)) == tmp_path.name
+
+
+def test_a_warning_when_anyone_may_use_it():
+    assert AddressOptions(host="0.0.0.0").warnings("0.0.0.0") != []
+    assert AddressOptions(host="0.0.0.0", api_key="x").warnings("0.0.0.0") == []
+    assert AddressOptions(host="localhost").warnings("127.0.0.1") == []
+    assert AddressOptions(host="::1").warnings("::1") == []

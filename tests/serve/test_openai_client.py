@@ -1,0 +1,94 @@
+"""OpenAI's own client, with its strict validation on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serve.served import Served, chat_body
+
+openai = pytest.importorskip("openai")
+
+
+def options(server: Served) -> dict[str, Any]:
+    return {"base_url": server.url + "/v1", "api_key": "x", "_strict_response_validation": True, "max_retries": 0}
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[Any]:
+    with openai.OpenAI(**options(server)) as found:
+        yield found
+
+
+def ask(**parameters: Any) -> dict[str, Any]:
+    body = chat_body(logprobs=True, top_logprobs=2, n=2, model="micro", **parameters)
+    ours = {"ignore_eos": body.pop("ignore_eos")}
+    return {**body, "extra_body": ours}
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == 0)
+
+
+def test_models(client: Any):
+    assert [model.id for model in client.models.list()] == ["micro"]
+    assert client.models.retrieve("micro").owned_by == "mlx_engine"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_chat(client: Any):
+    reply = client.chat.completions.create(**ask())
+    stream = list(client.chat.completions.create(**ask(), stream=True, stream_options={"include_usage": True}))
+    assert text_of(stream) == reply.choices[0].message.content
+    assert stream[-1].usage == reply.usage.model_copy(
+        update={"prompt_tokens_details": stream[-1].usage.prompt_tokens_details}
+    )
+    assert len(reply.choices[1].logprobs.content) == 8
+    assert reply.mlx_engine["digests"] == stream[-1].mlx_engine["digests"]
+
+
+def test_asynchronous_chat(server: Served, client: Any):
+    async def run() -> tuple[Any, list[Any]]:
+        async with openai.AsyncOpenAI(**options(server)) as found:
+            reply = await found.chat.completions.create(**ask())
+            return reply, [chunk async for chunk in await found.chat.completions.create(**ask(), stream=True)]
+
+    reply, stream = asyncio.run(run())
+    assert (
+        text_of(stream)
+        == reply.choices[0].message.content
+        == client.chat.completions.create(**ask()).choices[0].message.content
+    )
+
+
+def test_raw_response(client: Any):
+    raw = client.chat.completions.with_raw_response.create(**ask())
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.parse().object == "chat.completion"
+
+
+def test_completions(client: Any):
+    asked = {"model": "micro", "prompt": ["hello", "you"], "max_tokens": 5, "temperature": 0, "logprobs": 1}
+    reply = client.completions.create(**asked)
+    assert len(reply.choices) == 2
+    texts = ["", ""]
+    for chunk in openai_lenient(client).completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in reply.choices]
+
+
+def openai_lenient(client: Any) -> Any:
+    """The client's type of a completion's chunk has no null as finish_reason, which OpenAI's server sends."""
+    return client.with_options(_extra_kwargs={"_strict_response_validation": False})
+
+
+def test_errors_have_their_classes(client: Any):
+    with pytest.raises(openai.BadRequestError) as found:
+        client.chat.completions.create(**ask(max_tokens=10**6))
+    assert (found.value.code, found.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**{**ask(), "model": "gpt-4"})
