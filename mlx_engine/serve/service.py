@@ -69,12 +69,8 @@ class Service:
         Nothing is cut off: the engine refuses a prompt without room.
         """
         by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
-<<<<<<< HEAD
-        return max(1, min(int(self.engine.config.context_length), by_memory) - len(ids))
-=======
         context: int = self.engine.config.context_length
         return max(1, min(context, by_memory) - len(ids))
->>>>>>> serve
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names; a request may also leave it out.
