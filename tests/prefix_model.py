@@ -63,7 +63,10 @@ class Prefixes:
 
 def new_pool(n_tokens: int, page: int = 4, windows: tuple[int | None, ...] = (None, None), **options: int) -> KVPool:
     """Return a pool of small layers with these windows."""
-    return KVPool(BACKEND, [KVLayer(1, 2, window) for window in windows], n_tokens, page=page, **options)
+    pool = KVPool(BACKEND, [KVLayer(1, 2, window) for window in windows], n_tokens, page=page, **options)
+    for store in pool.stores.layers:
+        store.fill(-1)  # memory that an earlier pool has freed may hold the numbers that are expected
+    return pool
 
 
 def ids_of(node: Node) -> list[int]:

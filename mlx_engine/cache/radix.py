@@ -102,7 +102,7 @@ class RadixTree:
         if path and n < path[-1].end and (n < len(ids) or self._lacks(path[-1], n)):
             path[-1] = self._split(path[-1], n)
         if n < len(ids):
-            if not path or path[-1].children:
+            if not path or path[-1].children or self._ends_in_a_window(path[-1], pages):
                 path.append(self._add_leaf(path[-1] if path else self.root, int(ids[n])))
             self._extend(path[-1], ids[n:], pages)
         self._fill(path, pages, len(ids))
@@ -136,6 +136,12 @@ class RadixTree:
         if parent is not None:
             parent.children[int(upper.ids[0])] = upper
         return upper
+
+    def _ends_in_a_window(self, leaf: Node, pages: Sequence[np.ndarray]) -> bool:
+        """Return whether a leaf holds the page that it fills in part, and the new pages do not have it any more."""
+        at = leaf.end // self._page
+        is_partial = leaf.end % self._page > 0
+        return is_partial and any(old[-1] >= 0 > new[at] for old, new in zip(leaf.pages, pages, strict=True))
 
     def _lacks(self, node: Node, n: int) -> bool:
         """Return whether position n lies inside a page that a node does not hold."""

@@ -108,6 +108,13 @@ MUTANTS = [
         "node.end <= n",
         "True",
     ),
+    Mutant(
+        "a longer edge drops a page of a window",
+        "mlx_engine/cache/radix.py",
+        "RadixTree._ends_in_a_window",
+        "old[-1] >= 0 > new[at]",
+        "False",
+    ),
     Mutant("a use is not marked", "mlx_engine/cache/prefix.py", "PrefixCache.attach", "self._use(path)", "pass"),
     Mutant(
         "the cache has no bound",

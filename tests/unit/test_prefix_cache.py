@@ -107,6 +107,19 @@ def test_with_chunks_inserted_every_prefix_is_found():
     assert all(cache.match(list(range(n))).length == n for n in range(51))
 
 
+def test_an_answer_leaves_the_end_of_its_prompt_usable():
+    """The sequence has given back the page at the end of its prompt, which the tree still holds."""
+    pool = new_pool(400, 4, (None, 8), n_sequences=4, longest_pass=100)
+    cache, ids = PrefixCache(pool), list(range(60))
+    kv = pool.sequence()
+    for n, m in ((0, 30), (30, 60)):
+        PREFIXES.append(kv, ids[:n], ids[n:m])
+        cache.insert(ids[:m], kv)
+    assert [n for n in range(61) if cache.match(ids[:n]).length == n] == [0, 27, 28, 29, 30, 59, 60]
+    assert [node["n_tokens"] for node in cache.snapshot()] == [30, 30]
+    PREFIXES.check_nodes(cache)
+
+
 def test_pages_of_a_window_leave_alone():
     """They are fewer, and needed by a running sequence; the tokens stay in the tree."""
     pool = new_pool(400, 4, (None, 8), n_sequences=8, longest_pass=16)
