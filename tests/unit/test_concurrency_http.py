@@ -34,18 +34,25 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
+        self.has_left = False
         with server.lock:
             server.seen.append((self.path, body, self.headers.get("Authorization")))
             server.running += 1
             server.most = max(server.most, server.running)
         try:
             if set(body) - server.known:
+                self.leave()
                 self.reply(400, b'{"error": {"message": "unknown parameter"}}')
             else:
                 self.stream(body)
         finally:
-            with server.lock:
-                server.running -= 1
+            self.leave()
+
+    def leave(self):
+        """Count the request as ended: before its last byte, after which its client sends the next one."""
+        with self.server.lock:
+            self.server.running -= not getattr(self, "has_left", False)
+        self.has_left = True
 
     def stream(self, body):
         self.send_response(200)
@@ -61,6 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream_options"):
             usage = {"completion_tokens": 2 * body["max_tokens"], "prompt_tokens_details": {"cached_tokens": 3}}
             self.event({"choices": [], "usage": usage})
+        self.leave()
         self.chunk(b": a comment\n\ndata: [DONE]\n\n")
         self.chunk(b"")
 
