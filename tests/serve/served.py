@@ -84,7 +84,7 @@ class Served:
 
     async def _run(self, listener: socket.socket) -> None:
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
-        service = Service(self.worker, "micro", **self._options)
+        service = Service(self.worker, **{"model": "micro", **self._options})
         self.server = Server(create_app(service), self.worker, grace=self.grace)
         await self.server.serve([listener])
         self.fault = self.worker.fault
