@@ -111,6 +111,7 @@ def serve(
     """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
     from mlx_engine.engine import load
     from mlx_engine.serve.server import Server, listen
+    from mlx_engine.serve.status import Monitor
     from mlx_engine.serve.worker import Worker
 
     kv_memory = None if capacity.kv_memory is None else bytes_of("--kv-memory", capacity.kv_memory)
@@ -135,7 +136,7 @@ def serve(
         from mlx_engine.serve.app import create_app
         from mlx_engine.serve.service import Service
 
-        worker = Worker(make, queue=capacity.queue)
+        worker = Worker(make, queue=capacity.queue, snapshot=Monitor().after)
         name = served_name(model) if address.name is None else address.name
         service = Service(worker, name, api_key=address.api_key, max_body=max_body, origins=tuple(address.cors or ()))
         worker.on_ready = lambda: print_lines(usage(worker.engine, address, listener))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -15,10 +16,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from mlx_engine.errors import TokenizerError
+from mlx_engine.serve import page
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.generation import Respond, chat, completion
 from mlx_engine.serve.limits import check_key, read_body
@@ -33,13 +35,8 @@ LOGGER = logging.getLogger("mlx_engine.serve")
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
 
 
-def create_app(service: Service, pages: Sequence[BaseRoute] = ()) -> Starlette:
-    """Return the ASGI application, which starts and stops the engine thread.
-
-    Args:
-        service: the served model.
-        pages: further routes, such as those of a page that shows the engine. They check no key.
-    """
+def create_app(service: Service) -> Starlette:
+    """Return the ASGI application, which starts and stops the engine thread."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -57,12 +54,22 @@ def create_app(service: Service, pages: Sequence[BaseRoute] = ()) -> Starlette:
             *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts.items()],
             *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets.items()],
             Route("/health", Endpoint(service, health, is_open=True), methods=["GET"]),
-            *pages,
+            *page.routes(service.worker, refusal=partial(refusal, service)),
         ],
         middleware=[cors] if service.origins else [],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
+
+
+def refusal(service: Service, headers: Headers) -> Response | None:
+    """Return the response to a request without the API key; None for one that may pass."""
+    try:
+        check_key(headers, service.api_key)
+    except ApiError as error:
+        service.metrics.errors.add(1, str(error.status))
+        return error.response()
+    return None
 
 
 class Endpoint:

@@ -59,7 +59,12 @@ class Job:
     @property
     def has_ended(self) -> bool:
         """Whether nothing more will come."""
-        return self.error is not None or all(mark.finish_reason is not None for _, mark in self.outputs)
+        return self.error is not None or not self.is_unfinished
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether there is an answer that has not been generated to its end."""
+        return any(mark.finish_reason is None for _, mark in self.outputs)
 
     @property
     def phase(self) -> str:

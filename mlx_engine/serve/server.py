@@ -63,13 +63,17 @@ class Server(uvicorn.Server):
 
     def close(self) -> None:
         """Refuse new requests, and stop when the running answers have ended or the grace is over."""
-        self._worker.is_closing = True
+        self._worker.close()
         self._deadline = time.monotonic() + self._grace
 
     async def on_tick(self, counter: int) -> bool:
         """Check, ten times a second, whether to stop."""
         if self._worker.fault is not None:
             self.should_exit = True
-        if self._deadline is not None and (not self._worker.n_open or time.monotonic() >= self._deadline):
-            self.should_exit = True
+        if self._deadline is not None:
+            late = time.monotonic() - self._deadline
+            if late >= 0:
+                self._worker.abort()
+            # Answers that were ended get a second to be written.
+            self.should_exit = self.should_exit or not self._worker.n_open or late >= 1
         return await super().on_tick(counter)

@@ -108,9 +108,19 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
+    def close(self) -> None:
+        """Refuse new requests, and end the readers of snapshots. Running answers continue."""
+        self.is_closing = True
+        self._news.set()
+
+    def abort(self) -> None:
+        """End all jobs with an error."""
+        message = "the server: expected to finish this answer, found that it has to stop; try again later"
+        self._end_jobs(ApiError(503, message, code="closing"))
+
     async def stop(self, seconds: float = 10.0) -> None:
         """End the thread after its step, and wait for it at most so many seconds."""
-        self.is_closing = True
+        self.close()
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -176,14 +186,14 @@ class Worker:
             await job.accepted
             yield job
         finally:
-            if not job.has_ended:
+            if job.is_unfinished:
                 self._send("cancel", job)
             for request in job.requests:
                 self._jobs.pop(request, None)
 
     async def snapshots(self) -> AsyncIterator[Any]:
         """Yield the latest snapshot, and then each newer one; a slow reader misses those between."""
-        while True:
+        while not self.is_closing:
             news = self._news
             if self._latest is not None:
                 yield self._latest
@@ -227,6 +237,9 @@ class Worker:
         """Note what ended the thread, and end all jobs."""
         self.fault = fault
         error = ApiError(503, "the engine: expected an answer, found that it has died; restart the server", code="dead")
+        self._end_jobs(error)
+
+    def _end_jobs(self, error: ApiError) -> None:
         for job in set(self._jobs.values()):
             self._accept(job, error)
             job.update({}, error)

@@ -20,6 +20,7 @@ from mlx_engine.schedule import Report, Scheduler
 from mlx_engine.serve.app import create_app
 from mlx_engine.serve.server import Server, listen
 from mlx_engine.serve.service import Service
+from mlx_engine.serve.status import Monitor
 from mlx_engine.serve.worker import Worker
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -73,6 +74,7 @@ class Served:
         self.loading.set()
         self.fault: BaseException | None = None
         self._queue, self._options = queue, service
+        self.grace = SECONDS
         listener = listen("127.0.0.1", 0)
         # Small buffers of the system, so that a slow reader is noticed after little text.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
@@ -81,9 +83,9 @@ class Served:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(listener)), name="server")
 
     async def _run(self, listener: socket.socket) -> None:
-        self.worker = Worker(self._make, queue=self._queue)
-        service = Service(self.worker, "micro", **self._options)
-        self.server = Server(create_app(service), self.worker, grace=SECONDS)
+        self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
+        service = Service(self.worker, **{"model": "micro", **self._options})
+        self.server = Server(create_app(service), self.worker, grace=self.grace)
         await self.server.serve([listener])
         self.fault = self.worker.fault
         self.finished.set()

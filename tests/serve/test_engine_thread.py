@@ -171,6 +171,24 @@ def test_a_server_that_stops_finishes_what_runs_and_refuses_the_rest():
         assert server.fault is None
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_runs_when_the_grace_is_over_gets_an_error(stream: bool):
+    server = Served(micro(), queue=1, scheduler={"slots": 1, "kv_memory": 4 << 20})
+    server.grace = 0.1
+    server.start()
+    server.gate.hold()
+    with ThreadPoolExecutor(1) as clients:
+        running = clients.submit(server.chat, max_tokens=50, stream=stream)
+        wait_for(lambda: server.gate.is_asked)
+        server.gate.run(2)
+        server.server.handle_exit(15, None)
+        response = running.result()
+        error = events(response.content)[-1] if stream else response.json()
+        assert error["error"]["code"] == "closing"
+        assert response.status_code == (200 if stream else 503)
+        server.stop()
+
+
 def test_an_engine_that_gives_no_sign_of_life_is_stalled(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mlx_engine.serve.worker.STALLED_SECONDS", 0.05)
     with served() as server, ThreadPoolExecutor(1) as clients:

@@ -113,6 +113,8 @@ def test_a_server_is_measured_over_http(tmp_path):
         assert {body["model"] for _, body, _ in server.seen} == {"mine"}
     assert result.code == 0
     assert [line.split("|")[1].strip() for line in result.out.splitlines()[4:6]] == ["HTTP", "HTTP"]
+    assert "first token ms" in result.out
+    assert "of read" not in result.out
     rows = json.loads((tmp_path / "concurrency.json").read_text())
     assert [(row["concurrency"], row["model_name"], row["url"]) for row in rows] == [
         (1, "mine", f"{url}/v1"), (2, "mine", f"{url}/v1"),

@@ -10,7 +10,7 @@ from mlx_engine.bench.tables import aligned, printable
 
 Row = dict[str, Any]
 
-# Title, field, and factor of a column.
+# Title and field of each column.
 THROUGHPUT = (
     ("t/s", "total_ts"),
     ("gain", "gain"),
@@ -38,7 +38,9 @@ SHARES = ("read_share", "peak_share")
 def markdown(rows: Sequence[Row]) -> str:
     """Return a table with a line per backend and number of clients, and notes on its columns."""
     row = rows[0]
-    columns = PREFIX if row["shared_prefix"] else THROUGHPUT
+    # A server does not report its steps.
+    all_columns = PREFIX if row["shared_prefix"] else THROUGHPUT
+    columns = [(title, name) for title, name in all_columns if any(one.get(name) is not None for one in rows)]
     head = ["backend", "threads", "clients", *(title for title, _ in columns)]
     shown = [name for _, name in columns]
     lines = [head, *([*_who(one), *(_cell(one, name) for name in shown)] for one in rows)]

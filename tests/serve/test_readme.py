@@ -1,0 +1,68 @@
+"""The examples of README's section "Serve", run against a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mlx_engine.commands.app import app
+from tests.serve.served import Served, events, served
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("\n## Serve\n")[1].split("\n## ")[0]
+ADDRESS = "http://127.0.0.1:8080"
+
+
+@pytest.fixture(scope="module")
+def builtin() -> Iterator[Served]:
+    with served(model="builtin") as found:
+        yield found
+
+
+def blocks(language: str, server: Served) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)\n```", SECTION, flags=re.DOTALL)
+    assert found
+    return [text.replace(ADDRESS, server.url) for text in found]
+
+
+def test_the_options_exist():
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout
+    flags = set(re.findall(r"--[a-z-]+", SECTION))
+    assert len(flags) > 5
+    assert [flag for flag in flags if flag not in shown] == []
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl(builtin: Served):
+    lines = [line for block in blocks("sh", builtin) for line in block.splitlines() if line.startswith("curl ")]
+    reply, stream = (
+        subprocess.run([*shlex.split(line), "-sS"], capture_output=True, check=True, timeout=60).stdout
+        for line in lines
+    )
+    assert json.loads(reply)["usage"]["completion_tokens"] <= 40
+    assert events(stream)[-1] == "[DONE]"
+
+
+def test_python(builtin: Served):
+    pytest.importorskip("openai")
+    (source,) = blocks("python", builtin)
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True, timeout=60)
+    assert len(run.stdout) > 10
+
+
+def test_editor(builtin: Served):
+    settings: dict[str, Any] = json.loads(blocks("json", builtin)[0])
+    provider = settings["language_models"]["openai_compatible"]["mlx_engine"]
+    listed = httpx.get(provider["api_url"] + "/models").json()["data"]
+    assert [model["name"] for model in provider["available_models"]] == [model["id"] for model in listed]
