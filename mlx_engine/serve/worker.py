@@ -256,6 +256,7 @@ class Worker:
         try:
             engine, scheduler = self._make()
             self._post(partial(self._become_ready, engine, scheduler.slots, scheduler.pool.n_tokens))
+            self._run_post(scheduler, Report())  # the first snapshot
             while not self._is_stopping:
                 self._run_commands(scheduler, self._run_wait(scheduler))
                 if scheduler.has_work:
