@@ -96,11 +96,11 @@ def batches(*, every: bool) -> Iterator[tuple[int, int, dict[str, int]]]:
             BUDGETS * 6, (1, 64, 512, 7, 16, 100), PAGES * 6, (0, 1, 3, 0, 2, 0), strict=False
         )
     ]
+    step = 6 if every else len(settings)
     for n in SEQUENCES:
         for place in range(n) if every else sorted({0, n // 2, n - 1}):
-            for i, of in enumerate(settings):
-                if every or i % len(settings) == (n + place) % len(settings):
-                    yield n, place, of
+            for of in settings[(n + place) % step :: step]:
+                yield n, place, of
 
 
 def in_batches(architecture: str, type_name: str, *, every: bool, jit: bool = True) -> int:
@@ -126,10 +126,16 @@ def after_hits(architecture: str, type_name: str, lengths: Sequence[int], page: 
         first = request_of([*ids(0)[:length], (ids(0)[length] + 1) % VOCAB, 3], KINDS[0], max_tokens=2)
         second = requests(0, 1, length % 2)[0]
         run(
-            model(architecture, type_name), [first, second], slots=1, page=page, prefix=True, budget=BUDGETS[length % 3]
+            model(architecture, type_name),
+            [first, second],
+            slots=1,
+            page=page,
+            n_tokens=256 + 4 * page,
+            prefix=True,
+            budget=BUDGETS[length % 3],
         )
-        # In a layer with a window a hit needs the pages before its end, which are held here.
-        assert second.n_cached == min(length, LENGTH - 1)
+        # A layer with a window may have given back a page that the tokens at the hit's end need.
+        assert second.n_cached in ((0, length) if architecture in ("gemma3", "mistral") else (length,))
         wrong += found(second) != alone(architecture, type_name, length % 2)
     return wrong
 
