@@ -119,7 +119,8 @@ async def _answer(
     except Exception as error:
         raise _logged(api_error(error, prompt), error) from error
     _remember(service, job, prompt)
-    await respond(json_response(reply.whole()))
+    # Log-probabilities of a long answer take a tenth of a second to write.
+    await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
 
 async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:

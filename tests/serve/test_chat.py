@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import httpx
 import pytest
 
 from mlx_engine.decode.logprobs import digest
-from tests.serve.served import Served, chat_body, events, micro
+from tests.serve.served import HTTP, Served, chat_body, events, micro
 from tests.serve.shapes import Chat, Chunk, checked
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -205,4 +204,4 @@ def test_the_next_turn_finds_the_answer_in_the_cache(server: Served):
 
 def test_a_body_of_another_type_is_read_as_json(server: Served):
     text = '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
-    assert httpx.post(server.url + "/v1/chat/completions", content=text).status_code == 200
+    assert HTTP.post(server.url + "/v1/chat/completions", content=text).status_code == 200

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serve.served import Served, chat_body, request, served, wait_for
+from tests.serve.served import HTTP, Served, chat_body, request, served, wait_for
 
 CHAT = "/v1/chat/completions"
 LONG = "word " * 100
@@ -95,5 +95,6 @@ def test_a_reader_that_does_not_read_is_dropped_and_stops_nobody():
             wait_for(lambda: server.worker.n_open == 1)
             assert server.post(CHAT, long).content.endswith(b"[DONE]\n\n")
             wait_for(lambda: server.worker.n_open == 0)
+            wait_for(lambda: "request_cancelled_total 1\n" in HTTP.get(server.url + "/metrics").text)
             wait_for(lambda: server.all_pages_are_free)
             assert server.chat().status_code == 200

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_engine.errors import CacheFullError
 from mlx_engine.serve.errors import api_error
-from tests.serve.served import Served, chat_body, served
+from tests.serve.served import HTTP, Served, chat_body, served
 from tests.serve.shapes import Failure, checked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -123,21 +123,21 @@ def test_memory_is_a_limit_as_the_context_is():
     [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"messages": "\xff"}', b"[" * 100_000, b'{"seed": 1e999}', b"{}{}"],
 )
 def test_a_body_that_is_no_object(server: Served, body: bytes):
-    response = httpx.post(server.url + CHAT, content=body)
+    response = HTTP.post(server.url + CHAT, content=body)
     assert checked(response.json(), Failure).error.type == "invalid_request_error"
     assert response.status_code == 400
 
 
 def test_surrogates_are_refused(server: Served):
-    response = httpx.post(server.url + CHAT, content=b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    response = HTTP.post(server.url + CHAT, content=b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
     assert response.status_code == 400
 
 
 def test_other_models_paths_and_methods(server: Served):
     failure(server.chat(model="gpt-4"), 404, "model", "model_not_found")
-    failure(httpx.get(server.url + "/v1/models/gpt-4"), 404, "model", "model_not_found")
-    failure(httpx.get(server.url + "/v2"), 404, None, "not_found")
-    wrong = httpx.get(server.url + CHAT)
+    failure(HTTP.get(server.url + "/v1/models/gpt-4"), 404, "model", "model_not_found")
+    failure(HTTP.get(server.url + "/v2"), 404, None, "not_found")
+    wrong = HTTP.get(server.url + CHAT)
     failure(wrong, 405, None, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
 
@@ -158,8 +158,8 @@ def test_a_key_is_asked_for():
             response = locked.post(CHAT, chat_body(), headers=headers)
             failure(response, 401, None, "invalid_api_key")
             assert response.headers["www-authenticate"] == "Bearer"
-        assert httpx.get(locked.url + "/metrics").status_code == 401
-        assert httpx.get(locked.url + "/health").json() == {"status": "ok"}
+        assert HTTP.get(locked.url + "/metrics").status_code == 401
+        assert HTTP.get(locked.url + "/health").json() == {"status": "ok"}
         for scheme in ("Bearer", "bearer"):
             assert locked.post(CHAT, chat_body(), headers={"Authorization": f"{scheme} secret"}).status_code == 200
 

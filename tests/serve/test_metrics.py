@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 
-import httpx
-
 from mlx_engine.serve.prometheus import Counter, Histogram
-from tests.serve.served import Served, chat_body, served, wait_for
+from tests.serve.served import HTTP, Served, chat_body, served, wait_for
 
 LINE = re.compile(r'(mlx_engine:[a-z0-9_]+)(\{[a-z_]+="[^"]*"\})? (\S+)')
 
 
 def read(server: Served) -> dict[str, float]:
-    response = httpx.get(server.url + "/metrics")
+    response = HTTP.get(server.url + "/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     values: dict[str, float] = {}
     typed: set[str] = set()

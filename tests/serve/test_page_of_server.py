@@ -6,9 +6,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
-
-from tests.serve.served import served, wait_for
+from tests.serve.served import HTTP, served, wait_for
 
 
 def test_the_page_needs_no_key_and_its_events_do():
@@ -45,5 +43,5 @@ def test_every_reader_gets_the_latest_status():
     with served() as server:
         server.chat()
         for _ in range(2):
-            with httpx.stream("GET", server.url + "/events", timeout=10) as response:
+            with HTTP.stream("GET", server.url + "/events", timeout=10) as response:
                 assert next(response.iter_lines()).startswith("data: ")

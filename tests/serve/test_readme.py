@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
 from mlx_engine.commands.app import app
-from tests.serve.served import Served, events, served
+from tests.serve.served import HTTP, Served, events, served
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("\n## Serve\n")[1].split("\n## ")[0]
@@ -64,5 +63,5 @@ def test_python(builtin: Served):
 def test_editor(builtin: Served):
     settings: dict[str, Any] = json.loads(blocks("json", builtin)[0])
     provider = settings["language_models"]["openai_compatible"]["mlx_engine"]
-    listed = httpx.get(provider["api_url"] + "/models").json()["data"]
+    listed = HTTP.get(provider["api_url"] + "/models").json()["data"]
     assert [model["name"] for model in provider["available_models"]] == [model["id"] for model in listed]
