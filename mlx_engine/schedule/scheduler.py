@@ -177,10 +177,11 @@ class Scheduler:
         if self.prefix is None:
             return
         ids = answer.ids
-        n = self.prefix.attach(answer.kv, ids[:-1])
-        answer.unread = list(ids[n:])
+        match = self.prefix.attach(answer.kv, ids[:-1])
+        answer.unread = list(ids[match.length :])
         if not answer.output.token_ids:
-            answer.request.n_cached = answer.request.n_prefilled = n
+            answer.request.match = match._replace(pages=[])  # they may soon belong to others
+            answer.request.n_cached = answer.request.n_prefilled = match.length
 
     def _has_room(self, n_pages: int) -> bool:
         """Return whether there are so many free pages, after evicting unused prefixes.

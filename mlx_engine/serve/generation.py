@@ -64,6 +64,7 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
         "fingerprint": service.fingerprint,
         "n_logprobs": params.n_logprobs,
         "includes_usage": params.includes_usage,
+        "shows_expected": service.shows_expected,
     }
 
 

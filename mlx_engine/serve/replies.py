@@ -13,6 +13,7 @@ from mlx_engine.decode.output import Output
 from mlx_engine.schedule import Request
 from mlx_engine.serve.job import Job, Mark
 from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
+from mlx_engine.serve.reuse import explained
 from mlx_engine.serve.timings import timings
 from mlx_engine.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ class Reply(ABC):
         fingerprint: names what computed the answer.
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
+        shows_expected: whether the explanation of a cache miss shows tokens of other requests.
     """
 
     prefix: str
@@ -44,8 +46,10 @@ class Reply(ABC):
         fingerprint: str,
         n_logprobs: int | None = None,
         includes_usage: bool = False,
+        shows_expected: bool = True,
     ) -> None:
         self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
+        self._shows_expected = shows_expected
         self._usage: Json = {"usage": None} if includes_usage else {}
         self._head: Json = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -97,10 +101,10 @@ class Reply(ABC):
         }
 
     def receipt(self, write_seconds: float = 0.0) -> Json:
-        """Return what no other API has: digests of the answers, the seed that repeats them, and the times.
+        """Return what no other API has: digests of the answers, the seed that repeats them, the times, and the cache.
 
-        `digest` is that of the first choice, `digests` has those of all choices. `timings` is an object; it is a list
-        if the request has a list of prompts.
+        `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
+        they are lists if the request has a list of prompts.
         """
         digests = [_digest(output) for output, _ in self._job.outputs]
         times = [
@@ -113,8 +117,16 @@ class Reply(ABC):
             for request in self._job.requests
         ]
         seed = self._job.requests[0].options.sampling.seed
-        of_all = times[0] if len(times) == 1 else times
-        return {"digest": digests[0], "digests": digests, "seed": seed, "timings": of_all}
+        cache = [
+            explained(request, self._tokenizer, shows_expected=self._shows_expected) for request in self._job.requests
+        ]
+        return {
+            "digest": digests[0],
+            "digests": digests,
+            "seed": seed,
+            "timings": times[0] if len(times) == 1 else times,
+            "cache": cache[0] if len(cache) == 1 else cache,
+        }
 
     def _as(self, kind: str) -> Json:
         return {**self._head, "object": kind}

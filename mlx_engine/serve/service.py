@@ -30,6 +30,7 @@ class Service:
         send_seconds: how long a client may leave what it gets unread.
         keep_alive_seconds: a stream without news gets a comment so often.
         origins: web pages of other origins that may use the API.
+        shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
         created: when the model was loaded, in Unix seconds.
     """
 
@@ -41,6 +42,7 @@ class Service:
     send_seconds: float = SEND_SECONDS
     keep_alive_seconds: float = 5.0
     origins: Sequence[str] = ()
+    shows_expected: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

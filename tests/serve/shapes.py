@@ -44,11 +44,26 @@ class Times(Struct):
     preemptions: int
 
 
+class Tokens(Struct):
+    token_id: int
+    text: str
+
+
+class Reuse(Struct):
+    cached_tokens: int
+    agreeing_tokens: int
+    cause: Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "memory"] | None
+    position: int | None
+    found: Tokens | None
+    expected: Tokens | None
+
+
 class Ours(Struct):
     digest: str
     digests: list[str]
     seed: int
     timings: Times | list[Times]
+    cache: Reuse | list[Reuse]
 
 
 class Alternative(Struct):
