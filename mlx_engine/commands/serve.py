@@ -146,7 +146,14 @@ def serve(
             # Users of other machines must not read each other's prompts from explanations of cache misses.
             shows_expected=is_local(listener.getsockname()[0]),
         )
+
+        def measure(engine: Engine) -> None:
+            from mlx_engine.bench.bandwidth import read_bandwidth
+
+            service.bandwidth = read_bandwidth(engine)
+
         worker.on_ready = lambda: print_lines(usage(worker.engine, address, listener))
+        worker.measure = measure
         await Server(create_app(service), worker, grace=capacity.grace).serve([listener])
         return worker.fault
 

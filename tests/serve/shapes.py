@@ -32,7 +32,7 @@ class Times(Struct):
     queue_ms: float
     prompt_ms: float
     predicted_ms: float
-    write_ms: float | None
+    write_ms: float
     total_ms: float
     cache_n: int
     prompt_n: int
@@ -41,6 +41,8 @@ class Times(Struct):
     predicted_per_second: float | None
     steps: int
     rows_per_step: float
+    bytes_read: int
+    bandwidth_share: float | None
     preemptions: int
 
 
