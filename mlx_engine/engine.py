@@ -32,6 +32,7 @@ from mlx_engine.schedule.memory import pool_for
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Scheduler
 from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream
+from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.schedule.uncached import Uncached
 
 if TYPE_CHECKING:
@@ -233,7 +234,8 @@ class Engine:
             OptionError: the memory is too small for a single page.
         """
         pool = pool_for(self.model, slots, kv_memory)
-        return Scheduler(self.model, pool, slots=slots, prefix=PrefixCache(pool) if prefix_cache else None, **options)
+        prefix, traffic = PrefixCache(pool) if prefix_cache else None, Traffic.of(self.model, pool)
+        return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _steps(self, requests: Sequence[Request]) -> Steps:
         """Return a scheduler with memory for these requests."""

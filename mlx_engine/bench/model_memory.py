@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-from typing import Any
-
 import numpy as np
 
 from mlx_engine.backends.matrices import Matrix
-from mlx_engine.backends.parameters import Linear
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
+from mlx_engine.schedule.traffic import linears
 
 # Arrays with fewer bytes than this in all are concatenated: a call per array would take as long as reading it.
 SMALL = 64 << 20
@@ -26,17 +23,6 @@ def matrices(engine: Engine, checkpoint: Checkpoint) -> list[np.ndarray]:
             if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:
                 found[memory.ctypes.data] = memory
     return list(found.values()) or [checkpoint.weight(name).data for name in checkpoint.shapes]
-
-
-def linears(value: Any) -> list[Linear]:
-    """Return all linear layers in a model's attribute, which may be a dataclass or a list."""
-    if isinstance(value, Linear):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [linear for item in value for linear in linears(item)]
-    if is_dataclass(value):
-        return [linear for field in fields(value) for linear in linears(getattr(value, field.name))]
-    return []
 
 
 def in_words(array: np.ndarray) -> np.ndarray:

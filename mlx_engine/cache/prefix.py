@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from mlx_engine.cache.pool import KVPool
 from mlx_engine.cache.radix import Node, RadixTree
 from mlx_engine.cache.sequence import KVSequence
 from mlx_engine.errors import CacheFullError
+
+# Why no more tokens can be reused: see `Match.end`.
+End = Literal["whole", "new", "differs", "evicted", "window", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
 SHOWN = 8
@@ -38,12 +41,16 @@ class Match(NamedTuple):
         pages: for each group of layers (P,), the first slots of the pages that cover `length` tokens.
         expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches the
             most recently used one.
+        end: why no more tokens can be reused. "whole": all ids are held. "new": the tree has nothing after them.
+            "differs": the tree continues with other tokens. "evicted": the next token was held, and was evicted.
+            "window": pages that a window needs are not held. "memory": no page was free for a copy.
     """
 
     length: int
     agreeing: int
     pages: list[np.ndarray]
     expected: tuple[int, ...]
+    end: End
 
 
 @dataclass
@@ -115,7 +122,16 @@ class PrefixCache:
         """Return the match, and the nodes of its `length` tokens."""
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
         length, pages = self._tree.usable(path, n)
-        return Match(length, n, pages, self._after(path, n)), [node for node in path if node.start < length]
+        expected = self._after(path, n)
+        end: End = "window" if length < n else "whole" if n == len(ids) else "differs" if expected else "new"
+        if end in ("differs", "new") and self._was_evicted(path, n, ids[n]):
+            end = "evicted"
+        return Match(length, n, pages, expected, end), [node for node in path if node.start < length]
+
+    def _was_evicted(self, path: Sequence[Node], n: int, token: int) -> bool:
+        """Return whether a token was evicted that followed the n tokens of a path."""
+        node = path[-1] if path else self._tree.root
+        return n == node.end and node.evicted == token
 
     def _after(self, path: Sequence[Node], n: int) -> tuple[int, ...]:
         """Return the first ids after n tokens of a path."""
@@ -126,23 +142,24 @@ class PrefixCache:
             found = np.concatenate((found, node.ids))
         return tuple(found[:SHOWN].tolist())
 
-    def attach(self, kv: KVSequence, ids: Sequence[int]) -> int:
-        """Begin an empty sequence with the longest prefix of ids that can be reused, and return its number of tokens.
+    def attach(self, kv: KVSequence, ids: Sequence[int]) -> Match:
+        """Begin an empty sequence with the longest prefix of ids that can be reused, and return the match.
 
-        Pass the ids without those that must be computed: the last token's logits are not cached. Return 0, and leave
-        the sequence empty, if nothing is found. If no page is free for the copy of a partly used page, the prefix
-        ends before that page.
+        Pass the ids without those that must be computed: the last token's logits are not cached. If nothing is found,
+        the sequence stays empty. If no page is free for the copy of a partly used page, the prefix ends before that
+        page.
         """
         self._check(kv)
         found, path = self._match(ids[: kv.capacity])
         self._use(path)
         while found.length and not _adopted(kv, found):
-            found = self.match(ids[: found.length - found.length % self.pool.page])
+            shorter = self.match(ids[: found.length - found.length % self.pool.page])
+            found = found._replace(length=shorter.length, pages=shorter.pages, end="memory")
         self.stats.queries += 1
         self.stats.hits += found.length > 0
         self.stats.queried_tokens += len(ids)
         self.stats.cached_tokens += found.length
-        return found.length
+        return found
 
     def insert(self, ids: Sequence[int], kv: KVSequence) -> None:
         """Keep the keys and values of the first tokens of a sequence, by sharing their pages.
@@ -220,6 +237,7 @@ class PrefixCache:
             while len(node.ids):
                 self._tree.cut(node)
         self._nodes.clear()
+        self._tree.root.evicted = None
 
     def snapshot(self, most: int | None = None) -> list[dict[str, Any]]:
         """Return the nodes as plain data, each after its parent and the most recently used first, at most `most`.

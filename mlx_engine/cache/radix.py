@@ -27,6 +27,7 @@ class Node:
         parent: the node of the tokens before; None for the root, and for a node that was removed.
         children: by their first token id.
         last_use: the clock of the prefix cache at the last use.
+        evicted: the token id that last followed its last token and was evicted; None if none was.
     """
 
     start: int
@@ -35,6 +36,7 @@ class Node:
     parent: Node | None
     children: dict[int, Node] = field(default_factory=dict)
     last_use: int = 0
+    evicted: int | None = None
 
     @property
     def end(self) -> int:
@@ -121,7 +123,7 @@ class RadixTree:
             self.held.add(group, new)
             self.held.drop(group, leaf.pages[group][n_whole:])
             leaf.pages[group] = np.concatenate((leaf.pages[group][:n_whole], new))
-        leaf.ids = np.concatenate((leaf.ids, more))
+        leaf.ids, leaf.evicted = np.concatenate((leaf.ids, more)), None
 
     def _split(self, node: Node, at: int) -> Node:
         """Split a node at a position inside it, and return the new node of the tokens before. Both hold a cut page."""
@@ -166,10 +168,11 @@ class RadixTree:
             self.held.drop(group, pages[-1:])
             leaf.pages[group] = pages[:-1]
         first, end = int(leaf.ids[0]), (leaf.end - 1) // self._page * self._page
-        leaf.ids = leaf.ids[: max(0, end - leaf.start)]
-        if not len(leaf.ids) and leaf.parent is not None:
+        n_left = max(0, end - leaf.start)
+        leaf.ids, leaf.evicted = leaf.ids[:n_left], int(leaf.ids[n_left])
+        if not n_left and leaf.parent is not None:
             del leaf.parent.children[first]
-            leaf.parent = None
+            leaf.parent.evicted, leaf.parent = first, None
 
 
 def _agreeing(a: np.ndarray, b: np.ndarray) -> int:

@@ -67,7 +67,7 @@ class AddressOptions:
 
     def warnings(self, host: str) -> list[str]:
         """Return a warning if others can reach the server and need no key; `host` is the address as numbers."""
-        if self.api_key is not None or ipaddress.ip_address(host).is_loopback:
+        if self.api_key is not None or is_local(host):
             return []
         return [f"warning: anyone who can reach {self.host} can use this server; --api-key KEY restricts it"]
 
@@ -138,8 +138,23 @@ def serve(
 
         worker = Worker(make, queue=capacity.queue, snapshot=Monitor().after)
         name = served_name(model) if address.name is None else address.name
-        service = Service(worker, name, api_key=address.api_key, max_body=max_body, origins=tuple(address.cors or ()))
+        service = Service(
+            worker,
+            name,
+            api_key=address.api_key,
+            max_body=max_body,
+            origins=tuple(address.cors or ()),
+            # Users of other machines must not read each other's prompts from explanations of cache misses.
+            shows_expected=is_local(listener.getsockname()[0]),
+        )
+
+        def measure(engine: Engine) -> None:
+            from mlx_engine.bench.bandwidth import read_bandwidth
+
+            service.bandwidth = read_bandwidth(engine)
+
         worker.on_ready = lambda: print_lines(usage(worker.engine, address, listener))
+        worker.measure = measure
         await Server(create_app(service), worker, grace=capacity.grace).serve([listener])
         return worker.fault
 
@@ -159,6 +174,11 @@ def bytes_of(option: str, text: str) -> int:
         raise OptionError(option=option, expected="a size such as 2GiB, 500MB or 1000000", found=text)
     is_decimal = text.strip().upper().endswith("B") and not match[3]
     return int(float(match[1]) * (1000 if is_decimal else 1024) ** POWERS[match[2].upper()])
+
+
+def is_local(host: str) -> bool:
+    """Return whether an address, given as numbers, can be reached from this machine alone."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 def served_name(source: str) -> str:

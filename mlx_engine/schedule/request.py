@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlx_engine.cache.prefix import Match
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.output import Output
@@ -32,10 +33,14 @@ class Request:
         outputs: the output of each answer. The answers share one prefill.
         metrics: the times of the passes that computed tokens of the first answer.
         times: when the request reached each stage.
+        match: what the prefix cache had of the prompt, without pages; None before, and without a prefix cache.
         n_cached: tokens of the prompt that were taken from the prefix cache.
         n_prefilled: tokens of the prompt that are in the KV cache, including those from the prefix cache.
         n_steps: number of passes that computed tokens of this request.
         n_rows: number of tokens in these passes, of all requests.
+        n_bytes: bytes of weights, keys and values that these passes read, if the scheduler counts them.
+        decode_bytes: those of the passes after the first token.
+        decode_seconds: the time of these.
         n_preemptions: how often an answer lost its pages to an older request.
         error: what ended the request, if it failed.
         number: the order of arrival.
@@ -49,6 +54,8 @@ class Request:
         self.prompt_ids, self.options, self.outputs = list(prompt_ids), options, tuple(outputs)
         self.metrics, self.times = metrics or Metrics(), Times()
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
+        self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
+        self.match: Match | None = None
         self.error: Exception | None = None
         self.number = next(_numbers)
 

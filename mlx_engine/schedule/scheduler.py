@@ -26,6 +26,7 @@ from mlx_engine.errors import CacheFullError, ContextLengthError
 from mlx_engine.models import Model
 from mlx_engine.schedule.answer import Answer
 from mlx_engine.schedule.request import Request
+from mlx_engine.schedule.traffic import Traffic
 
 # Tokens of prompts in one pass while no answer is being generated, and while there is one: on a CPU, passes of 32 or
 # more tokens compute prompts equally fast.
@@ -71,6 +72,7 @@ class Scheduler:
         budget: int = BUDGET,
         shared_budget: int = SHARED_BUDGET,
         overlap: bool = True,
+        traffic: Traffic | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Make a scheduler.
@@ -83,11 +85,12 @@ class Scheduler:
             budget: the largest number of prompt tokens in a pass while no answer is being generated.
             shared_budget: the same while an answer is being generated.
             overlap: on a lazy backend, submit each pass before the tokens of the last one are on the host.
+            traffic: counts the bytes that passes read; None counts none.
             clock: read for the times of requests.
         """
         if min(slots, budget, shared_budget) < 1:
             raise ValueError(f"expected at least one slot and token, found {slots}, {budget} and {shared_budget}")
-        self._model, self._clock = model, clock
+        self._model, self._traffic, self._clock = model, traffic, clock
         self.pool, self.prefix, self.slots = pool, prefix, slots
         self._budget, self._shared_budget = budget, min(budget, shared_budget)
         self._passes = Passes(model, overlap=overlap, clock=clock)
@@ -177,10 +180,11 @@ class Scheduler:
         if self.prefix is None:
             return
         ids = answer.ids
-        n = self.prefix.attach(answer.kv, ids[:-1])
-        answer.unread = list(ids[n:])
+        match = self.prefix.attach(answer.kv, ids[:-1])
+        answer.unread = list(ids[match.length :])
         if not answer.output.token_ids:
-            answer.request.n_cached = answer.request.n_prefilled = n
+            answer.request.match = match._replace(pages=[])  # they may soon belong to others
+            answer.request.n_cached = answer.request.n_prefilled = match.length
 
     def _has_room(self, n_pages: int) -> bool:
         """Return whether there are so many free pages, after evicting unused prefixes.
@@ -262,11 +266,10 @@ class Scheduler:
     def _account(self, step: Step) -> None:
         """Record a step's time with the requests that took part in it."""
         n_rows, seconds = step.n_rows, step.seconds
+        self._account_requests(step)
         for part in step.parts:
             answer = _answer(part)
             request = answer.request
-            request.n_steps += 1
-            request.n_rows += n_rows
             request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), answer.kv.length))
             if self.prefix is not None and not answer.output.token_ids:
                 # After each part of a prompt: a layer with a window soon gives back the pages of its beginning.
@@ -279,6 +282,18 @@ class Scheduler:
             if answer.index == 0:
                 answer.request.metrics.record_pass(answer.seconds, share=answer.share, sampling=sampling)
             answer.seconds = answer.share = 0.0
+
+    def _account_requests(self, step: Step) -> None:
+        """Record a step once with each of its requests, however many of its answers took part."""
+        n_rows = step.n_rows
+        nbytes = self._traffic.nbytes(step.parts) if self._traffic and step.parts else 0.0
+        for request in dict.fromkeys(_answer(part).request for part in step.parts):
+            request.n_steps += 1
+            request.n_rows += n_rows
+            request.n_bytes += nbytes
+            if request.times.first_token is not None:
+                request.decode_bytes += nbytes
+                request.decode_seconds += step.seconds
 
     def _deliver(self, first: Answer, ids: Sequence[int]) -> None:
         """Append the tokens that were chosen for an answer and, after its prompt, for those that fork from it."""

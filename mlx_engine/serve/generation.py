@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +27,7 @@ Respond = Callable[[Response], Awaitable[None]]
 
 async def chat(service: Service, body: bytes, respond: Respond) -> None:
     """Answer POST /v1/chat/completions."""
-    received, params = time.perf_counter(), chat_request(body)
+    received, params = service.clock(), chat_request(body)
     engine = _checked(service, params)
     if engine.tokenizer.chat_template is None:
         message = "messages: expected a model with a chat template, found one without; use /v1/completions"
@@ -41,7 +40,7 @@ async def chat(service: Service, body: bytes, respond: Respond) -> None:
 
 async def completion(service: Service, body: bytes, respond: Respond) -> None:
     """Answer POST /v1/completions."""
-    received, params = time.perf_counter(), completion_request(body)
+    received, params = service.clock(), completion_request(body)
     engine = _checked(service, params)
     reads = [partial(engine.prompt_ids, prompt) for prompt in params.prompts]
     job = await _job(service, params, reads, received, "prompt")
@@ -64,6 +63,9 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
         "fingerprint": service.fingerprint,
         "n_logprobs": params.n_logprobs,
         "includes_usage": params.includes_usage,
+        "shows_expected": service.shows_expected,
+        "bandwidth": service.bandwidth,
+        "clock": service.clock,
     }
 
 
@@ -90,12 +92,11 @@ async def _job(
             requests.append(service.engine.request(ids, options, n=params.n_choices))
         return requests
 
-    start = time.perf_counter()
     try:
         requests = await to_thread.run_sync(make, abandon_on_cancel=True)
     except Exception as error:
         raise _logged(api_error(error, prompt), error) from error
-    return Job(requests, received=received, tokenize_seconds=time.perf_counter() - start)
+    return Job(requests, received=received, tokenized=service.clock())
 
 
 async def _answer(
@@ -126,7 +127,6 @@ async def _answer(
 async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usage: bool) -> AsyncIterator[bytes]:
     """Yield the events of a stream; comments while nothing else is to be said."""
     yield comment(job.phase)
-    write_seconds = 0.0
     while True:
         if not await job.changed(service.keep_alive_seconds):
             yield comment(job.phase)
@@ -135,9 +135,7 @@ async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usag
         if job.has_ended:
             break
         if chunks:
-            start = time.perf_counter()
             yield b"".join(map(event, chunks))
-            write_seconds += time.perf_counter() - start
     if job.error is not None:
         failure = _logged(api_error(job.error, prompt), job.error)
         yield b"".join(map(event, [*chunks, failure.body()]))
@@ -145,7 +143,7 @@ async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usag
     _remember(service, job, prompt)
     if usage:
         chunks.append(reply.usage_chunk())
-    chunks[-1]["mlx_engine"] = reply.receipt(write_seconds)
+    chunks[-1]["mlx_engine"] = reply.receipt()
     yield b"".join(map(event, chunks)) + DONE
 
 

@@ -32,13 +32,12 @@ class Job:
         requests: the requests, in the order of the prompts.
         accepted: done when the scheduler has taken the requests; it raises what the scheduler raised.
         error: what ended a request, if one failed.
-        received: when the HTTP request arrived, in seconds of `time.perf_counter`.
-        tokenize_seconds: how long the prompts took to become tokens.
+        received: when the HTTP request arrived, in seconds of the server's clock.
+        tokenized: when its prompts had become tokens.
     """
 
-    def __init__(self, requests: Sequence[Request], *, received: float, tokenize_seconds: float = 0.0) -> None:
-        self.requests = tuple(requests)
-        self.received, self.tokenize_seconds = received, tokenize_seconds
+    def __init__(self, requests: Sequence[Request], *, received: float, tokenized: float) -> None:
+        self.requests, self.received, self.tokenized = tuple(requests), received, tokenized
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
         self._marks = {request: [Mark() for _ in request.outputs] for request in self.requests}

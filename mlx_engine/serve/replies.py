@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlx_engine.decode.logprobs import TokenLogprobs, digest
@@ -13,6 +13,7 @@ from mlx_engine.decode.output import Output
 from mlx_engine.schedule import Request
 from mlx_engine.serve.job import Job, Mark
 from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
+from mlx_engine.serve.reuse import explained
 from mlx_engine.serve.timings import timings
 from mlx_engine.tokenizer import Tokenizer
 
@@ -29,6 +30,9 @@ class Reply(ABC):
         fingerprint: names what computed the answer.
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
+        shows_expected: whether the explanation of a cache miss shows tokens of other requests.
+        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
+        clock: the clock of the job's times.
     """
 
     prefix: str
@@ -44,8 +48,12 @@ class Reply(ABC):
         fingerprint: str,
         n_logprobs: int | None = None,
         includes_usage: bool = False,
+        shows_expected: bool = True,
+        bandwidth: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
+        self._shows_expected, self._bandwidth, self._clock = shows_expected, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
         self._head: Json = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
@@ -96,25 +104,35 @@ class Reply(ABC):
             "prompt_tokens_details": {"cached_tokens": sum(request.n_cached for request in self._job.requests)},
         }
 
-    def receipt(self, write_seconds: float = 0.0) -> Json:
-        """Return what no other API has: digests of the answers, the seed that repeats them, and the times.
+    def receipt(self) -> Json:
+        """Return what no other API has: digests of the answers, the seed that repeats them, the times, and the cache.
 
-        `digest` is that of the first choice, `digests` has those of all choices. `timings` is an object; it is a list
-        if the request has a list of prompts.
+        `digest` is that of the first choice, `digests` has those of all choices. `timings` and `cache` are objects;
+        they are lists if the request has a list of prompts.
         """
         digests = [_digest(output) for output, _ in self._job.outputs]
+        job, written = self._job, self._clock()
         times = [
             timings(
                 request,
-                received=self._job.received,
-                tokenize_seconds=self._job.tokenize_seconds,
-                write_seconds=write_seconds,
+                received=job.received,
+                tokenized=job.tokenized,
+                written=written,
+                bandwidth=self._bandwidth,
             )
-            for request in self._job.requests
+            for request in job.requests
         ]
         seed = self._job.requests[0].options.sampling.seed
-        of_all = times[0] if len(times) == 1 else times
-        return {"digest": digests[0], "digests": digests, "seed": seed, "timings": of_all}
+        cache = [
+            explained(request, self._tokenizer, shows_expected=self._shows_expected) for request in self._job.requests
+        ]
+        return {
+            "digest": digests[0],
+            "digests": digests,
+            "seed": seed,
+            "timings": times[0] if len(times) == 1 else times,
+            "cache": cache[0] if len(cache) == 1 else cache,
+        }
 
     def _as(self, kind: str) -> Json:
         return {**self._head, "object": kind}

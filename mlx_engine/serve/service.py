@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -30,6 +30,9 @@ class Service:
         send_seconds: how long a client may leave what it gets unread.
         keep_alive_seconds: a stream without news gets a comment so often.
         origins: web pages of other origins that may use the API.
+        shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
+        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
+        clock: read for the times of requests; the scheduler's clock.
         created: when the model was loaded, in Unix seconds.
     """
 
@@ -41,6 +44,9 @@ class Service:
     send_seconds: float = SEND_SECONDS
     keep_alive_seconds: float = 5.0
     origins: Sequence[str] = ()
+    shows_expected: bool = True
+    bandwidth: float | None = None
+    clock: Callable[[], float] = time.perf_counter
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -73,6 +73,7 @@ class Worker:
         queue: int = 64,
         on_news: Callable[[News], None] = lambda news: None,
         on_ready: Callable[[], None] = lambda: None,
+        measure: Callable[[Engine], object] = lambda engine: None,
         snapshot: Callable[[Scheduler, Report], Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -83,6 +84,7 @@ class Worker:
             queue: the largest number of answers that wait for a slot.
             on_news: called in the event loop after each step.
             on_ready: called in the event loop when the model has been loaded.
+            measure: called in the thread after that, once: a request that arrives meanwhile waits for it.
             snapshot: called in the thread after each step; what it returns reaches the readers of `snapshots`, unless
                 it is None.
             clock: read for the sign of life and for rates.
@@ -92,7 +94,7 @@ class Worker:
         self.fault: BaseException | None = None
         self.is_closing = False
         self.rates = Rates(clock)
-        self.on_news, self.on_ready = on_news, on_ready
+        self.on_news, self.on_ready, self.measure = on_news, on_ready, measure
         self._make, self._snapshot, self._clock = make, snapshot, clock
         self._wake, self._inbox, self._is_stopping = threading.Condition(), deque[Command](), False
         self._beat = clock()
@@ -257,6 +259,7 @@ class Worker:
             engine, scheduler = self._make()
             self._post(partial(self._become_ready, engine, scheduler.slots, scheduler.pool.n_tokens))
             self._run_post(scheduler, Report())  # the first snapshot
+            self.measure(engine)
             while not self._is_stopping:
                 self._run_commands(scheduler, self._run_wait(scheduler))
                 if scheduler.has_work:

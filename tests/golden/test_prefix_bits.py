@@ -62,7 +62,7 @@ def rests(of: Model, prefixes: PrefixCache, ids: list[int], lengths: range) -> I
     """Yield lengths of hits, and the logits of the remaining tokens."""
     for n in lengths:
         kv = prefixes.pool.sequence()
-        assert prefixes.attach(kv, ids[:n]) == n
+        assert prefixes.attach(kv, ids[:n]).length == n
         yield n, logits(of, kv, ids[n:])
         kv.close()
 

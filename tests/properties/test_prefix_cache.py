@@ -110,7 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def attached(self, i: int, ids: list[int]) -> None:
         match, before = self.cache.match(ids), self.cache.stats.hits
-        n = self.cache.attach(self.sequences[i], ids)
+        n = self.cache.attach(self.sequences[i], ids).length
         assert self.cache.stats.hits - before == (n > 0)
         if n < match.length:
             # No page was free for a copy, so whole pages are shared.

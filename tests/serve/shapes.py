@@ -32,7 +32,7 @@ class Times(Struct):
     queue_ms: float
     prompt_ms: float
     predicted_ms: float
-    write_ms: float | None
+    write_ms: float
     total_ms: float
     cache_n: int
     prompt_n: int
@@ -41,7 +41,23 @@ class Times(Struct):
     predicted_per_second: float | None
     steps: int
     rows_per_step: float
+    bytes_read: int
+    bandwidth_share: float | None
     preemptions: int
+
+
+class Tokens(Struct):
+    token_id: int
+    text: str
+
+
+class Reuse(Struct):
+    cached_tokens: int
+    agreeing_tokens: int
+    cause: Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "memory"] | None
+    position: int | None
+    found: Tokens | None
+    expected: Tokens | None
 
 
 class Ours(Struct):
@@ -49,6 +65,7 @@ class Ours(Struct):
     digests: list[str]
     seed: int
     timings: Times | list[Times]
+    cache: Reuse | list[Reuse]
 
 
 class Alternative(Struct):

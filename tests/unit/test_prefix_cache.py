@@ -95,7 +95,7 @@ def test_without_the_pages_of_a_window_a_prefix_is_shorter():
     assert {found[n].length for n in range(1, 47)} == {0}
     assert all(found[n].agreeing == n for n in range(51))
     kv = pool.sequence()
-    assert cache.attach(kv, list(range(49))) == 49
+    assert cache.attach(kv, list(range(49))).length == 49
     assert kv._firsts == [0, 10]
     assert found[49].pages[1][:10].tolist() == [-1] * 10
 
@@ -137,6 +137,44 @@ def test_pages_of_a_window_leave_alone():
     assert cache.match(list(range(50))).length == 50
 
 
+# ---- why a match ends ----
+
+
+def test_why_a_match_ends():
+    pool = new_pool(400, 10)
+    cache = PrefixCache(pool)
+    assert cache.match([1]).end == "new"
+    kept(pool, cache, list(range(30)))
+    wanted = {"whole": list(range(20)), "new": list(range(31)), "differs": [*range(20), 7]}
+    assert {end: cache.match(ids).end for end, ids in wanted.items()} == {end: end for end in wanted}
+    assert cache.match(list(range(20))).expected == tuple(range(20, 28))
+
+
+def test_a_match_that_ends_where_tokens_were_evicted():
+    pool = new_pool(120, 10)
+    cache = PrefixCache(pool)
+    kept(pool, cache, list(range(75)), [*range(75), 99], [7] * 5)
+    cache.evict(10)
+    assert cache.match(list(range(75))).length == 10
+    assert cache.match(list(range(75))).end == "evicted"
+    assert cache.match([*range(10), 50]).end == "new", "that one was never held"
+    kept(pool, cache, list(range(40)))
+    assert cache.match(list(range(60))).end == "new", "others followed the tokens since"
+    cache.evict(12)
+    assert cache.match([0, 1]).end == "evicted"
+    assert cache.match([7]).end == "new", "only the last one is remembered"
+    cache.clear()
+    assert cache.match([0, 1]).end == "new"
+
+
+def test_a_match_that_a_window_ends():
+    pool = new_pool(400, 10, (None, 8))
+    cache = PrefixCache(pool)
+    kept(pool, cache, list(range(50)))
+    found = cache.match(list(range(30)))
+    assert (found.length, found.agreeing, found.end) == (0, 30, "window")
+
+
 # ---- eviction, pins, bound ----
 
 
@@ -169,7 +207,7 @@ def test_pages_of_a_sequence_stay():
     cache = PrefixCache(pool)
     kept(pool, cache, list(range(40)), [7] * 40)
     kv = pool.sequence()
-    assert cache.attach(kv, list(range(35))) == 35
+    assert cache.attach(kv, list(range(35))).length == 35
     assert cache.evictable_pages(0) == 5
     assert cache.evict(10) == 5
     PREFIXES.check_sequence(kv, list(range(35)))
@@ -198,7 +236,8 @@ def test_no_page_for_a_copy():
     cache = PrefixCache(pool)
     kv = made(pool, list(range(35)), cache)
     other = pool.sequence()
-    assert cache.attach(other, list(range(33))) == 30
+    found = cache.attach(other, list(range(33)))
+    assert (found.length, found.agreeing, found.end) == (30, 33, "memory")
     assert other.n_pages == 3
     with pytest.raises(CacheFullError) as caught:
         kv.fork()
@@ -206,7 +245,7 @@ def test_no_page_for_a_copy():
     check_references(pool, [kv, other], cache)
     other.close()
     other = pool.sequence(capacity=25)
-    assert cache.attach(other, list(range(33))) == 20, "not more than the sequence may have"
+    assert cache.attach(other, list(range(33))).length == 20, "not more than the sequence may have"
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 9)])
@@ -273,7 +312,7 @@ def test_a_page_that_others_read_is_copied_before_it_is_written(length: int):
     cache, ids = PrefixCache(pool), list(range(60))
     kv = made(pool, ids, cache)
     fork, attached = kv.fork(), pool.sequence()
-    assert cache.attach(attached, ids) == 60
+    assert cache.attach(attached, ids).length == 60
     for other, token in ((fork, 101), (attached, 102), (kv, 103)):
         other.truncate(length)
         PREFIXES.append(other, ids[:length], [token])
@@ -290,7 +329,7 @@ def test_figures():
     kept(pool, cache, list(range(20)))
     sequences = [pool.sequence() for _ in range(3)]
     asked = ([0, 1, 2], [5], [*range(18), 3])
-    assert [cache.attach(kv, ids) for kv, ids in zip(sequences, asked, strict=True)] == [3, 0, 18]
+    assert [cache.attach(kv, ids).length for kv, ids in zip(sequences, asked, strict=True)] == [3, 0, 18]
     stats = cache.stats
     assert (stats.queries, stats.hits, stats.queried_tokens, stats.cached_tokens) == (3, 2, 23, 21)
     assert (cache.n_tokens, cache.held_pages(0), cache.nbytes) == (20, 2, 2 * pool.page_nbytes[0])

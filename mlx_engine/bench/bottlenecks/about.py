@@ -8,10 +8,10 @@ from typing import Any
 from mlx_engine.backends.costs import nbytes_of, shape_of
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.backends.profiled import role_of
-from mlx_engine.bench.model_memory import linears
 from mlx_engine.bench.origin import describe
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.engine import Engine
+from mlx_engine.schedule.traffic import linears
 
 # More bits per weight than any block format has: weights with more bits are floats.
 MOST_BITS = 12
