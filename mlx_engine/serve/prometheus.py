@@ -116,6 +116,7 @@ class Metrics:
             *_gauge("num_requests_running", "Answers that have a slot.", load.running),
             *_gauge("num_requests_waiting", "Answers that wait for a slot.", load.waiting),
             *_gauge("kv_cache_usage_perc", "Share of the pages of keys and values in use, 0 to 1.", load.kv_usage),
+            *_gauge("kv_cache_pages_in_use", "Pages of keys and values that answers hold.", load.pages),
         ]
         for metric in vars(self).values():
             lines += metric.lines()

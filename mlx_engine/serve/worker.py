@@ -35,11 +35,13 @@ class Load(NamedTuple):
         running: answers with a slot.
         waiting: answers without one.
         kv_usage: the share of the pages of keys and values that are held, 0 to 1.
+        pages: pages that answers hold; those of the prefix cache alone are not counted.
     """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    pages: int = 0
 
 
 class News(NamedTuple):
@@ -307,9 +309,10 @@ class Worker:
     def _run_post(self, scheduler: Scheduler, report: Report) -> None:
         """Send what a step has changed to the event loop, in one call."""
         marks = {request: [Mark.of(output) for output in request.outputs] for request in report.requests}
-        pool = scheduler.pool
+        pool, prefix = scheduler.pool, scheduler.prefix
         groups = range(len(pool.windows))
         usage = max(pool.used_pages(group) / pool.n_pages[group] for group in groups)
-        load = Load(len(scheduler.running), len(scheduler.waiting), usage)
+        n_pages = sum(pool.used_pages(group) - (0 if prefix is None else prefix.evictable_pages(group)) for group in groups)
+        load = Load(len(scheduler.running), len(scheduler.waiting), usage, n_pages)
         snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
         self._post(partial(self._receive, News(report, marks, load, snapshot)))
