@@ -13,6 +13,10 @@ from mlx_engine.errors import ChatTemplateError, ContextLengthError, EngineError
 # The place of a value in an error about messages, such as `messages[0].content`.
 PLACE = re.compile(r"(messages\S*) to be ")
 
+# langchain-openai and litellm recognise this error by words of its message: the first by "prompt is too long", the second
+# by "this model's maximum context length is".
+TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum context length is exceeded on this server; "
+
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -68,7 +72,7 @@ def api_error(error: Exception, prompt: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextLengthError):
-        return ApiError(400, str(error), param=prompt, code="context_length_exceeded")
+        return ApiError(400, TOO_LONG + str(error), param=prompt, code="context_length_exceeded")
     if isinstance(error, OptionError):
         place = PLACE.match(error.expected)
         param = place[1] if place else prompt if error.option == "prompt" else error.option
