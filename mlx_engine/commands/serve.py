@@ -113,6 +113,8 @@ def serve(
 ) -> None:
     """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
     from mlx_engine.engine import load
+    from mlx_engine.schedule.traffic import Traffic
+    from mlx_engine.serve.roofline import Roofline
     from mlx_engine.serve.server import Server, listen
     from mlx_engine.serve.status import Monitor
     from mlx_engine.serve.worker import Worker
@@ -122,6 +124,8 @@ def serve(
     require(address.api_key != "", option="--api-key", expected="at least one character", found="")
     used = choose_backend(backend, strict=False)
     listener = listen(address.host, address.port)
+
+    traffic: list[Traffic] = []
 
     def make() -> tuple[Engine, Scheduler]:
         with progress_bar("loading") as progress:
@@ -133,6 +137,7 @@ def serve(
         for line in [*loaded(engine, model, scheduler), *address.warnings(listener.getsockname()[0])]:
             notice(line)
         _ = engine.tokenizer  # built now, so that the first request need not wait
+        traffic.append(Traffic.of(engine.model, scheduler.pool))
         collect_garbage_again()
         return engine, scheduler
 
@@ -140,7 +145,14 @@ def serve(
         from mlx_engine.serve.app import create_app
         from mlx_engine.serve.service import Service
 
-        worker = Worker(make, queue=capacity.queue, snapshot=Monitor().after)
+        # Users of other machines must not read each other's prompts, on the page or in explanations of cache misses.
+        is_own = is_local(listener.getsockname()[0])
+        limits: list[Roofline] = []
+        monitor = Monitor(
+            roofline=lambda: limits[0] if limits else None,
+            text_of=(lambda ids: decoded(worker.engine, ids)) if is_own else None,
+        )
+        worker = Worker(make, queue=capacity.queue, snapshot=monitor.after)
         name = served_name(model) if address.name is None else address.name
         service = Service(
             worker,
@@ -148,14 +160,15 @@ def serve(
             api_key=address.api_key,
             max_body=max_body,
             origins=tuple(address.cors or ()),
-            # Users of other machines must not read each other's prompts from explanations of cache misses.
-            shows_expected=is_local(listener.getsockname()[0]),
+            shows_expected=is_own,
         )
 
         def measure(engine: Engine) -> None:
             from mlx_engine.bench.bandwidth import read_bandwidth
 
             service.bandwidth = read_bandwidth(engine)
+            if service.bandwidth is not None:
+                limits.extend(Roofline(service.bandwidth, read.weights, read.kv) for read in traffic)
 
         worker.on_ready = lambda: print_lines(usage(worker.engine, address, listener))
         worker.measure = measure
@@ -165,6 +178,11 @@ def serve(
     fault = asyncio.run(run())
     if fault is not None:
         raise fault
+
+
+def decoded(engine: Engine | None, ids: Sequence[int]) -> str:
+    """Return the text of token ids, for the page."""
+    return "" if engine is None else engine.tokenizer.decode(ids)
 
 
 def collect_garbage_again() -> None:
