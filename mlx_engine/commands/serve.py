@@ -138,6 +138,7 @@ def serve(
             notice(line)
         _ = engine.tokenizer  # built now, so that the first request need not wait
         traffic.append(Traffic.of(engine.model, scheduler.pool))
+        map_memory(engine, scheduler)
         collect_garbage_again()
         return engine, scheduler
 
@@ -183,6 +184,20 @@ def serve(
 def decoded(engine: Engine | None, ids: Sequence[int]) -> str:
     """Return the text of token ids, for the page."""
     return "" if engine is None else engine.tokenizer.decode(ids)
+
+
+def map_memory(engine: Engine, scheduler: Scheduler) -> None:
+    """Write one token to the pool. The system maps memory at the first write to it, in huge pages.
+
+    For 10 GiB of keys and values of a 0.6B model that is 0.9 GiB, and took the first request 0.2 s.
+    """
+    from mlx_engine.cache import New
+    from mlx_engine.decode.step import forward_logits
+
+    kv = scheduler.pool.sequence()
+    with engine.backend.session():
+        engine.backend.wait(forward_logits(engine.model, New([0], kv)))
+    kv.close()
 
 
 def collect_garbage_again() -> None:
