@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlx_engine.serve.connection import Patience
 from tests.serve.served import Served, chat_body, request, served, wait_for
 
 CHAT = "/v1/chat/completions"
@@ -84,7 +85,7 @@ def test_a_silent_prefill_is_filled_with_comments(held: Served):
 
 
 def test_a_reader_that_does_not_read_is_dropped_and_stops_nobody():
-    with served(slots=2, prefix_cache=False, send_seconds=0.3, kv_memory=8 << 20) as server:
+    with served(slots=2, prefix_cache=False, patience=Patience(read=0.3), kv_memory=8 << 20) as server:
         # Log-probabilities make the stream larger than the buffers of the sockets.
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
