@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import h11
@@ -101,8 +102,9 @@ class Connection(H11Protocol):
         message = f"the request: {why}; correct it and send it again"
         error = ApiError(status, message, code=CODES.get(status, "invalid_http"))
         body = msgspec.json.encode(error.body())
+        phrase = HTTPStatus(status).phrase.encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        response = h11.Response(status_code=status, headers=headers, reason=b"")
+        response = h11.Response(status_code=status, headers=headers, reason=phrase)
         events: list[Any] = [response, h11.Data(data=body), h11.EndOfMessage()]
         for event in events:
             self.transport.write(self.conn.send(event) or b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from tests.load.faults import faults
 from tests.load.load import load
 
 
@@ -14,7 +15,10 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64, help="how many clients ask one after the other")
     parser.add_argument("--rate", type=float, help="requests per second at random moments, however many are open")
     parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
+    parser.add_argument("--faults", action="store_true", help="run faults in place of load")
     given = parser.parse_args()
+    if given.faults:
+        return report(faults())
     return report(load(given.requests, given.clients, given.rate, given.seed))
 
 
