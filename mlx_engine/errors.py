@@ -13,6 +13,7 @@ EngineError                        the root of all errors that a user's input ca
 ├── OptionError (ValueError)       an option's value is invalid
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
 ├── CacheFullError (RuntimeError)  the KV cache is full
+├── AddressInUseError (OSError)    another program listens at the address of a server
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
 A message names the place, what was expected, what was found, and what to do; these are attributes, too.
@@ -161,6 +162,17 @@ class CacheFullError(EngineError, RuntimeError):
         super().__init__(
             f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} {found}; {remedy}, "
             "or make a larger pool"
+        )
+
+
+class AddressInUseError(EngineError, OSError):
+    """Another program listens at the address of a server."""
+
+    def __init__(self, *, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        super().__init__(
+            f"{host}:{port}: expected a free port, found another program that listens there; "
+            "stop it, or choose another port with --port"
         )
 
 

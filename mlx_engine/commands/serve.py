@@ -21,7 +21,7 @@ from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.options import Backend, ComputeOptions, Model
 from mlx_engine.commands.values import size
-from mlx_engine.errors import OptionError, require
+from mlx_engine.errors import EngineError, OptionError, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -124,6 +124,7 @@ def serve(
     require(address.api_key != "", option="--api-key", expected="at least one character", found="")
     used = choose_backend(backend, strict=False)
     listener = listen(address.host, address.port)
+    warnings, url = address.warnings(listener.getsockname()[0]), address.url(listener)
 
     traffic: list[Traffic] = []
 
@@ -134,7 +135,7 @@ def serve(
         scheduler = engine.scheduler(
             slots=capacity.slots, kv_memory=kv_memory, prefix_cache=not capacity.no_prefix_cache
         )
-        for line in [*loaded(engine, model, scheduler), *address.warnings(listener.getsockname()[0])]:
+        for line in [*loaded(engine, model, scheduler), *warnings]:
             notice(line)
         _ = engine.tokenizer  # built now, so that the first request need not wait
         traffic.append(Traffic.of(engine.model, scheduler.pool))
@@ -171,14 +172,16 @@ def serve(
             if service.bandwidth is not None:
                 limits.extend(Roofline(service.bandwidth, read.weights, read.kv) for read in traffic)
 
-        worker.on_ready = lambda: print_lines(usage(worker.engine, address, listener))
+        worker.on_ready = lambda: print_lines(usage(worker.engine, address, url))
         worker.measure = measure
         await Server(create_app(service), worker, grace=capacity.grace).serve([listener])
         return worker.fault
 
     fault = asyncio.run(run())
-    if fault is not None:
+    if isinstance(fault, EngineError):
         raise fault
+    if fault is not None:  # the fault itself could be a SystemExit, whose exit code may be 0
+        raise RuntimeError("the engine thread has died") from fault
 
 
 def decoded(engine: Engine | None, ids: Sequence[int]) -> str:
@@ -245,9 +248,8 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler) -> list[str]:
     ]
 
 
-def usage(engine: Engine | None, address: AddressOptions, listener: socket.socket) -> list[str]:
+def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]:
     """Return the lines about the address, with a command that works."""
-    url = address.url(listener)
     has_template = engine is not None and engine.tokenizer.chat_template is not None
     route = "/v1/chat/completions" if has_template else "/v1/completions"
     text = "Tell me a story."

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
+from mlx_engine.serve.connection import LINGER_SECONDS
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.generation import Respond, chat, completion
 from mlx_engine.serve.limits import check_key, read_body
@@ -106,7 +107,7 @@ class Endpoint:
                 LOGGER.error("a request failed", exc_info=error)
             if not started:
                 self._service.metrics.errors.add(1, str(failure.status))
-                await failure.response()(scope, receive, send)
+                await refuse(failure, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, respond: Respond) -> None:
         headers = Headers(scope=scope)
@@ -117,6 +118,21 @@ class Endpoint:
         else:
             body = "/".join(scope["path_params"].values()).encode()
         await unless_gone(receive, self._handler(self._service, body, respond))
+
+
+async def refuse(failure: ApiError, receive: Receive, send: Send) -> None:
+    """Send an error. If it closes the connection, first discard what the client still sends, for a limited time.
+
+    To close a socket with unread data resets the connection: the client would lose the reply.
+    """
+    response = failure.response()
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    if "connection" in response.headers:
+        with move_on_after(LINGER_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:

@@ -112,7 +112,7 @@ async def _answer(
         async with service.worker.running(job):
             if params.stream:
                 events = _events(service, job, reply, prompt, usage=params.includes_usage)
-                await respond(EventStream(events, seconds=service.send_seconds))
+                await respond(EventStream(events))
                 return
             await job.ended()
     except ClientGoneError:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import socket
 import time
+from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import AddressInUseError, OptionError
+from mlx_engine.serve.connection import PATIENCE, Connection, Patience
+from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.worker import Worker
 
 
@@ -17,15 +22,20 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes a free one.
 
     Raises:
-        OptionError: the address cannot be used.
+        OptionError: the address is none of this machine.
+        AddressInUseError: another program listens there.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, proto)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(1024)
+        with ExitStack() as stack:
+            found = stack.enter_context(socket.socket(family, kind, proto))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(1024)
+            stack.pop_all()
     except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(host=host, port=port) from error
         why = f"{host}:{port} ({error})"
         raise OptionError(option="--host and --port", expected="a free address of this machine", found=why) from error
     return found
@@ -35,45 +45,47 @@ class Server(uvicorn.Server):
     """Runs an application until a signal comes or the engine dies.
 
     At the first signal new requests are refused with 503, and running answers may take `grace` seconds to end. A second
-    signal ends them at once.
+    signal ends them at once: their clients get an error.
     """
 
-    def __init__(self, app: Starlette, worker: Worker, *, grace: float = 30.0) -> None:
+    def __init__(self, app: Starlette, worker: Worker, *, grace: float = 30.0, patience: Patience = PATIENCE) -> None:
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
             loop="asyncio",
             ws="none",
             lifespan="on",
             log_level="error",
             access_log=False,
             server_header=False,
+            # Clients drop idle connections too, some of them after 5 seconds, uvicorn's default: their next request
+            # would meet the end of the connection.
+            timeout_keep_alive=math.ceil(patience.head),
             # What is left after the grace is cancelled.
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
-        self._worker, self._grace = worker, grace
+        self._worker, self._grace, self._patience = worker, grace, patience
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop at the first signal, and stop at the second."""
-        if self._deadline is not None:
-            self.should_exit = self.force_exit = True
-        self.close()
+        self.close(None if self._deadline is None else 0.0)
 
-    def close(self) -> None:
-        """Refuse new requests, and stop when the running answers have ended or the grace is over."""
+    def close(self, grace: float | None = None) -> None:
+        """Refuse new requests, and stop when the running answers have ended or the grace, in seconds, is over."""
         self._worker.close()
-        self._deadline = time.monotonic() + self._grace
+        self._deadline = time.monotonic() + (self._grace if grace is None else grace)
 
     async def on_tick(self, counter: int) -> bool:
-        """Check, ten times a second, whether to stop."""
-        if self._worker.fault is not None:
+        """Check, ten times a second, the connections and whether to stop."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.check(self._patience)
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        if is_late and self._worker.n_open:
+            message = "the server: expected time to end this answer, found that it stops; send the request again later"
+            self._worker.end_jobs(ApiError(503, message, code="closing"))
+        if self._worker.fault is not None or is_late or (self._deadline is not None and not self._worker.n_open):
             self.should_exit = True
-        if self._deadline is not None:
-            late = time.monotonic() - self._deadline
-            if late >= 0:
-                self._worker.abort()
-            # Answers that were ended get a second to be written.
-            self.should_exit = self.should_exit or not self._worker.n_open or late >= 1
         return await super().on_tick(counter)

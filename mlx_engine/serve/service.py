@@ -12,7 +12,6 @@ from mlx_engine.engine import Engine
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
-from mlx_engine.serve.sse import SEND_SECONDS
 from mlx_engine.serve.worker import Worker
 from mlx_engine.tokenizer.history import History
 
@@ -27,7 +26,6 @@ class Service:
         metrics: counters and histograms.
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
-        send_seconds: how long a client may leave what it gets unread.
         keep_alive_seconds: a stream without news gets a comment so often.
         origins: web pages of other origins that may use the API.
         shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
@@ -41,7 +39,6 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     api_key: str | None = None
     max_body: int = MAX_BODY
-    send_seconds: float = SEND_SECONDS
     keep_alive_seconds: float = 5.0
     origins: Sequence[str] = ()
     shows_expected: bool = True

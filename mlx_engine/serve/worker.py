@@ -43,6 +43,15 @@ class Load(NamedTuple):
     kv_usage: float = 0.0
     pages: int = 0
 
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> Load:
+        """Return the use of a scheduler; called by the engine thread between two steps."""
+        pool, prefix = scheduler.pool, scheduler.prefix
+        used = [pool.used_pages(group) for group in range(len(pool.windows))]
+        cached = [0 if prefix is None else prefix.evictable_pages(group) for group in range(len(used))]
+        usage = max(n / of for n, of in zip(used, pool.n_pages, strict=True))
+        return cls(len(scheduler.running), len(scheduler.waiting), usage, sum(used) - sum(cached))
+
 
 class News(NamedTuple):
     """What a step has changed."""
@@ -117,11 +126,6 @@ class Worker:
         self.is_closing = True
         self._news.set()
 
-    def abort(self) -> None:
-        """End all jobs with an error."""
-        message = "the server: expected to finish this answer, found that it has to stop; try again later"
-        self._end_jobs(ApiError(503, message, code="closing"))
-
     async def stop(self, seconds: float = 10.0) -> None:
         """End the thread after its step, and wait for it at most so many seconds."""
         self.close()
@@ -195,6 +199,12 @@ class Worker:
             for request in job.requests:
                 self._jobs.pop(request, None)
 
+    def end_jobs(self, error: ApiError) -> None:
+        """End all jobs with an error."""
+        for job in set(self._jobs.values()):
+            self._accept(job, error)
+            job.update({}, error)
+
     async def snapshots(self) -> AsyncIterator[Any]:
         """Yield the latest snapshot, and then each newer one; a slow reader misses those between."""
         while not self.is_closing:
@@ -240,13 +250,8 @@ class Worker:
     def _die(self, fault: BaseException) -> None:
         """Note what ended the thread, and end all jobs."""
         self.fault = fault
-        error = ApiError(503, "the engine: expected an answer, found that it has died; restart the server", code="dead")
-        self._end_jobs(error)
-
-    def _end_jobs(self, error: ApiError) -> None:
-        for job in set(self._jobs.values()):
-            self._accept(job, error)
-            job.update({}, error)
+        message = "the engine: expected an answer, found that it has died; restart the server"
+        self.end_jobs(ApiError(503, message, code="dead"))
 
     # ---- in the thread ----
 
@@ -309,10 +314,6 @@ class Worker:
     def _run_post(self, scheduler: Scheduler, report: Report) -> None:
         """Send what a step has changed to the event loop, in one call."""
         marks = {request: [Mark.of(output) for output in request.outputs] for request in report.requests}
-        pool, prefix = scheduler.pool, scheduler.prefix
-        groups = range(len(pool.windows))
-        usage = max(pool.used_pages(group) / pool.n_pages[group] for group in groups)
-        n_pages = sum(pool.used_pages(group) - (0 if prefix is None else prefix.evictable_pages(group)) for group in groups)
-        load = Load(len(scheduler.running), len(scheduler.waiting), usage, n_pages)
+        load = Load.of(scheduler)
         snapshot = None if self._snapshot is None else self._snapshot(scheduler, report)
         self._post(partial(self._receive, News(report, marks, load, snapshot)))

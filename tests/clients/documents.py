@@ -40,7 +40,9 @@ class Document:
         """Return how a value differs from a schema."""
         components = self._chunks if is_chunk else self._whole
         schema = {"$ref": f"#/components/schemas/{name}", "components": components}
-        return [f"{name}{error.json_path[1:]}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)]
+        return [
+            f"{name}{error.json_path[1:]}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)
+        ]
 
     def check(self, exchanges: Iterable[Exchange]) -> tuple[Counter[str], list[str]]:
         """Return how many documents of each schema were checked, and what is wrong with them."""

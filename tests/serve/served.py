@@ -18,6 +18,7 @@ import mlx_engine
 from mlx_engine.engine import Engine
 from mlx_engine.schedule import Report, Scheduler
 from mlx_engine.serve.app import create_app
+from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.server import Server, listen
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.status import Monitor
@@ -75,7 +76,8 @@ class Served:
         self.loading = threading.Event()
         self.loading.set()
         self.fault: BaseException | None = None
-        self._queue, self._options = queue, service
+        self._queue, self._patience = queue, service.pop("patience", Patience())
+        self._options = service
         self.grace = SECONDS
         listener = listen("127.0.0.1", 0)
         # Small buffers of the system, so that a slow reader is noticed after little text.
@@ -87,7 +89,7 @@ class Served:
     async def _run(self, listener: socket.socket) -> None:
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         service = Service(self.worker, **{"model": "micro", **self._options})
-        self.server = Server(create_app(service), self.worker, grace=self.grace)
+        self.server = Server(create_app(service), self.worker, grace=self.grace, patience=self._patience)
         await self.server.serve([listener])
         self.fault = self.worker.fault
         self.finished.set()

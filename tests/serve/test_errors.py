@@ -168,7 +168,7 @@ def raw(server: Served, request: bytes) -> bytes:
     with socket.create_connection(server.address, timeout=10) as connection:
         connection.sendall(request)
         answer = b""
-        while piece := connection.recv(65536):
+        while not answer.endswith(b"}}") and (piece := connection.recv(65536)):
             answer += piece
         return answer
 
