@@ -21,7 +21,7 @@ Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a job: whole, or in chunks that each have what is new.
+    """The reply to a job: whole, or in chunks that each have what is new. `id` is its id.
 
     Args:
         job: the job.
@@ -55,8 +55,9 @@ class Reply(ABC):
         self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
         self._shows_expected, self._bandwidth, self._clock = shows_expected, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head: Json = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "id": self.id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
