@@ -14,12 +14,15 @@ from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import digest
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.output import Output
-from mlx_engine.errors import FormatError, OptionError
+from mlx_engine.errors import FormatError
 from mlx_engine.schedule import Request
 from mlx_engine.serve.job import Mark
 
 # Options that change no token, and the one that is a struct of its own.
 LEFT_OUT = ("sampling", "logprobs", "timeout")
+
+# The options of `load` that a line may have: it is given to `load` as it is.
+LOAD_OPTIONS = ("jit", "quant", "quant_min_dim", "quant_layers")
 
 
 class ModelId(msgspec.Struct, frozen=True):
@@ -138,11 +141,14 @@ def parse_entry(line: bytes, where: str) -> Entry:
     """
     try:
         entry = msgspec.json.decode(line, type=Entry)
-        entry.run_options() if entry.n_tokens else None
+        if entry.n_tokens:
+            entry.run_options()
+        if not set(entry.model.options) <= set(LOAD_OPTIONS):
+            raise ValueError(f"options of the model besides {', '.join(LOAD_OPTIONS)}")
         for choice in entry.choices:
             if len(choice.logprob_values) != len(choice.token_ids):
                 raise ValueError(f"{len(choice.token_ids)} tokens and {len(choice.logprob_values)} log-probabilities")
-    except (msgspec.DecodeError, OptionError, TypeError, ValueError) as error:
+    except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
         hint = "the line was cut off or edited"
         raise FormatError(where=where, expected="a line of a journal", found=str(error), hint=hint) from error
     return entry

@@ -125,29 +125,34 @@ def test_all_bits_are_the_same_at_other_batch_sizes(journal: Path):
 
 
 def test_what_differs_is_named(journal: Path, tmp_path: Path):
+    changed = list[int]()
+
     def change(number: int, entry: dict[str, Any]) -> None:
         choice = entry["choices"][-1]
-        if number == 1:
+        if len(choice["token_ids"]) < 5 or len(changed) == 5:
+            return
+        changed.append(number)
+        if len(changed) == 1:
             choice["digest"] = "0" * 64
-        elif number == 2:
+        elif len(changed) == 2:
             choice["token_ids"][3] += 1
-        elif number == 3:
+        elif len(changed) == 3:
             choice["token_ids"].pop()
             choice["logprobs"] = base64.b64encode(base64.b64decode(choice["logprobs"])[:-4]).decode()
-        elif number == 4:
+        elif len(changed) == 4:
             entry["prompt_ids"] = entry["prompt_ids"][:-1]
-        elif number == 5:
+        else:
             entry["prompt_ids"] = [10**6]
 
-    result = replay(edited(journal, tmp_path, change), "--slots", "2", "--limit", "5")
+    result = replay(edited(journal, tmp_path, change), "--slots", "2")
     assert result.exit_code == 1
     first, *lines = result.stdout.splitlines()
-    assert first == "slots 2: 0 of 5 requests agree"
+    assert first == "slots 2: 5 of 10 requests agree"
     texts = [line.split(": with 2 slots: ") for line in lines]
-    assert list(dict.fromkeys(head.rpartition(":")[2] for head, _ in texts)) == ["1", "2", "3", "4", "5"]
+    assert list(dict.fromkeys(int(head.rpartition(":")[2]) for head, _ in texts)) == changed
     said = "\n".join(text for _, text in texts)
     assert "expected their digest in the journal, found another" in said
-    assert ": token 3: expected" in said
+    assert "token 3: expected" in said
     assert "expected the end, found" in said
     assert "cannot be run: prompt: expected a sequence of token ids" in said
 
@@ -157,26 +162,36 @@ def test_a_log_probability_that_differs_by_a_bit_is_found(journal: Path, monkeyp
 
     def nudged(self: Sampler, n: int) -> Any:
         found = whole(self, n)
-        if len(self._recent) == self._n_prompt + 3:
+        if len(self._recent) == self._n_prompt + 1:
             object.__setattr__(found, "logprob", float(np.nextafter(np.float32(found.logprob), np.float32(0))))
         return found
 
     monkeypatch.setattr(Sampler, "logprobs", nudged)
-    result = replay(journal, "--slots", "4", "--limit", "1")
+    result = replay(journal, "--slots", "4", "--limit", "3")
     assert result.exit_code == 1
-    assert ": token 2: expected the log-probability -" in result.stdout
+    assert result.stdout.startswith("slots 4: 0 of 3 requests agree")
+    assert ": token 0: expected the log-probability -" in result.stdout
 
 
 def test_damaged_lines_are_skipped_and_counted(journal: Path, tmp_path: Path):
     lines = journal.read_bytes().splitlines()[:2]
-    damaged = [b"{", lines[0], lines[0][:-30], b"", lines[1], lines[1].replace(b'"format":1', b'"format":2'), b"\xff"]
+    damaged = [
+        b"{",
+        lines[0],
+        lines[0][:-30],
+        b"",
+        lines[1],
+        lines[1].replace(b'"format":1', b'"format":2'),
+        b"\xff",
+        lines[1].replace(b'"quant":', b'"path":'),
+    ]
     path = tmp_path / "damaged.jsonl"
     path.write_bytes(b"\n".join(damaged))
     result = replay(path, "--slots", "4")
     assert result.exit_code == 1
     assert result.stdout == "slots 4: 2 of 2 requests agree\n"
     reported = [line.partition(": expected a line of a journal")[0] for line in result.stderr.splitlines()]
-    assert reported == [f"error: {path}:{number}" for number in (1, 3, 6, 7)]
+    assert reported == [f"error: {path}:{number}" for number in (1, 3, 6, 7, 8)]
 
 
 def test_another_model_is_an_error(journal: Path, tmp_path: Path):
