@@ -65,7 +65,7 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
         "n_logprobs": params.n_logprobs,
         "includes_usage": params.includes_usage,
         "shows_expected": service.shows_expected,
-        "bandwidth": service.bandwidth,
+        "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete
         "clock": service.clock,
     }
 

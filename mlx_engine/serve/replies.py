@@ -31,7 +31,7 @@ class Reply(ABC):
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
         shows_expected: whether the explanation of a cache miss shows tokens of other requests.
-        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
+        bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the job's times.
     """
 
@@ -49,7 +49,7 @@ class Reply(ABC):
         n_logprobs: int | None = None,
         includes_usage: bool = False,
         shows_expected: bool = True,
-        bandwidth: float | None = None,
+        bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
@@ -119,7 +119,7 @@ class Reply(ABC):
                 received=job.received,
                 tokenized=job.tokenized,
                 written=written,
-                bandwidth=self._bandwidth,
+                bandwidth=self._bandwidth(),
             )
             for request in job.requests
         ]
