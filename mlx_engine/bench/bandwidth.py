@@ -36,7 +36,7 @@ def read_bandwidth(engine: Engine) -> float | None:
 
 
 def bandwidth_of(words: Sequence[np.ndarray], threads: int) -> float:
-    """Return the bytes per second at which threads read int64 arrays, at most `MOST_BYTES` of them; the best reading."""
+    """Return the bytes per second of the best reading of int64 arrays by threads, at most `MOST_BYTES` of them."""
     ends = itertools.accumulate(array.nbytes for array in words)
     some = [array for array, end in zip(words, ends, strict=True) if end <= MOST_BYTES] or [words[0]]
     shares = [[np.array_split(array, threads)[i] for array in some] for i in range(threads)]
