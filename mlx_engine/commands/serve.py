@@ -10,9 +10,8 @@ import shlex
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from mlx_engine.schedule import Scheduler
     from mlx_engine.serve.journal import Journal
     from mlx_engine.serve.service import Service
-    from mlx_engine.serve.worker import Worker
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -141,79 +139,33 @@ def serve(
 
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
+        from mlx_engine.serve.service import Service
 
         worker = Worker(make, queue=capacity.queue)
-        service = service_of(worker, model, address, listener, max_body)
-        worker.on_ready = lambda: ready(service, address, listener, opened, ModelSource(model, changes))
-        worker.measure = partial(measure, service)
+        name = served_name(model) if address.name is None else address.name
+        service = Service(
+            worker,
+            name,
+            api_key=address.api_key,
+            max_body=max_body,
+            origins=tuple(address.cors or ()),
+            # Users of other machines must not read each other's prompts from explanations of cache misses.
+            shows_expected=is_local(listener.getsockname()[0]),
+        )
+
+        def measure(engine: Engine) -> None:
+            from mlx_engine.bench.bandwidth import read_bandwidth
+
+            service.bandwidth = read_bandwidth(engine)
+
+        worker.on_ready = lambda: ready(service, opened, (model, changes), usage(worker.engine, address, listener))
+        worker.measure = measure
         await Server(create_app(service), worker, grace=capacity.grace).serve([listener])
         return worker.fault
 
     fault = asyncio.run(run())
     if fault is not None:
         raise fault
-
-
-class ModelSource(NamedTuple):
-    """Where a model is loaded from, and the options of `load` that change its numbers."""
-
-    source: str
-    options: dict[str, Any]
-
-
-def opened_journal(path: Path | None) -> Journal | None:
-    """Return the journal that the user has asked for.
-
-    Raises:
-        OptionError: the file cannot be written.
-    """
-    from mlx_engine.serve.journal import Journal
-
-    require(str(path) != "-", option="--journal", expected="a file", found="-")
-    return None if path is None else Journal(path, warn=notice)
-
-
-def service_of(worker: Worker, source: str, address: AddressOptions, listener: socket.socket, max_body: int) -> Service:
-    """Return the service with the settings of the user."""
-    from mlx_engine.serve.service import Service
-
-    return Service(
-        worker,
-        served_name(source) if address.name is None else address.name,
-        api_key=address.api_key,
-        max_body=max_body,
-        origins=tuple(address.cors or ()),
-        # Users of other machines must not read each other's prompts from explanations of cache misses.
-        shows_expected=is_local(listener.getsockname()[0]),
-    )
-
-
-def ready(
-    service: Service,
-    address: AddressOptions,
-    listener: socket.socket,
-    journal: Journal | None,
-    model: ModelSource,
-) -> None:
-    """Begin the journal, and print that the server listens. Called when the model has been loaded."""
-    from mlx_engine.checkpoint.identity import identity
-    from mlx_engine.serve.entry import ModelId
-    from mlx_engine.serve.recorder import Recorder
-
-    engine = service.engine
-    if journal is not None:
-        path = Path(model.source)
-        source = str(path.resolve()) if path.exists() else model.source
-        about = ModelId(service.model, source, identity(engine.path), model.options)
-        service.recorder = Recorder(journal, about, backend=engine.backend.name, slots=service.worker.slots)
-    print_lines(usage(engine, address, listener))
-
-
-def measure(service: Service, engine: Engine) -> None:
-    """Measure the memory bandwidth, for the receipts of requests."""
-    from mlx_engine.bench.bandwidth import read_bandwidth
-
-    service.bandwidth = read_bandwidth(engine)
 
 
 def bytes_of(option: str, text: str) -> int:
@@ -250,6 +202,40 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler) -> list[str]:
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens",
     ]
+
+
+def opened_journal(path: Path | None) -> Journal | None:
+    """Return the journal that the user has asked for.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    from mlx_engine.serve.journal import Journal
+
+    require(str(path) != "-", option="--journal", expected="a file", found="-")
+    return None if path is None else Journal(path, warn=notice)
+
+
+def ready(service: Service, journal: Journal | None, model: tuple[str, dict[str, Any]], lines: Sequence[str]) -> None:
+    """Begin the journal, and print lines. Called when the model has been loaded.
+
+    Args:
+        service: the server.
+        journal: the journal, if there is one.
+        model: where the model was loaded from, and the options of `load` that change its numbers.
+        lines: what to print.
+    """
+    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.serve.entry import ModelId
+    from mlx_engine.serve.recorder import Recorder
+
+    if journal is not None:
+        engine, (source, options) = service.engine, model
+        # A file is found again from any folder.
+        where = str(Path(source).resolve()) if Path(source).exists() else source
+        about = ModelId(service.model, where, identity(engine.path), options)
+        service.recorder = Recorder(journal, about, backend=engine.backend.name, slots=service.worker.slots)
+    print_lines(lines)
 
 
 def usage(engine: Engine | None, address: AddressOptions, listener: socket.socket) -> list[str]:
