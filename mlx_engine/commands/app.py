@@ -11,6 +11,7 @@ from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.kernels import kernels
 from mlx_engine.commands.quantize import quantize
+from mlx_engine.commands.replay import replay
 from mlx_engine.commands.report import report
 from mlx_engine.commands.root import root
 from mlx_engine.commands.serve import serve
@@ -27,6 +28,7 @@ app.callback()(root)
 app.command()(generate)
 app.command()(chat)
 app.command()(serve)
+app.command()(replay)
 app.command()(bench)
 app.command()(report)
 app.command()(quantize)

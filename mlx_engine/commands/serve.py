@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,8 @@ from mlx_engine.errors import EngineError, OptionError, require
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.schedule import Scheduler
+    from mlx_engine.serve.journal import Journal
+    from mlx_engine.serve.service import Service
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 # Python's own defaults: new objects, and collections of the younger generation, between two collections.
@@ -110,6 +112,10 @@ def serve(
     address: AddressOptions,
     capacity: CapacityOptions,
     compute: ComputeOptions,
+    journal: Annotated[
+        Path | None,
+        typer.Option("--journal", help="Append a line per request to this file; `replay` runs them again."),
+    ] = None,
 ) -> None:
     """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
     from mlx_engine.engine import load
@@ -123,15 +129,15 @@ def serve(
     max_body, conversion = bytes_of("--max-body", capacity.max_body), compute.conversion()
     require(address.api_key != "", option="--api-key", expected="at least one character", found="")
     used = choose_backend(backend, strict=False)
-    listener = listen(address.host, address.port)
+    changes = {"jit": not compute.no_jit, **conversion.options()}
+    opened, listener = opened_journal(journal), listen(address.host, address.port)
     warnings, url = address.warnings(listener.getsockname()[0]), address.url(listener)
 
     traffic: list[Traffic] = []
 
     def make() -> tuple[Engine, Scheduler]:
         with progress_bar("loading") as progress:
-            how = {"threads": compute.threads, "jit": not compute.no_jit, **conversion.options()}
-            engine = load(model, used, progress=progress, **how)
+            engine = load(model, used, threads=compute.threads, progress=progress, **changes)
         scheduler = engine.scheduler(
             slots=capacity.slots, kv_memory=kv_memory, prefix_cache=not capacity.no_prefix_cache
         )
@@ -172,7 +178,7 @@ def serve(
             if service.bandwidth is not None:
                 limits.extend(Roofline(service.bandwidth, read.weights, read.kv) for read in traffic)
 
-        worker.on_ready = lambda: print_lines(usage(worker.engine, address, url))
+        worker.on_ready = lambda: ready(service, opened, (model, changes), usage(worker.engine, address, url))
         worker.measure = measure
         await Server(create_app(service), worker, grace=capacity.grace).serve([listener])
         return worker.fault
@@ -246,6 +252,40 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler) -> list[str]:
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens",
     ]
+
+
+def opened_journal(path: Path | None) -> Journal | None:
+    """Return the journal that the user has asked for.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    from mlx_engine.serve.journal import Journal
+
+    require(str(path) != "-", option="--journal", expected="a file", found="-")
+    return None if path is None else Journal(path, warn=notice)
+
+
+def ready(service: Service, journal: Journal | None, model: tuple[str, dict[str, Any]], lines: Sequence[str]) -> None:
+    """Begin the journal, and print lines. Called when the model has been loaded.
+
+    Args:
+        service: the server.
+        journal: the journal, if there is one.
+        model: where the model was loaded from, and the options of `load` that change its numbers.
+        lines: what to print.
+    """
+    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.serve.entry import ModelId
+    from mlx_engine.serve.recorder import Recorder
+
+    if journal is not None:
+        engine, (source, options) = service.engine, model
+        # A file is found again from any folder.
+        where = str(Path(source).resolve()) if Path(source).exists() else source
+        about = ModelId(service.model, where, identity(engine.path), options)
+        service.recorder = Recorder(journal, about, backend=engine.backend.name, slots=service.worker.slots)
+    print_lines(lines)
 
 
 def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]:

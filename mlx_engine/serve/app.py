@@ -24,7 +24,7 @@ from mlx_engine.serve import page
 from mlx_engine.serve.connection import LINGER_SECONDS
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.generation import Respond, chat, completion
-from mlx_engine.serve.limits import check_key, read_body
+from mlx_engine.serve.limits import check_key, note_client_id, read_body
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
 from mlx_engine.serve.service import Service
@@ -45,6 +45,8 @@ def create_app(service: Service) -> Starlette:
         service.worker.start()
         yield
         await service.worker.stop()
+        if service.recorder is not None:
+            await to_thread.run_sync(service.recorder.journal.close)
 
     routes = {"/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize}
     posts = {**routes, "/detokenize": detokenize}
@@ -113,6 +115,7 @@ class Endpoint:
         headers = Headers(scope=scope)
         if not self._is_open:
             check_key(headers, self._service.api_key)
+        note_client_id(headers)
         if scope["method"] == "POST":
             body = await read_body(receive, headers, self._service.max_body)
         else:
@@ -175,7 +178,10 @@ async def health(service: Service, body: bytes, respond: Respond) -> None:
 
 async def metrics(service: Service, body: bytes, respond: Respond) -> None:
     """Report all metrics."""
-    await respond(Response(service.metrics.text(service.worker.load), media_type=MEDIA_TYPE))
+    text = service.metrics.text(service.worker.load)
+    if service.recorder is not None:
+        text += "".join(f"{line}\n" for line in service.recorder.journal.lines())
+    await respond(Response(text, media_type=MEDIA_TYPE))
 
 
 async def tokenize(service: Service, body: bytes, respond: Respond) -> None:

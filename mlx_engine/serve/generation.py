@@ -15,6 +15,7 @@ from mlx_engine.engine import Engine
 from mlx_engine.schedule import Request
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.job import Job
+from mlx_engine.serve.limits import client_id
 from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_request, completion_request
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
@@ -64,7 +65,7 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
         "n_logprobs": params.n_logprobs,
         "includes_usage": params.includes_usage,
         "shows_expected": service.shows_expected,
-        "bandwidth": service.bandwidth,
+        "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete
         "clock": service.clock,
     }
 
@@ -96,7 +97,7 @@ async def _job(
         requests = await to_thread.run_sync(make, abandon_on_cancel=True)
     except Exception as error:
         raise _logged(api_error(error, prompt), error) from error
-    return Job(requests, received=received, tokenized=service.clock())
+    return Job(requests, received=received, tokenized=service.clock(), client_id=client_id.get())
 
 
 async def _answer(
@@ -119,6 +120,9 @@ async def _answer(
         raise
     except Exception as error:
         raise _logged(api_error(error, prompt), error) from error
+    finally:
+        if service.recorder is not None:
+            service.recorder.record(job, reply.id)
     _remember(service, job, prompt)
     # Log-probabilities of a long answer take a tenth of a second to write.
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))

@@ -34,10 +34,14 @@ class Job:
         error: what ended a request, if one failed.
         received: when the HTTP request arrived, in seconds of the server's clock.
         tokenized: when its prompts had become tokens.
+        client_id: the id that the client gave the HTTP request, or None.
     """
 
-    def __init__(self, requests: Sequence[Request], *, received: float, tokenized: float) -> None:
+    def __init__(
+        self, requests: Sequence[Request], *, received: float, tokenized: float, client_id: str | None = None
+    ) -> None:
         self.requests, self.received, self.tokenized = tuple(requests), received, tokenized
+        self.client_id = client_id
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: Exception | None = None
         self._marks = {request: [Mark() for _ in request.outputs] for request in self.requests}
@@ -49,6 +53,10 @@ class Job:
         marks = [mark for request in self.requests for mark in self._marks[request]]
         outputs = [output for request in self.requests for output in request.outputs]
         return list(zip(outputs, marks, strict=True))
+
+    def marks(self, request: Request) -> list[Mark]:
+        """Return how far the outputs of a request are."""
+        return list(self._marks[request])
 
     @property
     def n_answers(self) -> int:

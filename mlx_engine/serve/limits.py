@@ -1,8 +1,9 @@
-"""Who may send a request, and how large it may be."""
+"""Who may send a request, how large it may be, and which id the client gave it."""
 
 from __future__ import annotations
 
 import hmac
+from contextvars import ContextVar
 
 from anyio import move_on_after
 from starlette.datastructures import Headers
@@ -14,6 +15,16 @@ MAX_BODY = 4 << 20
 
 # Seconds in which a client must have sent the whole body.
 BODY_SECONDS = 30.0
+
+# The id that a client gives to its request, in one of these headers, and how much of it is kept.
+ID_HEADERS, MOST_ID = ("x-client-request-id", "x-request-id"), 512
+client_id: ContextVar[str | None] = ContextVar("client_id", default=None)
+
+
+def note_client_id(headers: Headers) -> None:
+    """Set `client_id` for the task that handles a request, and those that it starts."""
+    given = next((headers[name] for name in ID_HEADERS if name in headers), None)
+    client_id.set(None if given is None else given[:MOST_ID])
 
 
 def check_key(headers: Headers, key: str | None) -> None:
@@ -63,6 +74,6 @@ def _too_large(limit: int) -> ApiError:
     message = (
         f"the body: expected at most {limit:,} bytes, found more; send less, or start the server with a larger bound"
     )
-    # The connection stays open: the rest of the body is read and dropped. Closing it now would reset it, and most clients
-    # lose a response that arrives before they have sent everything.
+    # The connection stays open: the rest of the body is read and dropped. Closing it now would reset it, and most
+    # clients lose a response that arrives before they have sent everything.
     return ApiError(413, message, code="request_too_large")

@@ -21,7 +21,7 @@ Json = dict[str, object]
 
 
 class Reply(ABC):
-    """The reply to a job: whole, or in chunks that each have what is new.
+    """The reply to a job: whole, or in chunks that each have what is new. `id` is its id.
 
     Args:
         job: the job.
@@ -31,7 +31,7 @@ class Reply(ABC):
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
         shows_expected: whether the explanation of a cache miss shows tokens of other requests.
-        bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
+        bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the job's times.
     """
 
@@ -49,14 +49,15 @@ class Reply(ABC):
         n_logprobs: int | None = None,
         includes_usage: bool = False,
         shows_expected: bool = True,
-        bandwidth: float | None = None,
+        bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
         self._shows_expected, self._bandwidth, self._clock = shows_expected, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head: Json = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "id": self.id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
@@ -118,7 +119,7 @@ class Reply(ABC):
                 received=job.received,
                 tokenized=job.tokenized,
                 written=written,
-                bandwidth=self._bandwidth,
+                bandwidth=self._bandwidth(),
             )
             for request in job.requests
         ]

@@ -12,6 +12,7 @@ from mlx_engine.engine import Engine
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
+from mlx_engine.serve.recorder import Recorder
 from mlx_engine.serve.worker import Worker
 from mlx_engine.tokenizer.history import History
 
@@ -31,6 +32,7 @@ class Service:
         shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
+        recorder: writes the journal; None for none.
         created: when the model was loaded, in Unix seconds.
     """
 
@@ -44,6 +46,7 @@ class Service:
     shows_expected: bool = True
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
+    recorder: Recorder | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

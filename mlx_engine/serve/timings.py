@@ -26,7 +26,8 @@ def timings(
         rows_per_step: the mean number of tokens in them, of all requests.
         bytes_read: bytes of weights, keys and values that these passes read, counted from their sizes.
         bandwidth_share: bytes read per second of the passes after the first token, divided by the memory bandwidth
-            that was measured when the server started; null if it is unknown.
+            that was measured when the server started; null if it is unknown. It is above 1 if the machine was
+            busier then.
         preemptions: how often an answer lost its pages and was computed again.
 
     Args:

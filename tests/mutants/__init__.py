@@ -1,6 +1,20 @@
 """Bugs that the default tests must catch, a module per part of the project: `python -m tests.mutants` plants them."""
 
-from tests.mutants import backends, chat, gpu, kernels, model, page, prefix, products, schedule, serve, text, tools
+from tests.mutants import (
+    backends,
+    chat,
+    gpu,
+    kernels,
+    model,
+    page,
+    prefix,
+    products,
+    receipts,
+    schedule,
+    serve,
+    text,
+    tools,
+)
 
 MUTANTS = [
     *model.MUTANTS,
@@ -14,5 +28,6 @@ MUTANTS = [
     *chat.MUTANTS,
     *page.MUTANTS,
     *serve.MUTANTS,
+    *receipts.MUTANTS,
     *tools.MUTANTS,
 ]

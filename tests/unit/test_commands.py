@@ -37,6 +37,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
         "generate": "Generate text from a prompt.",
         "chat": "Talk with a model.",
         "serve": "Answer HTTP requests in the form of OpenAI's API",
+        "replay": "Run the requests of a journal again",
         "bench": "Measure prefill and decode",
         "report": "Profile a model's forward passes",
         "quantize": "Quantise a model and write it as a GGUF file.",

@@ -1,0 +1,125 @@
+"""The command `replay`: run the requests of a journal again, and check that every bit is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
+from mlx_engine.commands.generate import choose_backend
+from mlx_engine.commands.options import Backend
+from mlx_engine.errors import EngineError, OptionError, require
+
+if TYPE_CHECKING:
+    from mlx_engine.engine import Engine
+    from mlx_engine.serve.entry import Entry, ModelId
+
+Numbered = tuple[int, "Entry"]
+
+
+class Journal(NamedTuple):
+    """The requests of a journal.
+
+    Attributes:
+        entries: the requests of one model that have tokens, with the numbers of their lines.
+        n_empty: requests that were cancelled before their first token.
+        n_bad: lines that are damaged, or of another model.
+    """
+
+    entries: list[Numbered]
+    n_empty: int
+    n_bad: int
+
+
+@reports_errors
+def replay(
+    file: Annotated[Path, typer.Argument(help="A journal that `serve --journal` has written.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="The model, if it is elsewhere now.", show_default="as in the journal"),
+    ] = None,
+    backend: Backend = "auto",
+    slots: Annotated[
+        str, typer.Option("--slots", metavar="N,N,...", help="Run all requests with so many answers at a time, each.")
+    ] = "1,4,16",
+    limit: Annotated[int | None, typer.Option("--limit", help="Run the first N requests only.", min=1)] = None,
+    threads: Annotated[int | None, typer.Option("--threads", "-t", help="Number of threads.", min=1)] = None,
+) -> None:
+    """Run the requests of a journal again, and check every token and log-probability. Exit with 1 if any differs."""
+    from mlx_engine.bench.lists import numbers
+    from mlx_engine.engine import load
+
+    sizes = list(dict.fromkeys(numbers("--slots", [slots], [])))
+    require(min(sizes) >= 1, option="--slots", expected="at least one slot", found=slots)
+    used = choose_backend(backend, strict=False)
+    journal, about, source = read(file, model, limit)
+    with progress_bar("loading") as progress:
+        engine = load(source, used, threads=threads, progress=progress, **about.options)
+    others = sorted({entry.backend for _, entry in journal.entries} - {engine.backend.name})
+    if others:
+        notice(f"The journal is of backend {' and '.join(others)}; this is {engine.backend.name}")
+    n_wrong = sum(check(engine, file, journal.entries, n) for n in sizes)
+    if journal.n_empty:
+        print(f"{journal.n_empty} requests have no tokens: they were cancelled before")
+    if n_wrong or journal.n_bad:
+        raise typer.Exit(FAILED)
+
+
+def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, ModelId, str]:
+    """Return the requests of a journal, their model, and where it is loaded from; report the lines that are left out.
+
+    Raises:
+        OptionError: no request is of the model.
+        EngineError: the journal or the model cannot be read.
+    """
+    from mlx_engine.checkpoint.identity import identity
+    from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.serve.replay import read_journal
+
+    lines = list(read_journal(file))
+    damaged = [line.entry for line in lines if isinstance(line.entry, EngineError)]
+    for error in damaged:
+        notice(f"error: {error}")
+    found: list[Numbered] = [(n, entry) for n, entry in lines if not isinstance(entry, EngineError)]
+    require(len(found) > 0, option=str(file), expected="the line of a request", found=f"{len(damaged)} damaged lines")
+    source = found[0][1].model.source if source is None else source
+    digest = identity(resolve(source))
+    same = [(n, entry) for n, entry in found if entry.model.digest == digest]
+    if not same:
+        other = found[0][1].model
+        expected = f"the model of the journal, {other.name} from {other.source}"
+        raise OptionError(option="--model", expected=expected, found=f"{source}, whose weights are others")
+    about = same[0][1].model
+    kept = [(n, entry) for n, entry in same if entry.model.options == about.options]
+    if len(kept) < len(found):
+        notice(f"error: {file}: {len(found) - len(kept)} requests are of other models: {numbers_of(found, kept)}")
+    entries = [(n, entry) for n, entry in kept if entry.n_tokens][:limit]
+    n_empty = sum(not entry.n_tokens for _, entry in kept)
+    return Journal(entries, n_empty, len(damaged) + len(found) - len(kept)), about, source
+
+
+def numbers_of(found: Sequence[Numbered], kept: Sequence[Numbered]) -> str:
+    """Return the numbers of the first lines that were found and not kept."""
+    there = {n for n, _ in kept}
+    left = [str(n) for n, _ in found if n not in there]
+    return f"lines {', '.join(left[:10])}{' and others' if len(left) > 10 else ''}"
+
+
+def check(engine: Engine, file: Path, entries: Sequence[Numbered], slots: int) -> int:
+    """Run requests with so many slots, print how many agree and how the others differ; return the number of these."""
+    from mlx_engine.serve.replay import replay
+
+    wrong = []
+    with progress_bar(f"{slots} slots") as progress:
+        for done, result in enumerate(replay(engine, entries, slots), start=1):
+            progress(done, len(entries))
+            if not result.agrees:
+                wrong.append(result)
+    print(f"slots {slots}: {len(entries) - len(wrong)} of {len(entries)} requests agree")
+    for result in sorted(wrong, key=lambda result: result.number):
+        for text in result.differences or [f"cannot be run: {result.error}"]:
+            print(f"{file}:{result.number}: with {slots} slots: {text}")
+    return len(wrong)
