@@ -155,7 +155,8 @@ class Conversation:
 
     def _scheduler(self) -> Scheduler:
         """Return the scheduler, whose prefix cache keeps the keys and values from turn to turn."""
-        if self._kept is None:
+        if self._kept is None or not self._kept.is_sound:
+            self._kept = None  # frees its memory before the next one is made
             self._kept = self.engine.scheduler(slots=1, kv_memory=self._kv_memory)
         return self._kept
 

@@ -48,6 +48,7 @@ class KVPool:
         windows: the window of each group of layers.
         page: tokens per page.
         n_tokens: tokens that fit into the pool.
+        longest_pass: the largest number of new tokens of a sequence in one pass, for layers with a window.
         n_pages: the number of pages of each group, free or in use.
         page_nbytes: bytes of a page of each group, in float32.
         reclaim: called as `reclaim(group, n)` if fewer than n pages of a group are free, to make them free. A prefix
@@ -83,7 +84,7 @@ class KVPool:
                 "expected n_tokens, n_sequences, page and longest_pass of at least 1, found "
                 f"{n_tokens}, {n_sequences}, {page} and {longest_pass}"
             )
-        self._backend, self.n_tokens, self.page = backend, n_tokens, page
+        self._backend, self.n_tokens, self.page, self.longest_pass = backend, n_tokens, page, longest_pass
         self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in layers))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]
         group_of = [self.windows.index(layer.window) for layer in layers]

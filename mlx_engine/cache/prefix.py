@@ -161,7 +161,7 @@ class PrefixCache:
         self.stats.cached_tokens += found.length
         return found
 
-    def insert(self, ids: Sequence[int], kv: KVSequence) -> None:
+    def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence) -> None:
         """Keep the keys and values of the first tokens of a sequence, by sharing their pages.
 
         The sequence may go on. Calls with longer and longer prefixes of one sequence cost little more than one.

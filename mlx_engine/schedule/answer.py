@@ -38,7 +38,7 @@ class Answer(Running):
         prompt = request.prompt_ids
         pick = Sampler(backend, request.options.sampling, prompt)
         forks = tuple(pick.fork(choice) for choice in range(1, len(request.outputs)))
-        return cls(pool.sequence(), pick, list(prompt), request=request, forks=forks)
+        return cls(pool.sequence(request.longest), pick, list(prompt), request=request, forks=forks)
 
     @property
     def output(self) -> Output:

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mlx_engine.cache.prefix import Match
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
@@ -29,6 +31,7 @@ class Request:
 
     Attributes:
         prompt_ids: the tokens of the prompt.
+        prompt_array: the same (T,) int64.
         options: the options of the run.
         outputs: the output of each answer. The answers share one prefill.
         metrics: the times of the passes that computed tokens of the first answer.
@@ -56,6 +59,7 @@ class Request:
         self.n_cached = self.n_prefilled = self.n_steps = self.n_rows = self.n_preemptions = 0
         self.n_bytes = self.decode_bytes = self.decode_seconds = 0.0
         self.match: Match | None = None
+        self.prompt_array = np.array(self.prompt_ids, dtype=np.int64)
         self.error: Exception | None = None
         self.number = next(_numbers)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -92,18 +93,29 @@ class Scheduler:
             raise ValueError(f"expected at least one slot and token, found {slots}, {budget} and {shared_budget}")
         self._model, self._traffic, self._clock = model, traffic, clock
         self.pool, self.prefix, self.slots = pool, prefix, slots
-        self._budget, self._shared_budget = budget, min(budget, shared_budget)
+        # A layer with a window has pages for passes of a limited length.
+        self._has_windows = any(window is not None for window in pool.windows)
+        self._budget = min(budget, pool.longest_pass) if self._has_windows else budget
+        self._shared_budget = min(self._budget, shared_budget)
         self._passes = Passes(model, overlap=overlap, clock=clock)
         self.waiting: list[Answer] = []
         self.running: list[Answer] = []
         self._failed: list[Request] = []
-        # The answer that was last refused for lack of pages, and how many were free then.
-        self._refused: tuple[Answer | None, int] = None, 0
+        # The answer that was last refused for lack of pages, until pages are freed.
+        self._refused: Answer | None = None
+        # Requests whose streams were dropped, perhaps by a garbage collection within a step.
+        self._left: deque[Request] = deque()
+        self._is_stepping = self._is_broken = False
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.waiting or self.running or self._failed)
+        return bool(self.waiting or self.running or self._failed) and not self._is_broken
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no step was interrupted. If one was, make another scheduler."""
+        return not self._is_broken
 
     def submit(self, request: Request) -> None:
         """Append a request to the queue.
@@ -112,6 +124,7 @@ class Scheduler:
             ContextLengthError: the request could not be completed even if it had all pages for itself.
             ValueError: it asks for more answers than there are slots.
         """
+        self._check_sound()
         n = len(request.outputs)
         if n > self.slots:
             raise ValueError(f"expected at most {self.slots} answers to a request, one per slot, found {n}")
@@ -126,19 +139,44 @@ class Scheduler:
 
     def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
         """End a request where it is, and free its pages. Its outputs that have not ended get the reason."""
-        for answer in [answer for answer in (*self.waiting, *self.running) if answer.request is request]:
+        answers = [answer for answer in (*self.waiting, *self.running) if answer.request is request]
+        for answer in answers if not self._is_broken else ():
             self._remove(answer)
         if reason is not None:
             for output in request.outputs:
                 output.end(reason)
         self._stamp_end(request)
 
+    def leave(self, request: Request) -> None:
+        """Cancel a request at once or, within a step, before the next one. May be called by the garbage collector."""
+        self._left.append(request)
+        if not self._is_stepping:
+            self._cancel_left()
+
     def step(self) -> Report:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
         A pass that fails is repeated for each of its sequences alone. The request of one that fails again ends with
-        this error. An interrupted step leaves all requests as they were.
+        this error. A step that is interrupted (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses
+        to continue, and its owner makes another.
+
+        Raises:
+            RuntimeError: an earlier step was interrupted.
         """
+        self._check_sound()
+        self._is_stepping = True
+        try:
+            self._cancel_left()
+            report = self._step()
+        except BaseException:
+            self._is_broken = True
+            raise
+        finally:
+            self._is_stepping = False
+        self._cancel_left()
+        return report
+
+    def _step(self) -> Report:
         self._admit()
         step = self._run()
         n_decode = sum(part.n for part in step.parts if part.n == 1 and _answer(part).output.token_ids)
@@ -150,6 +188,14 @@ class Scheduler:
         ended = [request for request in reached if request.has_ended]
         return Report(reached, ended, n_decode, step.n_rows - n_decode, step.seconds)
 
+    def _check_sound(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("expected a scheduler whose steps have ended, found an interrupted one; make another")
+
+    def _cancel_left(self) -> None:
+        while self._left:
+            self.cancel(self._left.popleft())
+
     # ---- admission ----
 
     def _admit(self) -> None:
@@ -157,23 +203,18 @@ class Scheduler:
         while self.waiting:
             first = self.waiting[0]
             n_slots = sum(1 + len(answer.forks) for answer in (first, *self.running))
-            if n_slots > self.slots or self._is_refused(first):
+            if n_slots > self.slots or (first is self._refused and self.running):
                 return
             self._attach(first)
             # Each fork continues in a copy of the prompt's last page.
             n_pages = sum(_n_pages(answer, len(answer.unread)) for answer in (first, *self.running)) + len(first.forks)
             if self.running and not self._has_room(n_pages):
                 first.rewind()
-                self._refused = first, self._n_free()
+                self._refused = first
                 return
             insort(self.running, self.waiting.pop(0), key=_arrival)
             if first.request.times.admitted is None:
                 first.request.times.admitted = self._clock()
-
-    def _is_refused(self, answer: Answer) -> bool:
-        """Return whether an answer was refused for lack of pages and no page has been freed since."""
-        refused, n_free = self._refused
-        return answer is refused and bool(self.running) and self._n_free() <= n_free
 
     def _attach(self, answer: Answer) -> None:
         """Take what the prefix cache has of an answer's tokens; at least the last token is left to be run."""
@@ -182,7 +223,7 @@ class Scheduler:
         ids = answer.ids
         match = self.prefix.attach(answer.kv, ids[:-1])
         answer.unread = list(ids[match.length :])
-        if not answer.output.token_ids:
+        if answer.request.times.admitted is None:
             answer.request.match = match._replace(pages=[])  # they may soon belong to others
             answer.request.n_cached = answer.request.n_prefilled = match.length
 
@@ -192,9 +233,6 @@ class Scheduler:
         Layers with a window always have pages for as many sequences as there are slots.
         """
         return self.pool.make_room([n_pages if window is None else 0 for window in self.pool.windows])
-
-    def _n_free(self) -> int:
-        return sum(self.pool.free_pages(group) for group in range(len(self.pool.windows)))
 
     # ---- passes ----
 
@@ -207,7 +245,25 @@ class Scheduler:
             if left and len(answer.unread) > 1:
                 parts.append(answer.part(left))
                 left -= parts[-1].n
+        self._reserve_forks(parts)
         return parts
+
+    def _reserve_forks(self, parts: Sequence[Part]) -> None:
+        """Check that forks which this pass or a pending one makes will find pages: each copies the prompt's last page.
+
+        Raises:
+            CacheFullError: there are too few pages for the pass and the forks.
+        """
+        ends = {id(part.sequence) for part in parts if part.picks}
+        due = [one for one in self.running if one.forks and (id(one) in ends or self._passes.n_pending(one))]
+        n_forks = sum(len(answer.forks) for answer in due)
+        if not n_forks:
+            return
+        n_pages = sum(_n_pages(_answer(part), part.n) for part in parts)
+        if not self.pool.make_room([n_forks + (n_pages if window is None else 0) for window in self.pool.windows]):
+            page, length = self.pool.page, due[0].kv.length
+            free = self.pool.free_tokens
+            raise CacheFullError(length=length, wanted=n_forks * page, capacity=length + free, pool_is_full=True)
 
     def _can_go_on(self, answer: Answer) -> bool:
         """Return whether a pass may run an answer's unread tokens."""
@@ -257,6 +313,7 @@ class Scheduler:
     def _preempt(self, answer: Answer) -> None:
         """Take an answer's pages, and put it back into the queue at its place."""
         self.running.remove(answer)
+        self._refused = None
         answer.rewind()
         answer.request.n_preemptions += 1
         insort(self.waiting, answer, key=_arrival)
@@ -271,12 +328,12 @@ class Scheduler:
             answer = _answer(part)
             request = answer.request
             request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), answer.kv.length))
-            if self.prefix is not None and not answer.output.token_ids:
+            if self.prefix is not None and not answer.output.token_ids and (part.picks or self._has_windows):
                 # After each part of a prompt: a layer with a window soon gives back the pages of its beginning.
-                self.prefix.insert(request.prompt_ids[: answer.kv.length], answer.kv)
+                self.prefix.insert(request.prompt_array[: answer.kv.length], answer.kv)
             answer.seconds += seconds
             answer.share += seconds * part.n / n_rows
-        sampling = None if step.sampling is None else step.sampling / len(step.chosen)
+        sampling = None if step.sampling is None or not step.chosen else step.sampling / len(step.chosen)
         for part, _ in step.chosen:
             answer = _answer(part)
             if answer.index == 0:
@@ -333,6 +390,7 @@ class Scheduler:
     def _remove(self, answer: Answer) -> None:
         """Remove an answer from the queue, its slot and all passes, and free its pages."""
         self._passes.drop(answer)
+        self._refused = None
         for answers in (self.waiting, self.running):
             if answer in answers:
                 answers.remove(answer)

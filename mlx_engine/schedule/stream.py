@@ -54,6 +54,9 @@ class Steps(Protocol):
     def cancel(self, request: Request, reason: FinishReason | None = None) -> None:
         """End a request where it is, and free its memory."""
 
+    def leave(self, request: Request) -> None:
+        """Cancel a request whose stream has been closed or dropped; may be called by the garbage collector."""
+
     def step(self) -> object:
         """Run one step of all requests."""
 
@@ -73,7 +76,7 @@ class Stream:
         scheduler.submit(request)
         self._scheduler: Steps | None = scheduler
         # A stream that is dropped leaves the scheduler, and frees its memory at once.
-        self._leave = weakref.finalize(self, scheduler.cancel, request)
+        self._leave = weakref.finalize(self, scheduler.leave, request)
         self._leave.atexit = False
 
     def __iter__(self) -> Stream:

@@ -19,7 +19,9 @@ class Uncached:
         self._queue: list[tuple[Request, Sampler, Iterator[int]]] = []
 
     def submit(self, request: Request) -> None:
-        """Append a request to the queue."""
+        """Append a request with one output to the queue."""
+        if len(request.outputs) > 1:
+            raise ValueError(f"expected one answer to a request without a KV cache, found {len(request.outputs)}")
         pick = Sampler(self._model.backend, request.options.sampling, request.prompt_ids)
         tokens = decode_without_cache(self._model, request.prompt_ids, pick, request.metrics)
         self._queue.append((request, pick, tokens))
@@ -30,10 +32,18 @@ class Uncached:
         if reason is not None:
             request.output.end(reason)
 
+    def leave(self, request: Request) -> None:
+        """Cancel a request; may be called by the garbage collector."""
+        self.cancel(request)
+
     def step(self) -> None:
-        """Append a token to the first request's output."""
-        if self._queue:
-            request, pick, tokens = self._queue[0]
+        """Append a token to the first request's output; a request that fails ends with its error."""
+        if not self._queue:
+            return
+        request, pick, tokens = self._queue[0]
+        try:
             request.output.append(next(tokens), pick, request.options.logprobs)
-            if request.has_ended:
-                del self._queue[0]
+        except Exception as error:
+            request.error = error
+        if request.has_ended:
+            self.cancel(request)

@@ -84,4 +84,14 @@ MUTANTS = [
         "list(self.ids)",
         "list(self.request.prompt_ids)",
     ),
+    Mutant("forks reserve no pages", FILE, "Scheduler._plan", "self._reserve_forks(parts)", "pass"),
+    Mutant("a refused answer waits for all others", FILE, "Scheduler._remove", "self._refused = None", "pass"),
+    Mutant("an interrupted scheduler continues", FILE, "Scheduler.step", "self._is_broken = True", "pass"),
+    Mutant(
+        "a stream leaves within a step",
+        FILE,
+        "Scheduler.leave",
+        "not self._is_stepping",
+        "True",
+    ),
 ]

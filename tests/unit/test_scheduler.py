@@ -12,6 +12,8 @@ from mlx_engine.backends.taps import tapped
 from mlx_engine.decode.options import Options
 from mlx_engine.errors import ContextLengthError
 from mlx_engine.schedule import Report, Request, Scheduler
+from mlx_engine.schedule.stream import Stream
+from mlx_engine.schedule.uncached import Uncached
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 PROMPTS = [[5, 9, 300, 17, 2], [8], list(range(1, 31)), [400, 3], [7] * 12]
@@ -337,9 +339,10 @@ class Interrupted(BaseException):
     """As KeyboardInterrupt, but no debugger mistakes it for the user's."""
 
 
-@pytest.mark.parametrize("passes", [1, 2, 3, 5])
-def test_an_interrupted_step_changes_nothing(engine: mlx_engine.Engine, passes: int):
-    original, seen, want = engine.model.backend, [], alone(engine)
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_a_scheduler_that_was_interrupted_refuses_to_continue(engine: mlx_engine.Engine, passes: int):
+    """The step may have stopped anywhere. Another scheduler on the same model gives the same tokens."""
+    original, seen = engine.model.backend, []
 
     def interrupt(name: str, _: object) -> None:
         seen.extend([name] if name == "blk.1.attn_out" else [])
@@ -354,10 +357,86 @@ def test_an_interrupted_step_changes_nothing(engine: mlx_engine.Engine, passes: 
             scheduler.submit(request)
         with pytest.raises(Interrupted):
             run(scheduler)
+        assert not scheduler.has_work
+        assert not scheduler.is_sound
+        with pytest.raises(RuntimeError, match="interrupted one; make another"):
+            scheduler.step()
+        with pytest.raises(RuntimeError, match="interrupted one; make another"):
+            scheduler.submit(found[0])
+        scheduler.cancel(found[0])
+        again, scheduler = requests(engine), scheduler_of(engine)
+        for request in again:
+            scheduler.submit(request)
         run(scheduler)
     finally:
         engine.model.backend = original
-    assert ids(found) == want
+    assert ids(again) == alone(engine)
+
+
+# ---- forks, refusals, streams that are dropped ----
+
+
+def test_forks_find_pages_that_older_answers_would_take(simd: mlx_engine.Engine):
+    """While the prompt of two answers is read in parts, the pages for its copy go to an older answer."""
+    for n_prompt in range(5, 16, 2):
+        for n_steps in range(2, 20):
+            scheduler = scheduler_of(simd, 24, slots=4, page=2, shared_budget=1)
+            old = simd.request([3, 4], options(n=21))
+            new = simd.request(list(range(1, 1 + n_prompt)), options(1, n=3), n=2)
+            scheduler.submit(old)
+            for _ in range(n_steps):
+                scheduler.step()
+            if new.longest <= 12:
+                scheduler.submit(new)
+            run(scheduler)
+            assert (old.error, new.error) == (None, None)
+
+
+def test_a_refused_answer_is_admitted_when_another_one_ends(simd: mlx_engine.Engine):
+    """Not only when all have ended."""
+    scheduler = scheduler_of(simd, 400, slots=8, page=4)
+    sizes = [(3, 300), (200, 2), (250, 2)]
+    first, second, third = (simd.request([i + 1] * n, options(n=m)) for i, (n, m) in enumerate(sizes))
+    for request in (first, second, third):
+        scheduler.submit(request)
+    for _ in range(12):
+        scheduler.step()
+    assert second.has_ended
+    assert third.times.admitted is not None
+    assert not first.has_ended
+    run(scheduler)
+
+
+def test_a_stream_that_is_dropped_within_a_step_leaves_before_the_next(simd: mlx_engine.Engine):
+    found, scheduler = requests(simd), scheduler_of(simd)
+    streams = [Stream(scheduler, request) for request in found]
+    next(streams[0])
+    original = scheduler._account
+
+    def collecting(step: object) -> None:
+        del streams[1:]  # as a collection of garbage would
+        assert len(scheduler.running) == len(PROMPTS)
+        scheduler._account = original
+        original(step)
+
+    scheduler._account = collecting
+    next(streams[0])
+    assert [answer.request for answer in scheduler.running] == found[:1]
+    list(streams[0])
+    assert scheduler.pool.used_pages(0) == 0
+    assert found[0].output.token_ids == alone(simd)[0]
+
+
+def test_without_a_cache_a_request_that_fails_ends_alone(simd: mlx_engine.Engine):
+    uncached, found = Uncached(simd.model), [simd.request(prompt, options(n=3)) for prompt in PROMPTS[:2]]
+    found[0].output._text = None
+    streams = [Stream(uncached, request) for request in found]
+    list(streams[1])
+    assert len(found[1].output.token_ids) == 3
+    with pytest.raises(AttributeError):
+        list(streams[0])
+    with pytest.raises(ValueError, match="one answer"):
+        uncached.submit(simd.request([1], options(), n=2))
 
 
 # ---- times ----
