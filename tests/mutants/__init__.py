@@ -1,6 +1,6 @@
 """Bugs that the default tests must catch, a module per part of the project: `python -m tests.mutants` plants them."""
 
-from tests.mutants import backends, chat, gpu, kernels, model, page, prefix, products, schedule, text, tools
+from tests.mutants import backends, chat, connection, gpu, kernels, model, page, prefix, products, schedule, text, tools
 
 MUTANTS = [
     *model.MUTANTS,
@@ -13,5 +13,6 @@ MUTANTS = [
     *text.MUTANTS,
     *chat.MUTANTS,
     *page.MUTANTS,
+    *connection.MUTANTS,
     *tools.MUTANTS,
 ]
