@@ -28,6 +28,7 @@ FOLDERS = {
     "rows": FORWARD_PASS,
     "batch": FORWARD_PASS,
     "concurrency": (*FORWARD_PASS, "mlx_engine/schedule"),
+    "server": (*FORWARD_PASS, "mlx_engine/schedule", "mlx_engine/serve"),
     "bits": FORWARD_PASS,
     "ways": ("kernels/cpu",),
     "chunks": PRODUCTS,

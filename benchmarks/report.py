@@ -16,6 +16,7 @@ from benchmarks import (
     llama_quants_section,
     ops_section,
     rows_section,
+    server_section,
     ways_section,
 )
 from benchmarks.peers import folders
@@ -123,6 +124,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "rows": ("Several rows in one pass", rows_section.section),
     "batch": ("Several sequences in one decode step", batch_section.section),
     "concurrency": ("Several sequences beside llama.cpp", concurrency_section.section),
+    "server": ("The server", server_section.section),
     "bits": ("Bits of the logits", bits.section),
     "ways": ("Memory read in several streams", ways_section.section),
     "chunks": ("The smallest job for several threads", chunks_section.section),

@@ -137,8 +137,9 @@ def dead_thread(fault: str) -> str:
 
 def slow_reader() -> str:
     """A client never reads a long stream; others get their answers meanwhile."""
-    with ServerProcess("--slots", "8", "--kv-memory", "40MB") as server:
-        body = {"prompt": ["Once upon a time"] * 7, "stream": True, "logprobs": 20, **LONG}
+    with ServerProcess("--slots", "24", "--kv-memory", "120MB") as server:
+        # More than the buffers of the system take, some 4 MB.
+        body = {"prompt": ["Once upon a time"] * 20, "stream": True, "logprobs": 20, **LONG}
         slow = connect(server, request_bytes(COMPLETIONS, body), buffer=4096)
         start = time.monotonic()
         with slow:

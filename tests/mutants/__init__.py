@@ -3,6 +3,7 @@
 from tests.mutants import (
     backends,
     chat,
+    connection,
     gpu,
     kernels,
     model,
@@ -29,5 +30,6 @@ MUTANTS = [
     *page.MUTANTS,
     *serve.MUTANTS,
     *receipts.MUTANTS,
+    *connection.MUTANTS,
     *tools.MUTANTS,
 ]

@@ -43,6 +43,16 @@ def read(connection: socket.socket) -> bytes:
     return found
 
 
+def until(connection: socket.socket, *ends: bytes) -> bytes:
+    """Read until what was read has one of these ends; the server must not close the connection before."""
+    found = b""
+    while not found.endswith(ends):
+        data = connection.recv(65536)
+        assert data, "the server has closed the connection"
+        found += data
+    return found
+
+
 def error_of(reply: bytes) -> Any:
     """Return the status and the code of the only reply of a connection."""
     head, _, content = reply.partition(b"\r\n\r\n")
@@ -144,8 +154,7 @@ def test_a_slow_reader_that_reads_keeps_its_connection(hasty: Served):
         while time.monotonic() < end:  # longer than the server waits for a reader that reads nothing
             reply += slow.recv(1024)
             time.sleep(0.01)
-        while not reply.endswith(b"0\r\n\r\n"):
-            reply += slow.recv(65536)
+        reply += until(slow, b"0\r\n\r\n")
     assert b"data: [DONE]" in reply
 
 
@@ -233,10 +242,7 @@ def test_a_connection_is_kept(server: Served):
     with socket.create_connection(server.address, timeout=10) as connection:
         for path, of in [(CHAT, chat_body()), (CHAT, {}), (COMPLETIONS, body(stream=True)), ("/v2", {})]:
             connection.sendall(request(path, of))
-            reply = b""
-            while b"\r\n\r\n" not in reply or not reply.endswith((b"}", b"0\r\n\r\n")):
-                reply += connection.recv(65536)
-            assert reply.startswith(b"HTTP/1.1 ")
+            assert until(connection, b"}", b"0\r\n\r\n").startswith(b"HTTP/1.1 ")
 
 
 # ---- the end ----

@@ -44,7 +44,8 @@ def test_counts_are_those_of_the_requests():
         for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time"):
             assert after[f"{name}_seconds_count"] == 2
         assert after["inter_token_latency_seconds_count"] == 10
-        assert after["num_requests_running"] == 0
+        assert after["num_requests_running"] == after["kv_cache_pages_in_use"] == 0
+        assert after["kv_cache_usage_perc"] > 0  # the prefix cache has pages that no answer holds
 
 
 def test_what_runs_and_waits_is_a_gauge():
@@ -57,6 +58,7 @@ def test_what_runs_and_waits_is_a_gauge():
             wait_for(lambda: read(server)["num_requests_running"] == 1)
             wait_for(lambda: read(server)["num_requests_waiting"] == 1)
             assert 0 < read(server)["kv_cache_usage_perc"] < 1
+            assert read(server)["kv_cache_pages_in_use"] == server.scheduler.running[0].kv.n_pages
         wait_for(lambda: server.worker.n_open == 0)
         server.gate.allow()
         wait_for(lambda: read(server)["num_requests_running"] == 0 == read(server)["kv_cache_usage_perc"])
