@@ -62,9 +62,10 @@ ERRORS = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     429: "The queue is full; the header Retry-After has the seconds to wait.",
+    500: "The server has a fault.",
     503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
 }
-POST_ERRORS, GENERATION_ERRORS = (400, 401, 408, 413, 503), (400, 401, 404, 408, 413, 429, 503)
+POST_ERRORS, GENERATION_ERRORS = (400, 401, 408, 413, 500, 503), (400, 401, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
