@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
 
 # A GPU flushes smaller temperatures to 0, which would be a division by zero.
 COLDEST = float(np.finfo(np.float32).tiny)
@@ -44,9 +44,10 @@ def penalize(row: mx.array, recent: Sequence[Any], penalty: float) -> mx.array:
     if penalty == 1 or not recent:
         return row
     ids = id_array(recent)
-    hit = row[ids]
+    hit, penalty = row[ids], min(max(penalty, SMALLEST), LARGEST)
+    penalized = mx.where(hit > 0, hit / penalty, hit * penalty)
     row = row + 0  # a copy: the caller's logits must not change
-    row[ids] = mx.where(hit > 0, hit / penalty, hit * penalty)  # a repeated id is written twice, with the same value
+    row[ids] = mx.clip(penalized, -LARGEST, LARGEST)  # a repeated id is written twice, with the same value
     return row
 
 

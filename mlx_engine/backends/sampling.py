@@ -23,6 +23,9 @@ COLDEST = 1e-7
 # The bounds of the OpenAI API. A bias of -100 in effect bans a token, a bias of 100 in effect forces it.
 MOST_PENALTY, MOST_BIAS = 2, 100
 
+# The normal positive float32 numbers, as Python's: logits and their penalties are float32.
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 # Groups of values in which `largest` looks for candidates.
 COLUMNS = 1024
 
@@ -170,8 +173,11 @@ def penalize(logits: np.ndarray, recent: Sequence[int], penalty: float) -> np.nd
         return logits
     logits = logits.copy()
     ids = np.unique(np.asarray(recent, dtype=np.int64))
-    hit = logits[ids]
-    logits[ids] = np.where(hit > 0, hit / penalty, hit * penalty)
+    hit, penalty = logits[ids], min(max(penalty, SMALLEST), LARGEST)
+    with np.errstate(over="ignore"):
+        penalized = np.where(hit > 0, hit / penalty, hit * penalty)
+    # Two infinite logits would make all probabilities NaN.
+    logits[ids] = np.clip(penalized, -LARGEST, LARGEST)
     return logits
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.parameters import Linear, Native, Rope
-from mlx_engine.backends.sampling import Draw, Sampling
+from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
 from mlx_engine.quant.weight import Weight
 
 
@@ -189,8 +189,10 @@ def _adjusted(row: list[float], draw: Draw) -> list[float]:
     row, sampling, recent = list(row), draw.sampling, cast(Sequence[int], draw.recent)
     for i, bias in sampling.logit_bias:
         row[i] += bias
+    penalty = min(max(sampling.repetition_penalty, SMALLEST), LARGEST)
     for i in set(recent):
-        row[i] = row[i] / sampling.repetition_penalty if row[i] > 0 else row[i] * sampling.repetition_penalty
+        penalized = row[i] / penalty if row[i] > 0 else row[i] * penalty
+        row[i] = min(max(penalized, -LARGEST), LARGEST)
     for i, count in Counter(recent[draw.n_prompt :]).items():
         row[i] -= sampling.frequency_penalty * count + sampling.presence_penalty
     return row

@@ -46,7 +46,7 @@ class AddressOptions:
         typer.Option(
             "--api-key",
             envvar="MLX_ENGINE_API_KEY",
-            help="Key that requests must send; / and /health need none.",
+            help="Key that requests must send; /, /health and /openapi.json need none.",
             show_default="no key",
             show_envvar=True,
         ),

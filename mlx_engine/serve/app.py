@@ -25,6 +25,7 @@ from mlx_engine.serve.connection import LINGER_SECONDS
 from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
 from mlx_engine.serve.generation import Respond, chat, completion
 from mlx_engine.serve.limits import check_key, note_client_id, read_body
+from mlx_engine.serve.openapi import document
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
 from mlx_engine.serve.service import Service
@@ -57,6 +58,7 @@ def create_app(service: Service) -> Starlette:
             *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts.items()],
             *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets.items()],
             Route("/health", Endpoint(service, health, is_open=True), methods=["GET"]),
+            Route("/openapi.json", Endpoint(service, openapi, is_open=True), methods=["GET"]),
             *page.routes(service.worker, refusal=partial(refusal, service)),
         ],
         middleware=[cors] if service.origins else [],
@@ -174,6 +176,11 @@ async def health(service: Service, body: bytes, respond: Respond) -> None:
     """Report whether the engine thread takes requests: 200 if it does, 503 if not."""
     state = service.worker.state
     await respond(json_response({"status": state}, 200 if state == "ok" else 503))
+
+
+async def openapi(service: Service, body: bytes, respond: Respond) -> None:
+    """Return the OpenAPI document."""
+    await respond(json_response(document(service)))
 
 
 async def metrics(service: Service, body: bytes, respond: Respond) -> None:

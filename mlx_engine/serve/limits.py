@@ -74,6 +74,6 @@ def _too_large(limit: int) -> ApiError:
     message = (
         f"the body: expected at most {limit:,} bytes, found more; send less, or start the server with a larger bound"
     )
-    # The connection stays open: the rest of the body is read and dropped. Closing it now would reset it, and most
-    # clients lose a response that arrives before they have sent everything.
+    # The connection stays open, and the rest of the body is read and dropped. Closing would reset the connection, and
+    # most clients lose a response if that happens before they have sent everything.
     return ApiError(413, message, code="request_too_large")

@@ -5,40 +5,41 @@ A value that changes nothing is accepted. Any other value is refused, so that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mlx_engine.serve.errors import ApiError
 
+# JSON Schemas of the values that change nothing. `without_noops` checks these, and `openapi.py` publishes them.
+Schema = Mapping[str, Any]
 
-def _any(value: object) -> bool:
-    return True
+ANY: Schema = {}
 
 
-def _one_of(*values: object) -> Callable[[object], bool]:
-    return lambda value: value in values
+def _one_of(*values: object) -> Schema:
+    return {"enum": [*values, None]}
 
 
 # Labels, and hints for services that have several users or machines: they mean nothing to the computation.
 LABELS = {
-    "user": _any,
-    "metadata": _any,
-    "safety_identifier": _any,
-    "prompt_cache_key": _any,
-    "prompt_cache_retention": _any,
-    "prompt_cache_options": _any,
+    "user": ANY,
+    "metadata": ANY,
+    "safety_identifier": ANY,
+    "prompt_cache_key": ANY,
+    "prompt_cache_retention": ANY,
+    "prompt_cache_options": ANY,
     "service_tier": _one_of("auto", "default"),
     "store": _one_of(False),
 }
 
-CHAT: Mapping[str, Callable[[object], bool]] = {
+CHAT: Mapping[str, Schema] = {
     **LABELS,
     "audio": _one_of(),
     "function_call": _one_of("none", "auto"),
     "functions": _one_of([]),
     "modalities": _one_of(["text"]),
     "moderation": _one_of(),
-    "parallel_tool_calls": lambda value: isinstance(value, bool),  # there are no tools to call
+    "parallel_tool_calls": _one_of(True, False),  # there are no tools to call
     "prediction": _one_of(),
     "reasoning_effort": _one_of("medium"),
     "response_format": _one_of({"type": "text"}),
@@ -48,22 +49,26 @@ CHAT: Mapping[str, Callable[[object], bool]] = {
     "web_search_options": _one_of(),
 }
 
-COMPLETIONS: Mapping[str, Callable[[object], bool]] = {
+COMPLETIONS: Mapping[str, Schema] = {
     **LABELS,
-    "best_of": lambda value: value == 1 and not isinstance(value, bool),
+    "best_of": _one_of(1),
     "suffix": _one_of(""),
 }
 
 
-def without_noops(data: Mapping[str, Any], known: Mapping[str, Callable[[object], bool]]) -> dict[str, Any]:
+def without_noops(data: Mapping[str, Any], known: Mapping[str, Schema]) -> dict[str, Any]:
     """Return the parameters of a request without those that change nothing.
 
     Raises:
         ApiError: a parameter that is not implemented has a value that would change something.
     """
-    for name, changes_nothing in known.items():
-        value = data.get(name)
-        if value is not None and not changes_nothing(value):
+    for name, schema in known.items():
+        if not _changes_nothing(data.get(name), schema):
             message = f"{name}: this server does not implement this value of the parameter; leave it out"
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     return {name: value for name, value in data.items() if name not in known}
+
+
+def _changes_nothing(value: object, schema: Schema) -> bool:
+    # JSON's true is not its 1, but Python's is.
+    return "enum" not in schema or any(value == one and type(value) is type(one) for one in schema["enum"])

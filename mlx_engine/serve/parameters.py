@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +19,9 @@ from mlx_engine.tokenizer.messages import ROLES
 
 # The default of OpenAI's /v1/completions.
 COMPLETION_TOKENS = 16
+
+# A key of logit_bias. Others would have the same number twice, or too many digits for Python.
+TOKEN_ID = "0|[1-9][0-9]{0,9}"
 
 SEEDS = range(-(1 << 63), 1 << 64)
 
@@ -188,10 +191,13 @@ def completion_request(body: bytes) -> CompletionRequest:
     return parse(body, CompletionRequest, noops.COMPLETIONS)
 
 
+# Parameters with data of the client, which templates read.
+AS_IS = ("messages",)
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def parse(body: bytes, kind: type[S], known: Mapping[str, Callable[[object], bool]] | None = None) -> S:
+def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None = None) -> S:
     """Return a body as a struct.
 
     Args:
@@ -211,9 +217,19 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, Callable[[object], boo
         message = f"the body: expected a JSON object, found {type(data).__name__}; send an object with the parameters"
         raise ApiError(400, message, code="invalid_json")
     try:
-        return msgspec.convert(noops.without_noops(data, known or {}), kind)
+        given = noops.without_noops(data, known or {})
+        return msgspec.convert({name: value if name in AS_IS else _whole(value) for name, value in given.items()}, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _explained(str(error)) from None
+
+
+def _whole(value: Any) -> Any:
+    """Return a value with its whole numbers as int: in JSON, 1.0 is the integer 1."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _explained(text: str) -> ApiError:
@@ -235,8 +251,8 @@ def _explained(text: str) -> ApiError:
 def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
-    wrong = next((key for key in given if not (key.isascii() and key.isdigit())), None)
-    _require(wrong is None, "logit_bias", "token ids as keys", wrong)
+    wrong = next((key for key in given if re.fullmatch(TOKEN_ID, key) is None), None)
+    _require(wrong is None, "logit_bias", "token ids as keys, such as 17", wrong)
     return {int(key): value for key, value in given.items()}
 
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.clients import environments
-from tests.clients.documents import Document
+from tests.clients import environments, fuzz
+from tests.clients.documents import VARIABLE, Document, default_path
 from tests.clients.recorder import recording
-from tests.clients.server import API_KEY, ROOT, running
+from tests.clients.server import API_KEY, running
 
 HERE = Path(__file__).parent
 PYTHON = {
@@ -29,6 +29,8 @@ PYTHON = {
     "litellm": ["litellm"],
 }
 JS = ["openai_js", "ai_sdk"]
+FUZZ = "schemathesis"
+NAMES = [*PYTHON, *JS, FUZZ]
 
 
 @dataclass
@@ -94,19 +96,41 @@ def report(outcomes: list[Outcome], *, is_validated: bool) -> None:
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join([*PYTHON, *JS])}; default: all")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument(
         "--document",
         type=Path,
-        default=os.environ.get("OPENAI_DOCUMENT") or ROOT.parent / "shared" / "schemas" / "openai-openapi.json",
-        help="OpenAI's OpenAPI document as JSON; also in the environment as OPENAI_DOCUMENT",
+        default=default_path(),
+        help=f"OpenAI's OpenAPI document as JSON; also in the environment as {VARIABLE}",
     )
     parser.add_argument("--environments", type=Path, help="keep the installed clients in this folder")
+    parser.add_argument("--examples", type=int, default=1000, help="examples per operation of schemathesis")
+    parser.add_argument("--seed", type=int, help="seed of schemathesis")
     found = parser.parse_args()
     for name in found.clients:
-        if name not in {*PYTHON, *JS}:
-            parser.error(f"expected clients of {', '.join([*PYTHON, *JS])}, found {name}")
+        if name not in NAMES:
+            parser.error(f"expected clients of {', '.join(NAMES)}, found {name}")
     return found
+
+
+def run_clients(names: list[str], folder: Path, document: Document | None) -> bool:
+    """Run clients against two servers, and print what they found; return whether nothing is wrong."""
+    outcomes = []
+    with running() as plain, running("--slots", "4", "--queue", "0") as busy:
+        for name in names:
+            outcomes.append(run_client(name, folder, {"BASE_URL": plain, "BUSY_URL": busy}, document))
+            print(f"{name}: {outcomes[-1].n_checks} checks", flush=True)
+    report(outcomes, is_validated=document is not None)
+    return not any(outcome.failures or outcome.wrong for outcome in outcomes)
+
+
+def run_fuzz(folder: Path, examples: int, seed: int | None) -> bool:
+    """Run schemathesis, and print what it found; return whether that is nothing."""
+    program = environments.python(folder / FUZZ, fuzz.PACKAGES)
+    with tempfile.TemporaryDirectory() as files:
+        found = fuzz.fuzz(program, Path(files), examples, seed)
+    print(found.log if found.failed else f"{FUZZ}\n{found.summary}")
+    return not found.failed
 
 
 def main() -> int:
@@ -115,17 +139,14 @@ def main() -> int:
     document = Document(asked.document) if asked.document.exists() else None
     if document is None:
         print(f"no document at {asked.document}: replies are not validated; --document names another path")
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        running() as plain,
-        running("--slots", "4", "--queue", "0") as busy,
-    ):
-        urls, outcomes = {"BASE_URL": plain, "BUSY_URL": busy}, []
-        for name in asked.clients or [*PYTHON, *JS]:
-            outcomes.append(run_client(name, asked.environments or Path(temporary), urls, document))
-            print(f"{name}: {outcomes[-1].n_checks} checks", flush=True)
-    report(outcomes, is_validated=document is not None)
-    return int(any(outcome.failures or outcome.wrong for outcome in outcomes))
+    names = asked.clients or NAMES
+    clients = [name for name in names if name != FUZZ]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.environments or Path(temporary)
+        is_fine = not clients or run_clients(clients, folder, document)
+        if FUZZ in names:
+            is_fine = run_fuzz(folder, asked.examples, asked.seed) and is_fine
+    return int(not is_fine)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,14 @@ CHUNKS = {
 }
 ERROR, MODEL = "ErrorResponse", "Model"
 
+VARIABLE = "OPENAI_DOCUMENT"
+
+
+def default_path() -> Path:
+    """Return where the document is expected: in the environment variable, or in a folder beside the repository."""
+    beside = Path(__file__).parents[3] / "shared" / "schemas" / "openai-openapi.json"
+    return Path(os.environ.get(VARIABLE) or beside)
+
 
 class Document:
     """OpenAI's OpenAPI document.
@@ -40,9 +49,8 @@ class Document:
         """Return how a value differs from a schema."""
         components = self._chunks if is_chunk else self._whole
         schema = {"$ref": f"#/components/schemas/{name}", "components": components}
-        return [
-            f"{name}{error.json_path[1:]}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)
-        ]
+        errors = Draft202012Validator(schema).iter_errors(value)
+        return [f"{name}{error.json_path[1:]}: {error.message}" for error in errors]
 
     def check(self, exchanges: Iterable[Exchange]) -> tuple[Counter[str], list[str]]:
         """Return how many documents of each schema were checked, and what is wrong with them."""

@@ -29,9 +29,7 @@ def node(folder: Path) -> Path:
     if not program.exists():
         npm = shutil.which("npm")
         if npm is None:
-            raise RuntimeError(
-                "npm: expected a program of this name, found none; install Node, or leave out npm's clients"
-            )
+            raise RuntimeError("npm: expected a program of this name, found none; install Node, or name other clients")
         _run(npm, "install", "--no-audit", "--no-fund", "--no-package-lock", cwd=folder)
     return program
 

@@ -104,12 +104,17 @@ class Recorder:
         return [exchange for recording in self._recordings for exchange in recording.exchanges()]
 
     async def serve(self, started: threading.Event) -> None:
-        """Pass on connections until the task is cancelled."""
+        """Pass on connections until `stop`."""
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
         self.url = "http://{}:{}".format(*server.sockets[0].getsockname())
         started.set()
-        async with server:
-            await server.serve_forever()
+        await self._stopped.wait()
+        server.close()
+
+    def stop(self) -> None:
+        """Close all connections; called by another thread."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream = await asyncio.open_connection(self._upstream.hostname, self._upstream.port)
@@ -120,7 +125,8 @@ class Recorder:
             asyncio.create_task(_pass_on(upstream_reader, writer, recording.received)),
         ]
         # A side that has closed ends the connection, so that the server notices a client that leaves.
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(asyncio.CancelledError):  # at the end of the loop
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         for way in ways:
             way.cancel()
         upstream.close()
@@ -138,19 +144,12 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, k
 @contextmanager
 def recording(upstream: str) -> Iterator[Recorder]:
     """Run a recorder in a thread."""
-    recorder, started, loop = Recorder(upstream), threading.Event(), asyncio.new_event_loop()
-    task = loop.create_task(recorder.serve(started))
-
-    def run() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-
-    thread = threading.Thread(target=run, name="recorder")
+    recorder, started = Recorder(upstream), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(recorder.serve(started)), name="recorder")
     thread.start()
     started.wait()
     try:
         yield recorder
     finally:
-        loop.call_soon_threadsafe(task.cancel)
+        recorder.stop()
         thread.join()
-        loop.close()

@@ -34,6 +34,5 @@ def running(*options: str) -> Iterator[str]:
         process.terminate()
         _, rest = process.communicate(timeout=30)
     if process.returncode != 0 or "Traceback" in rest:
-        raise RuntimeError(
-            f"the server: expected to end with status 0, found {process.returncode}\n{''.join(lines)}{rest}"
-        )
+        log = "".join(lines) + rest
+        raise RuntimeError(f"the server: expected to end well, found status {process.returncode} and this log:\n{log}")

@@ -105,6 +105,13 @@ MUTANTS = [
         "reached = np.cumsum(likely)",
     ),
     Mutant(
+        "an extreme penalty makes infinite logits",
+        "mlx_engine/backends/sampling.py",
+        "penalize",
+        "np.clip(penalized, -LARGEST, LARGEST)",
+        "penalized",
+    ),
+    Mutant(
         "penalty divides negative logits too",
         "mlx_engine/backends/sampling.py",
         "penalize",

@@ -344,8 +344,10 @@ def test_the_edges_of_the_ranges_are_inside(options):
     assert all(getattr(Sampling(**options), name) == value for name, value in options.items())
 
 
-@pytest.mark.parametrize("penalty", [1e-38, 1e-3, 1e3, 1e30])
-def test_an_extreme_penalty_still_chooses_a_token(penalty):
-    logits = np.array([1.0, -2.0, 3.0, -4.0], dtype=np.float32)
+@pytest.mark.parametrize("recent", [[0, 1], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("penalty", [1e-320, 1e-38, 1e-3, 1e3, 1e30, 1e300])
+def test_an_extreme_penalty_still_chooses_a_token(penalty, recent):
+    logits = np.array([1.0, -2.0, 3.0, -4.0, 0.0], dtype=np.float32)
     sampling = Sampling(temperature=1.0, repetition_penalty=penalty)
-    assert len({chosen(be, logits, sampling, [0, 1], 0.5) for be in BACKENDS}) == 1
+    assert np.isfinite(penalize(logits, recent, penalty)).all()
+    assert len({chosen(be, logits, sampling, recent, 0.5) for be in BACKENDS}) == 1

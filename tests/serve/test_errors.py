@@ -184,6 +184,14 @@ def test_large_bodies_are_refused_before_they_are_read():
         assert small.chat().status_code == 200
 
 
+def test_a_client_that_sends_a_large_body_reads_the_refusal():
+    with served(max_body=1000) as small, socket.create_connection(small.address, timeout=10) as connection:
+        for head in ("Content-Length: 20000000", "Content-Length: 20000000\r\nExpect: 100-continue"):
+            connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+            connection.sendall(b" " * 20_000_000)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+
+
 def test_a_body_that_ends_early_is_no_request(server: Served):
     with socket.create_connection(server.address, timeout=10) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"

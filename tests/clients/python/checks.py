@@ -47,7 +47,8 @@ def raises(kind: type[Exception], call: Callable[[], Any], **attributes: object)
         call()
     except kind as error:
         found = {name: getattr(error, name) for name in attributes}
-        assert found == attributes, f"expected {kind} {attributes}, found {error!r} {found}"
+        if found != attributes:
+            raise AssertionError(f"expected {kind} {attributes}, found {error!r} {found}") from error
         return error
     raise AssertionError(f"expected {kind}, found no error")
 

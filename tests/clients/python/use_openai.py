@@ -19,14 +19,8 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "temperatu
 
 def occupied() -> Any:
     """Return a stream that fills all slots of the busy server."""
-    options = {
-        "n": 4,
-        "max_completion_tokens": 480,
-        "logprobs": True,
-        "top_logprobs": 20,
-        "extra_body": {"ignore_eos": True},
-    }
-    stream = busy.chat.completions.create(**{**GREEDY, **options}, stream=True)
+    options = {"n": 4, "max_completion_tokens": 480, "logprobs": True, "top_logprobs": 20}
+    stream = busy.chat.completions.create(**{**GREEDY, **options}, extra_body={"ignore_eos": True}, stream=True)
     next(stream)
     return stream
 
@@ -50,13 +44,7 @@ def chat() -> None:
 @check
 def chat_with_all_parameters() -> None:
     sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "presence_penalty": 0.5, "frequency_penalty": 0.5, "n": 3}
-    labels = {
-        "user": "someone",
-        "metadata": {"a": "b"},
-        "service_tier": "auto",
-        "store": False,
-        "parallel_tool_calls": True,
-    }
+    labels = {"user": "someone", "metadata": {"a": "b"}, "service_tier": "auto", "store": False}
     ours = {"top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1, "ignore_eos": True}
     asked = {**GREEDY, **sampled, **labels, "extra_body": ours, "logprobs": True, "top_logprobs": 5, "stop": ["zzz"]}
     first, second = create(**asked), create(**asked)

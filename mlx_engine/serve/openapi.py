@@ -1,0 +1,224 @@
+"""The OpenAPI document of the server, from the types of its requests and replies.
+
+The types say which parameters there are. What the engine and `Parameters.check` require beyond them is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+import mlx_engine
+from mlx_engine.backends.sampling import MOST_BIAS, MOST_PENALTY
+from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
+from mlx_engine.serve import noops
+from mlx_engine.serve import reply_types as replies
+from mlx_engine.serve.parameters import (
+    SEEDS,
+    TOKEN_ID,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from mlx_engine.serve.service import Service
+from mlx_engine.tokenizer.messages import ROLES
+
+Schema = dict[str, Any]
+
+NULL: Schema = {"type": "null"}
+# Fields of a message that are not there: clients send messages back with all their fields.
+ABSENT: Schema = {"enum": [None, []]}
+PENALTY: Schema = {"minimum": -MOST_PENALTY, "maximum": MOST_PENALTY}
+ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
+TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+
+# What the types of parameters do not say.
+LIMITS: Mapping[str, Schema] = {
+    "max_tokens": {"minimum": 1},
+    "max_completion_tokens": {"minimum": 1},
+    "temperature": {"minimum": 0},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "repetition_penalty": {"exclusiveMinimum": 0},
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "logit_bias": {
+        "propertyNames": {"pattern": f"^({TOKEN_ID})$"},
+        "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
+    },
+    "seed": {"minimum": SEEDS[0], "maximum": SEEDS[-1]},
+    "stop": {"minLength": 1},
+}
+
+# OpenAI's errors that a route can reply with, by status.
+ERRORS = {
+    400: "A parameter is invalid; `param` names it.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "The queue is full; the header Retry-After has the seconds to wait.",
+    500: "The server has a fault.",
+    503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
+}
+POST_ERRORS, GENERATION_ERRORS = (400, 401, 408, 413, 500, 503), (400, 401, 404, 408, 413, 429, 500, 503)
+
+
+class Operation(NamedTuple):
+    """A route: its types, and the statuses of its errors."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    reply: type[msgspec.Struct] | None
+    errors: tuple[int, ...]
+    request: type[msgspec.Struct] | None = None
+    chunk: type[msgspec.Struct] | None = None
+
+
+OPERATIONS = [
+    Operation(
+        *("post", "/v1/chat/completions", "chat", "Continue a conversation", replies.ChatCompletion, GENERATION_ERRORS),
+        request=ChatRequest,
+        chunk=replies.ChatCompletionChunk,
+    ),
+    Operation(
+        *("post", "/v1/completions", "complete", "Continue prompts", replies.TextCompletion, GENERATION_ERRORS),
+        request=CompletionRequest,
+        chunk=replies.TextCompletion,
+    ),
+    Operation(
+        "post", "/tokenize", "tokenize", "Return the ids of a text", replies.Tokens, POST_ERRORS, TokenizeRequest
+    ),
+    Operation(
+        "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
+    ),
+    Operation("get", "/v1/models", "models", "List the model", replies.ModelList, (401, 503)),
+    Operation("get", "/v1/models/{name}", "model", "Describe the model", replies.Model, (401, 404, 503)),
+    Operation("get", "/health", "health", "Report whether requests are taken", replies.Health, ()),
+    Operation("get", "/metrics", "metrics", "Report metrics as Prometheus' text", None, (401,)),
+]
+
+
+def document(service: Service) -> Schema:
+    """Return the document as it holds for the served model.
+
+    Raises:
+        ApiError: the model is not loaded.
+    """
+    types = {kind for op in OPERATIONS for kind in (op.request, op.reply, op.chunk) if kind is not None}
+    ordered = sorted(types | {replies.ErrorReply}, key=lambda kind: kind.__name__)
+    _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    _limit(schemas, service)
+    paths: Schema = {}
+    for op in OPERATIONS:
+        paths.setdefault(op.path, {})[op.method] = _operation(op)
+    return {
+        "openapi": "3.2.0",  # the first version that describes events
+        "info": {"title": "mlx_engine", "version": mlx_engine.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        # With the empty alternative, a key may be left out.
+        "security": [{"key": []}] if service.api_key is not None else [{}, {"key": []}],
+    }
+
+
+def _operation(op: Operation) -> Schema:
+    found: Schema = {"operationId": op.name, "summary": op.summary}
+    if op.request is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(op.request)}}}
+    if "{name}" in op.path:
+        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    media = {"text/plain": {"schema": {"type": "string"}}} if op.reply is None else _json(op.reply)
+    if op.chunk is not None:
+        media = {**media, "text/event-stream": {"itemSchema": _event(op.chunk)}}
+    responses = {"200": {"description": "The reply.", "content": media}}
+    failure = _json(replies.ErrorReply)
+    responses |= {str(status): {"description": ERRORS[status], "content": failure} for status in op.errors}
+    if op.name == "health":
+        found["security"] = []
+        responses["503"] = {"description": "Requests are refused.", "content": media}
+    return {**found, "responses": responses}
+
+
+def _json(kind: type[msgspec.Struct]) -> Schema:
+    return {"application/json": {"schema": _ref(kind)}}
+
+
+def _event(kind: type[msgspec.Struct]) -> Schema:
+    """Return the schema of an event: a chunk as JSON, an error as JSON, or the word that ends the stream."""
+    data = {"anyOf": [_ref(kind), _ref(replies.ErrorReply)]}
+    as_json = {"contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, as_json]}},
+        "required": ["data"],
+    }
+
+
+def _ref(kind: type[msgspec.Struct]) -> Schema:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _limit(schemas: dict[str, Any], service: Service) -> None:
+    """Add to the schemas of requests what their types do not say."""
+    chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
+    token = {"type": "integer", "minimum": 0, "maximum": service.engine.config.vocab_size - 1}
+    limits = {**LIMITS, "n": {"minimum": 1, "maximum": service.worker.slots}, "model": {"enum": [service.model]}}
+    for schema, known in ((chat, noops.CHAT), (completion, noops.COMPLETIONS)):
+        for name, limit in limits.items():
+            if name in schema["properties"]:
+                schema["properties"][name]["anyOf"][0].update(limit)
+        schema["properties"]["stop"]["anyOf"][1] = TEXTS
+        schema["properties"] |= known
+        schema["allOf"] = [_needs("stream_options", {"type": "object"}, "stream", {"const": True})]
+    chat["properties"]["messages"] = {"type": "array", "minItems": 1, "items": _message()}
+    chat["properties"]["top_logprobs"]["anyOf"][0].update(ALTERNATIVES)
+    chat["allOf"].append(_needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", {"const": True}))
+    completion["properties"]["logprobs"]["anyOf"][0].update(ALTERNATIVES)
+    completion["allOf"].append(_forbids("echo", {"const": True}, "logprobs", {"type": "integer"}))
+    ids: Schema = {"type": "array", "minItems": 1, "items": token}
+    texts = {**TEXTS, "minItems": 1}
+    completion["properties"]["prompt"] = {
+        "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
+    }
+    schemas["DetokenizeRequest"]["properties"]["tokens"]["items"] = token
+
+
+def _message() -> Schema:
+    """Return the schema of a message. Tool calls are left out: only some templates read them."""
+    part = {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+        "additionalProperties": False,
+    }
+    text = {"anyOf": [{"type": "string"}, ABSENT]}
+    return {
+        "type": "object",
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]},
+            "name": text,
+            "tool_call_id": text,
+            "reasoning_content": text,
+        },
+        "required": ["role", "content"],
+        "additionalProperties": ABSENT,
+    }
+
+
+def _needs(name: str, value: Schema, other: str, wanted: Schema) -> Schema:
+    """Return the rule that a parameter with some value needs a value of another one."""
+    given = {"properties": {name: value}, "required": [name]}
+    return {"if": given, "then": {"properties": {other: wanted}, "required": [other]}}
+
+
+def _forbids(name: str, value: Schema, other: str, unwanted: Schema) -> Schema:
+    """Return the rule that two parameters do not have these values together."""
+    return {"not": {"properties": {name: value, other: unwanted}, "required": [name, other]}}

@@ -1,0 +1,100 @@
+"""The OpenAPI document: it has every route, and accepts a request exactly if the server does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlx_engine.serve.openapi import OPERATIONS
+from tests.serve.served import HTTP, Served, chat_body, served
+
+CHAT, COMPLETIONS, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/detokenize"
+
+
+@pytest.fixture(scope="module")
+def document(server: Served) -> Any:
+    return HTTP.get(server.url + "/openapi.json").json()
+
+
+def test_every_route_is_described(server: Served, document: Any):
+    app = server.server.config.app
+    routes = {(route.path.replace(":path", ""), method.lower()) for route in app.routes for method in route.methods}
+    others = {(path, "get") for path in ("/", "/events", "/openapi.json")}
+    described = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert {route for route in routes if route[1] != "head"} - others == described
+    assert len(OPERATIONS) == len(described)
+
+
+def test_the_document_needs_no_key_and_asks_for_one():
+    with served(api_key="secret") as locked:
+        found = HTTP.get(locked.url + "/openapi.json").json()
+    assert found["security"] == [{"key": []}]
+    assert found["paths"]["/health"]["get"]["security"] == []
+
+
+VALID: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {}),
+    (CHAT, {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 1, "seed": -(1 << 63), "n": 4}),
+    (CHAT, {"max_tokens": 2.0, "seed": 3.0, "top_k": 0.0, "n": 1.0}),
+    (CHAT, {"logprobs": True, "top_logprobs": 20, "logit_bias": {"0": 100}, "stop": ["a", "b"]}),
+    (CHAT, {"logprobs": None, "top_logprobs": 0, "logit_bias": None, "stop": None, "stream": None}),
+    (CHAT, {"stream_options": None, "stream": False}),
+    (CHAT, {"tools": [], "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}),
+    (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 1}),
+    (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 0, "echo": False, "max_tokens": 1}),
+    (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
+    (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),
+    (DETOKENIZE, {"tokens": [1, 2.0]}),
+]
+INVALID: list[tuple[str, dict[str, Any]]] = [
+    *((CHAT, {name: -2}) for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")),
+    *((CHAT, {name: 2.5}) for name in ("top_p", "min_p", "presence_penalty", "frequency_penalty", "n", "seed")),
+    *((CHAT, {name: "1"}) for name in ("max_tokens", "temperature", "stream", "n", "logprobs", "messages")),
+    (CHAT, {"n": 5}),
+    (CHAT, {"seed": 1 << 65}),
+    (CHAT, {"model": 3}),
+    (CHAT, {"unheard_of": None}),
+    (CHAT, {"store": 0}),
+    (CHAT, {"parallel_tool_calls": 1}),
+    (CHAT, {"service_tier": "flex"}),
+    (CHAT, {"tools": [{"type": "function"}]}),
+    (CHAT, {"stop": [""]}),
+    (CHAT, {"logit_bias": {"01": 1}}),
+    (CHAT, {"logit_bias": {"9" * 5000: 1}}),
+    (CHAT, {"logit_bias": {"1": 101}}),
+    (CHAT, {"top_logprobs": 1}),
+    (CHAT, {"top_logprobs": 21, "logprobs": True}),
+    (CHAT, {"stream_options": {"include_usage": True}}),
+    (CHAT, {"stream_options": {"other": True}, "stream": True}),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": [{"role": "robot", "content": "a"}]}),
+    (CHAT, {"messages": [{"role": "user"}]}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    (CHAT, {"messages": [{"role": "user", "content": "a", "mood": "good"}]}),
+    (COMPLETIONS, {}),
+    (COMPLETIONS, {"prompt": ""}),
+    (COMPLETIONS, {"prompt": []}),
+    (COMPLETIONS, {"prompt": ["a", 1]}),
+    (COMPLETIONS, {"prompt": [-1]}),
+    (COMPLETIONS, {"prompt": "a", "best_of": True}),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 0}),
+    (DETOKENIZE, {"tokens": [1.5]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "is_valid"),
+    [(path, body, is_valid) for bodies, is_valid in ((VALID, True), (INVALID, False)) for path, body in bodies],
+    ids=lambda value: str(value)[:40],
+)
+def test_server_and_document_accept_the_same(
+    server: Served, document: Any, path: str, parameters: dict[str, Any], is_valid: bool
+):
+    jsonschema = pytest.importorskip("jsonschema")
+    body = chat_body("a", **{"max_tokens": 1, **parameters}) if path == CHAT else parameters
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+    assert (server.post(path, body).status_code, validator.is_valid(body)) == (200 if is_valid else 400, is_valid)
