@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.cache import KVPool
@@ -50,6 +51,15 @@ class Answer(Running):
         """The tokens of the prompt and of the answer so far."""
         return [*self.request.prompt_ids, *self.output.token_ids]
 
+    def arrival(self) -> tuple[int, int]:
+        """Return the key of the order of arrival."""
+        return self.request.number, self.index
+
+    def n_pages(self, n: int) -> int:
+        """Return how many pages its sequence takes for n more tokens."""
+        page, length = self.kv.pool.page, self.kv.length + self.kv.pending
+        return -(-(length + n) // page) - -(-length // page)
+
     def part(self, budget: int) -> Part:
         """Return its part of a pass with at most `budget` of its tokens."""
         n = min(len(self.unread), budget)
@@ -63,3 +73,8 @@ class Answer(Running):
         """Free all pages; the tokens so far are unread again."""
         self.kv.close()
         self.unread = list(self.ids)
+
+
+def answer_of(part: Part) -> Answer:
+    """Return the answer that a part of a pass belongs to."""
+    return cast(Answer, part.sequence)

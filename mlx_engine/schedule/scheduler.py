@@ -25,7 +25,8 @@ from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
 from mlx_engine.errors import CacheFullError, ContextLengthError
 from mlx_engine.models import Model
-from mlx_engine.schedule.answer import Answer
+from mlx_engine.schedule.accounting import account
+from mlx_engine.schedule.answer import Answer, answer_of
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.traffic import Traffic
 
@@ -179,11 +180,12 @@ class Scheduler:
     def _step(self) -> Report:
         self._admit()
         step = self._run()
-        n_decode = sum(part.n for part in step.parts if part.n == 1 and _answer(part).output.token_ids)
-        self._account(step)
+        n_decode = sum(part.n for part in step.parts if part.n == 1 and answer_of(part).output.token_ids)
+        account(step, self._traffic)
+        self._keep_prompts(step.parts)
         for part, ids in step.chosen:
-            self._deliver(_answer(part), ids)
-        reached = list(dict.fromkeys([*(_answer(part).request for part in step.parts), *self._failed]))
+            self._deliver(answer_of(part), ids)
+        reached = list(dict.fromkeys([*(answer_of(part).request for part in step.parts), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
         return Report(reached, ended, n_decode, step.n_rows - n_decode, step.seconds)
@@ -207,12 +209,12 @@ class Scheduler:
                 return
             self._attach(first)
             # Each fork continues in a copy of the prompt's last page.
-            n_pages = sum(_n_pages(answer, len(answer.unread)) for answer in (first, *self.running)) + len(first.forks)
+            n_pages = sum(answer.n_pages(len(answer.unread)) for answer in (first, *self.running)) + len(first.forks)
             if self.running and not self._has_room(n_pages):
                 first.rewind()
                 self._refused = first
                 return
-            insort(self.running, self.waiting.pop(0), key=_arrival)
+            insort(self.running, self.waiting.pop(0), key=Answer.arrival)
             if first.request.times.admitted is None:
                 first.request.times.admitted = self._clock()
 
@@ -259,7 +261,7 @@ class Scheduler:
         n_forks = sum(len(answer.forks) for answer in due)
         if not n_forks:
             return
-        n_pages = sum(_n_pages(_answer(part), part.n) for part in parts)
+        n_pages = sum(answer_of(part).n_pages(part.n) for part in parts)
         if not self.pool.make_room([n_forks + (n_pages if window is None else 0) for window in self.pool.windows]):
             page, length = self.pool.page, due[0].kv.length
             free = self.pool.free_tokens
@@ -285,7 +287,7 @@ class Scheduler:
                     self._fail(cast(Answer, answer), error)
                 return Step()
         steps = []
-        for answer in [_answer(part) for part in self._plan()]:
+        for answer in [answer for answer in self.running if self._can_go_on(answer)]:
             try:
                 steps.append(self._run_with_room(partial(self._alone, answer)))
             except Exception as error:
@@ -316,41 +318,19 @@ class Scheduler:
         self._refused = None
         answer.rewind()
         answer.request.n_preemptions += 1
-        insort(self.waiting, answer, key=_arrival)
+        insort(self.waiting, answer, key=Answer.arrival)
 
     # ---- results ----
 
-    def _account(self, step: Step) -> None:
-        """Record a step's time with the requests that took part in it."""
-        n_rows, seconds = step.n_rows, step.seconds
-        self._account_requests(step)
-        for part in step.parts:
-            answer = _answer(part)
-            request = answer.request
-            request.n_prefilled = max(request.n_prefilled, min(len(request.prompt_ids), answer.kv.length))
-            if self.prefix is not None and not answer.output.token_ids and (part.picks or self._has_windows):
-                # After each part of a prompt: a layer with a window soon gives back the pages of its beginning.
-                self.prefix.insert(request.prompt_array[: answer.kv.length], answer.kv)
-            answer.seconds += seconds
-            answer.share += seconds * part.n / n_rows
-        sampling = None if step.sampling is None or not step.chosen else step.sampling / len(step.chosen)
-        for part, _ in step.chosen:
-            answer = _answer(part)
-            if answer.index == 0:
-                answer.request.metrics.record_pass(answer.seconds, share=answer.share, sampling=sampling)
-            answer.seconds = answer.share = 0.0
-
-    def _account_requests(self, step: Step) -> None:
-        """Record a step once with each of its requests, however many of its answers took part."""
-        n_rows = step.n_rows
-        nbytes = self._traffic.nbytes(step.parts) if self._traffic and step.parts else 0.0
-        for request in dict.fromkeys(_answer(part).request for part in step.parts):
-            request.n_steps += 1
-            request.n_rows += n_rows
-            request.n_bytes += nbytes
-            if request.times.first_token is not None:
-                request.decode_bytes += nbytes
-                request.decode_seconds += step.seconds
+    def _keep_prompts(self, parts: Sequence[Part]) -> None:
+        """Keep the prompts that have been run, as prefixes for later requests."""
+        if self.prefix is None:
+            return
+        for answer in map(answer_of, parts):
+            n_prompt = len(answer.request.prompt_ids)
+            # After each part of a prompt if there are windows: their layers soon give back the pages of its beginning.
+            if not answer.output.token_ids and (self._has_windows or answer.kv.length >= n_prompt):
+                self.prefix.insert(answer.request.prompt_array[: answer.kv.length], answer.kv)
 
     def _deliver(self, first: Answer, ids: Sequence[int]) -> None:
         """Append the tokens that were chosen for an answer and, after its prompt, for those that fork from it."""
@@ -360,7 +340,7 @@ class Scheduler:
                 request.times.first_token = self._clock()
             for index, (pick, token) in enumerate(zip(first.forks, ids[1:], strict=True), start=1):
                 answers.append(first.fork(index, pick, token))
-                insort(self.running, answers[-1], key=_arrival)
+                insort(self.running, answers[-1], key=Answer.arrival)
             first.forks = ()
             for answer, token in zip(answers, ids, strict=True):
                 answer.output.append(token, answer.pick, request.options.logprobs)
@@ -399,19 +379,3 @@ class Scheduler:
     def _stamp_end(self, request: Request) -> None:
         if request.times.ended is None:
             request.times.ended = self._clock()
-
-
-def _answer(part: Part) -> Answer:
-    """Return the answer that a part of a pass belongs to."""
-    return cast(Answer, part.sequence)
-
-
-def _arrival(answer: Answer) -> tuple[int, int]:
-    """Return the key of the order of arrival."""
-    return answer.request.number, answer.index
-
-
-def _n_pages(answer: Answer, n: int) -> int:
-    """Return how many pages an answer takes for n more tokens."""
-    page, length = answer.kv.pool.page, answer.kv.length + answer.kv.pending
-    return -(-(length + n) // page) - -(-length // page)

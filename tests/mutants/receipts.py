@@ -42,10 +42,10 @@ MUTANTS = [
     ),
     Mutant(
         "a step counts for each answer of a request",
-        "mlx_engine/schedule/scheduler.py",
-        "Scheduler._account_requests",
-        "dict.fromkeys(_answer(part).request for part in step.parts)",
-        "[_answer(part).request for part in step.parts]",
+        "mlx_engine/schedule/accounting.py",
+        "_account_requests",
+        "dict.fromkeys(answer_of(part).request for part in step.parts)",
+        "[answer_of(part).request for part in step.parts]",
     ),
     Mutant(
         "waiting for the engine thread is nobody's time",

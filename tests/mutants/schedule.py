@@ -18,7 +18,7 @@ MUTANTS = [
         "a preempted answer goes to the end of the queue",
         FILE,
         "Scheduler._preempt",
-        "insort(self.waiting, answer, key=_arrival)",
+        "insort(self.waiting, answer, key=Answer.arrival)",
         "self.waiting.append(answer)",
     ),
     Mutant(
@@ -58,10 +58,10 @@ MUTANTS = [
     ),
     Mutant(
         "everybody pays the whole pass",
-        FILE,
-        "Scheduler._account",
-        "seconds * part.n / n_rows",
-        "seconds",
+        "mlx_engine/schedule/accounting.py",
+        "account",
+        "step.seconds * part.n / n_rows",
+        "step.seconds",
     ),
     Mutant(
         "tokens after the last committed one are kept as a prefix",
