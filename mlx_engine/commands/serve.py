@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import ipaddress
 import json
@@ -118,6 +117,8 @@ def serve(
     ] = None,
 ) -> None:
     """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
+    import asyncio  # takes 20 ms, which no other command should pay
+
     from mlx_engine.engine import load
     from mlx_engine.schedule.traffic import Traffic
     from mlx_engine.serve.roofline import Roofline

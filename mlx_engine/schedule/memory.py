@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
-
 from mlx_engine.cache import KVPool
 from mlx_engine.cache.size import tokens_that_fit
 from mlx_engine.errors import require
@@ -15,6 +13,8 @@ SPARE_SHARE = 0.5
 
 def spare_bytes() -> int:
     """Return the bytes that the machine can spare for keys and values."""
+    import psutil  # imported here: a single request does not need it
+
     return int(psutil.virtual_memory().available * SPARE_SHARE)
 
 
