@@ -207,3 +207,15 @@ def test_threads_end_with_the_server():
         server.post(CHAT, chat_body(stream=True))
     left = [thread for thread in set(threading.enumerate()) - before if thread.name in ("engine", "server")]
     assert left == []
+
+
+def test_one_thread_calls_the_model(monkeypatch: pytest.MonkeyPatch):
+    with served(slots=2) as server:
+        model, names = server.worker.engine.model, set()
+        forward = model.forward
+        monkeypatch.setattr(
+            model, "forward", lambda batch: (names.add(threading.current_thread().name), forward(batch))[1]
+        )
+        with ThreadPoolExecutor(4) as clients:
+            assert {reply.status_code for reply in clients.map(lambda _: server.chat(max_tokens=4), range(6))} == {200}
+    assert names == {"engine"}
