@@ -18,7 +18,7 @@ from mlx_engine.commands import chat_commands, chat_input
 from mlx_engine.commands.console import notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, options_of
+from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, Strict, options_of
 from mlx_engine.commands.prompts import NO_TEMPLATE
 from mlx_engine.errors import ContextLengthError, EngineError
 
@@ -45,10 +45,7 @@ def chat(
     run: RunOptions,
     sampling: SamplingOptions,
     compute: ComputeOptions,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto."),
-    ] = False,
+    strict: Strict = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""

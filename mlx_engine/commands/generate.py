@@ -14,7 +14,7 @@ import typer
 from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
-from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, options_of
+from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, Strict, options_of
 from mlx_engine.commands.prompts import PromptOptions, streams
 from mlx_engine.errors import BackendUnavailableError
 
@@ -69,10 +69,7 @@ def generate(
     run: RunOptions,
     sampling: SamplingOptions,
     compute: ComputeOptions,
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto."),
-    ] = False,
+    strict: Strict = False,
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""

@@ -28,6 +28,9 @@ Model: TypeAlias = Annotated[
 Backend: TypeAlias = Annotated[
     str, typer.Option("--backend", "-b", help="Backend to run on; the `backends` command lists all.")
 ]
+Strict: TypeAlias = Annotated[
+    bool, typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto.")
+]
 
 
 @dataclass(frozen=True)
