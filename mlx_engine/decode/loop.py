@@ -13,7 +13,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import choose, forward, forward_logits, wanted_logits
+from mlx_engine.decode.step import forward, forward_logits, wanted_logits
 from mlx_engine.models import Model
 
 # Tokens per prefill pass. Larger chunks make more efficient products, but attention scores take chunk x context floats
@@ -83,12 +83,9 @@ def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, met
     ids = list(prompt)
 
     def run() -> int:
-        logits, be = forward_logits(model, New(ids, model.scratch_kv(len(ids)))), model.backend
+        logits = forward_logits(model, New(ids, model.scratch_kv(len(ids))))
         # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
-        (token,) = (
-            choose(be, logits, [pick]) if be.lazy else metrics.record_sampling(lambda: choose(be, logits, [pick]))
-        )
-        return token
+        return pick(logits) if model.backend.lazy else metrics.record_sampling(lambda: pick(logits))
 
     while True:
         with model.backend.session():

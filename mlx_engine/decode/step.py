@@ -1,13 +1,9 @@
-"""One forward pass over the new tokens of one or more sequences, and the choice of a token for each."""
+"""One forward pass over the new tokens of one or more sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import New, begin
-from mlx_engine.decode.sampler import Sampler
 from mlx_engine.models import Model
 
 
@@ -42,14 +38,3 @@ def wanted_logits(logits: Array | None) -> Array:
     if logits is None:
         raise ValueError("expected a forward pass with wanted tokens, found none")
     return logits
-
-
-def choose(backend: Backend, logits: Array, samplers: Sequence[Sampler]) -> list[int]:
-    """Choose a token for each row of (B, V) logits and return the ids, on the host.
-
-    If this is interrupted while a lazy backend computes, no sampler has changed.
-    """
-    tokens = backend.choose(logits, [sampler.draw() for sampler in samplers])
-    backend.wait(tokens)
-    choices = [sampler.add(token, logits, b) for b, (sampler, token) in enumerate(zip(samplers, tokens, strict=True))]
-    return [sampler.settle(choice) for sampler, choice in zip(samplers, choices, strict=True)]

@@ -7,9 +7,10 @@ from mlx_engine.schedule.answer import answer_of
 from mlx_engine.schedule.traffic import Traffic
 
 
-def account(step: Step, traffic: Traffic | None) -> None:
-    """Record a step whose tokens are not in the outputs yet. Without `traffic`, bytes are not counted."""
-    _account_requests(step, traffic.nbytes(step.parts) if traffic and step.parts else 0.0)
+def account(step: Step, traffic: Traffic | None) -> float:
+    """Record a step whose tokens are not in the outputs yet, and return the bytes it read: 0 without `traffic`."""
+    nbytes = traffic.nbytes(step.parts) if traffic and step.parts else 0.0
+    _account_requests(step, nbytes)
     n_rows = step.n_rows
     for part in step.parts:
         answer = answer_of(part)
@@ -23,6 +24,7 @@ def account(step: Step, traffic: Traffic | None) -> None:
         if answer.index == 0:
             answer.request.metrics.record_pass(answer.seconds, share=answer.share, sampling=sampling)
         answer.seconds = answer.share = 0.0
+    return nbytes
 
 
 def _account_requests(step: Step, nbytes: float) -> None:

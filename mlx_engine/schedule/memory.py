@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mlx_engine.cache import KVPool
-from mlx_engine.cache.size import tokens_that_fit
+from mlx_engine.cache import KVPool, New
+from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
+from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import require
 from mlx_engine.models import Model
 
@@ -32,6 +33,19 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
     nbytes = spare_bytes() if kv_memory is None else kv_memory
     most = slots * int(model.config.context_length)
     n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
-    found = f"{nbytes:,} bytes"
-    require(n_tokens > 0, option="kv_memory", expected="room for a page of tokens for each slot", found=found)
+    least = pool_nbytes(model.kv_layers, 1, slots)
+    expected = f"at least {least:,} bytes, for a page of tokens in each of {slots} slots"
+    require(n_tokens > 0, option="kv_memory", expected=expected, found=nbytes)
     return model.new_pool(n_tokens, n_sequences=slots)
+
+
+def map_pages(model: Model, pool: KVPool) -> None:
+    """Run one token, so that the memory of the pool's first pages is mapped before the first request.
+
+    The system maps memory when it is first written to, in huge pages: for 10 GiB of keys and values of a 0.6B model
+    these are 0.9 GiB, and took the first request 0.2 s.
+    """
+    kv = pool.sequence()
+    with model.backend.session():
+        model.backend.wait(forward_logits(model, New([0], kv)))
+    kv.close()

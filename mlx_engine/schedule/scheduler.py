@@ -44,6 +44,7 @@ class Report(NamedTuple):
         n_decode: tokens that continued an answer.
         n_prefill: tokens of prompts.
         seconds: the time of the passes.
+        nbytes: bytes of weights, keys and values that the passes read; 0 if the scheduler does not count them.
     """
 
     requests: Sequence[Request] = ()
@@ -51,6 +52,7 @@ class Report(NamedTuple):
     n_decode: int = 0
     n_prefill: int = 0
     seconds: float = 0.0
+    nbytes: float = 0.0
 
 
 class Scheduler:
@@ -181,14 +183,14 @@ class Scheduler:
         self._admit()
         step = self._run()
         n_decode = sum(part.n for part in step.parts if part.n == 1 and answer_of(part).output.token_ids)
-        account(step, self._traffic)
+        nbytes = account(step, self._traffic)
         self._keep_prompts(step.parts)
         for part, ids in step.chosen:
             self._deliver(answer_of(part), ids)
         reached = list(dict.fromkeys([*(answer_of(part).request for part in step.parts), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
-        return Report(reached, ended, n_decode, step.n_rows - n_decode, step.seconds)
+        return Report(reached, ended, n_decode, step.n_rows - n_decode, step.seconds, nbytes)
 
     def _check_sound(self) -> None:
         if self._is_broken:

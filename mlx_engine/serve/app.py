@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -29,7 +28,7 @@ from mlx_engine.serve.openapi import document
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
 from mlx_engine.serve.service import Service
-from mlx_engine.serve.sse import disconnected
+from mlx_engine.serve.sse import unless_gone
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
@@ -138,27 +137,6 @@ async def refuse(failure: ApiError, receive: Receive, send: Send) -> None:
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
                 pass
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Run work to its end, and cancel it as soon as the client closes its connection.
-
-    Starlette cancels only streams, and only with some servers. A client that waits for a reply, in the queue or during
-    prefill, would keep its slot after it has left.
-
-    Raises:
-        ClientGoneError: the client left first.
-    """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        task.result()
-    finally:
-        for other in (task, gone):
-            other.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def models(service: Service, body: bytes, respond: Respond) -> None:

@@ -153,7 +153,7 @@ async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usag
 
 def _remember(service: Service, job: Job, prompt: str) -> None:
     """Keep the token ids of answers to messages, for the next turn of the conversation."""
-    if prompt == "messages":
+    if prompt == "messages" and service.history is not None:
         for request in job.requests:
             for output in request.outputs:
                 service.history.add_answer(request.prompt_ids, output.token_ids)

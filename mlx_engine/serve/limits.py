@@ -37,7 +37,7 @@ def check_key(headers: Headers, key: str | None) -> None:
         return
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # The time of this comparison does not depend on how many characters are right.
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
         message = (
             "API key: expected the header 'Authorization: Bearer KEY' with this server's key, found another or none"
         )

@@ -11,18 +11,18 @@ import base64
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import anyio
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from mlx_engine.serve.errors import ClientGoneError
+from mlx_engine.serve.sse import EventStream, event, unless_gone
 from mlx_engine.serve.status import Status
 
 FILE = Path(__file__).with_name("page.html")
@@ -65,7 +65,7 @@ def routes(
         return Response(text, media_type="text/html", headers=headers)
 
     def events(request: Request) -> Response:
-        return refusal(request.headers) or EventStream(partial(statuses, source, pause=pause, heartbeat=heartbeat))
+        return refusal(request.headers) or UntilGone(statuses(source, pause=pause, heartbeat=heartbeat))
 
     return [Route("/", page), Route("/events", events)]
 
@@ -110,10 +110,10 @@ async def statuses(source: Source, *, pause: float, heartbeat: float) -> AsyncIt
             status, waiting = waiting.result(), None
             if status is None:
                 return
-            data = msgspec.json.encode(status)
+            data = event(status)
             if data != last:
                 last = data
-                yield b"data: " + data + b"\n\n"
+                yield data
                 await asyncio.sleep(pause)
     finally:
         if waiting is not None:
@@ -125,30 +125,10 @@ async def _next(snapshots: AsyncIterator[Status]) -> Status | None:
     return await anext(snapshots, None)
 
 
-class EventStream(Response):
-    """A response that sends server-sent events until its client leaves.
-
-    Starlette's own streaming response notices this only at the next event if the server announces ASGI 2.4.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: partial[AsyncIterator[bytes]]) -> None:
-        self._events = events
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+class UntilGone(EventStream):
+    """A response of events that ends when its client leaves, for a route without `Endpoint`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events, and wait for the client to leave at the same time."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._send, send, group.cancel_scope)
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            group.cancel_scope.cancel()
-
-    async def _send(self, send: Send, scope: anyio.CancelScope) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._events():
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-        scope.cancel()
+        """Write all events, unless the client leaves before."""
+        with suppress(ClientGoneError):
+            await unless_gone(receive, super().__call__(scope, receive, send))

@@ -29,6 +29,8 @@ class Service:
         max_body: the largest body of a request in bytes.
         keep_alive_seconds: a stream without news gets a comment so often.
         origins: web pages of other origins that may use the API.
+        keeps_history: whether the ids of answers are kept for the next turns of their conversations. Then the ids of a
+            prompt depend on earlier requests with the same text; it serves the prefix cache only.
         shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
@@ -43,6 +45,7 @@ class Service:
     max_body: int = MAX_BODY
     keep_alive_seconds: float = 5.0
     origins: Sequence[str] = ()
+    keeps_history: bool = True
     shows_expected: bool = True
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
@@ -55,9 +58,9 @@ class Service:
         return self.worker.check_open()
 
     @cached_property
-    def history(self) -> History:
-        """The token ids of earlier conversations."""
-        return History(self.engine.tokenizer)
+    def history(self) -> History | None:
+        """The token ids of earlier conversations; None if they are not kept."""
+        return History(self.engine.tokenizer) if self.keeps_history else None
 
     @property
     def fingerprint(self) -> str:

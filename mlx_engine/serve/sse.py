@@ -1,12 +1,15 @@
-"""Server-sent events: their bytes, and a response that writes them as they come."""
+"""Server-sent events: their bytes, a response that writes them as they come, and clients that leave meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from mlx_engine.serve.errors import ClientGoneError
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,7 +45,28 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def disconnected(receive: Receive) -> None:
+async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
+    """Run work to its end, and cancel it as soon as the client closes its connection.
+
+    Starlette cancels only streams, and only with some servers. A client that waits for a reply, in the queue or during
+    prefill, would keep its slot after it has left.
+
+    Raises:
+        ClientGoneError: the client left first.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        task.result()
+    finally:
+        for other in (task, gone):
+            other.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
     """Wait until the client has closed its connection. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

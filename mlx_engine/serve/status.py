@@ -16,7 +16,6 @@ import numpy as np
 
 from mlx_engine.schedule import Report, Scheduler
 from mlx_engine.schedule.answer import Answer
-from mlx_engine.serve.roofline import Roofline
 
 # The numbers of steps, of answers in the queue and of nodes of the prefix tree that a status shows.
 N_STEPS, N_WAITING, N_NODES = 120, 32, 48
@@ -111,7 +110,10 @@ class PrefixStatus(msgspec.Struct, frozen=True):
 
 
 class StepStatus(msgspec.Struct, frozen=True, array_like=True):
-    """A step: its rows of decode and of prefill, its seconds, and the machine's limit in seconds, None if unknown."""
+    """A step: its rows of decode and of prefill, its seconds, and the limit.
+
+    The limit is the seconds in which the memory bandwidth allows to read its bytes; None if the bandwidth is unknown.
+    """
 
     n_decode: int
     n_prefill: int
@@ -151,7 +153,7 @@ class Monitor:
     def __init__(
         self,
         *,
-        roofline: Callable[[], Roofline | None] = lambda: None,
+        bandwidth: Callable[[], float | None] = lambda: None,
         text_of: Callable[[Sequence[int]], str] | None = None,
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
@@ -159,12 +161,12 @@ class Monitor:
         """Make a monitor.
 
         Args:
-            roofline: returns the machine's limits, or None as long as they are unknown.
+            bandwidth: returns the memory bandwidth in bytes per second, or None as long as it is unknown.
             text_of: decodes token ids of the prefix tree. None keeps the texts of requests out of the status.
             interval: the least number of seconds between two statuses that `after` returns.
             clock: read for this interval only.
         """
-        self._roofline, self._text_of, self._interval, self._clock = roofline, text_of, interval, clock
+        self._bandwidth, self._text_of, self._interval, self._clock = bandwidth, text_of, interval, clock
         self._steps: deque[StepStatus] = deque(maxlen=N_STEPS)
         self._n_steps = 0
         self._read_at = self._tree_read_at = -float("inf")
@@ -174,8 +176,9 @@ class Monitor:
         """Record a step, and return the status if it is due: at intervals, and when no work is left."""
         if report.n_decode + report.n_prefill:
             self._n_steps += 1
-            limit, seconds = self._limit(scheduler, report), round(report.seconds, 6)
-            self._steps.append(StepStatus(report.n_decode, report.n_prefill, seconds, limit))
+            bandwidth = self._bandwidth()
+            limit = None if bandwidth is None else round(report.nbytes / bandwidth, 6)
+            self._steps.append(StepStatus(report.n_decode, report.n_prefill, round(report.seconds, 6), limit))
         is_due = self._clock() - self._read_at >= self._interval or not scheduler.has_work
         return self.read(scheduler) if is_due else None
 
@@ -193,15 +196,6 @@ class Monitor:
             steps=tuple(self._steps),
             n_steps=self._n_steps,
         )
-
-    def _limit(self, scheduler: Scheduler, report: Report) -> float | None:
-        """Return the limit of the step that has just ended, from the lengths that its sequences have now."""
-        roofline = self._roofline()
-        if roofline is None:
-            return None
-        lengths = [answer.kv.length for answer in scheduler.running]
-        lengths += [len(r.prompt_ids) + len(output.token_ids) - 1 for r in report.ended for output in r.outputs]
-        return round(roofline.seconds(report.n_decode + report.n_prefill, lengths), 6)
 
     def _prefix(self, scheduler: Scheduler) -> PrefixStatus | None:
         """Return the status of the prefix cache, which is read again after a second or when no work is left."""

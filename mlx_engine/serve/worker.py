@@ -133,11 +133,19 @@ class Worker:
             self._is_stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, seconds)
+        message = "the server: expected time to end this answer, found that it stops; send the request again later"
+        self.end_jobs(ApiError(503, message, code="closing"))
 
     @property
     def n_open(self) -> int:
-        """Number of answers that have been asked for and have not ended."""
+        """Number of answers that have been asked for and whose replies have not been read to their end."""
         return sum(len(request.outputs) for request in self._jobs)
+
+    @property
+    def n_unfinished(self) -> int:
+        """Number of answers that have been asked for and have not been generated to their end."""
+        jobs = {job for job in self._jobs.values() if job.error is None}
+        return sum(mark.finish_reason is None for job in jobs for _, mark in job.outputs)
 
     @property
     def state(self) -> str:
@@ -172,10 +180,11 @@ class Worker:
         if n > most:
             message = f"prompt: expected at most {most} answers, the slots and the queue, found {n}; send fewer at once"
             raise ApiError(400, message, param="prompt", code="invalid_value")
-        if self.n_open + n > most:
-            found = f"{self.n_open} answers of others"
+        others = self.n_unfinished  # a client that reads slowly takes no place of the queue
+        if others + n > most:
+            found = f"{others} answers of others"
             message = f"the queue: expected room for {n} in {most} places, found {found}; try again after Retry-After"
-            seconds = self.rates.seconds_for(self.n_open + n - most)
+            seconds = self.rates.seconds_for(others + n - most)
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(seconds)})
 
     @asynccontextmanager

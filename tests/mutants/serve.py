@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         "a client that leaves is ignored",
-        "mlx_engine/serve/app.py",
+        "mlx_engine/serve/sse.py",
         "unless_gone",
         "asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)",
         "asyncio.wait({task})",
@@ -70,7 +70,7 @@ MUTANTS = [
         "a key is compared by its prefix",
         "mlx_engine/serve/limits.py",
         "check_key",
-        "not hmac.compare_digest(given.strip().encode(), key.encode())",
+        'not hmac.compare_digest(given.strip().encode("latin-1"), key.encode())',
         "not key.startswith(given)",
     ),
     Mutant(
@@ -133,7 +133,7 @@ MUTANTS = [
         "a queue without a bound",
         "mlx_engine/serve/worker.py",
         "Worker.check_room",
-        "self.n_open + n > most",
+        "others + n > most",
         "False",
     ),
     Mutant(
@@ -205,5 +205,19 @@ MUTANTS = [
         "Histogram.lines",
         "total += n",
         "total = n",
+    ),
+    Mutant(
+        "slow readers fill the queue",
+        "mlx_engine/serve/worker.py",
+        "Worker.check_room",
+        "self.n_unfinished",
+        "self.n_open",
+    ),
+    Mutant(
+        "a history without a prefix cache",
+        "mlx_engine/serve/service.py",
+        "Service.history",
+        "self.keeps_history",
+        "True",
     ),
 ]

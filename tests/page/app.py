@@ -22,7 +22,6 @@ from mlx_engine.decode.options import Options
 from mlx_engine.schedule import Request as Run
 from mlx_engine.schedule import Scheduler
 from mlx_engine.serve.page import routes
-from mlx_engine.serve.roofline import Roofline
 from mlx_engine.serve.status import Monitor, Status
 
 
@@ -95,8 +94,7 @@ def app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         nonlocal worker
         scheduler = engine.scheduler(**options)
-        roofline = Roofline(bandwidth=1e10, weights=3e6, kv={None: 6144})
-        monitor = Monitor(roofline=lambda: roofline, text_of=engine.tokenizer.decode)
+        monitor = Monitor(bandwidth=lambda: 1e10, text_of=engine.tokenizer.decode)
         worker = Worker(scheduler, monitor, pause=pause)
         app.router.routes.extend(routes(worker, refusal=refusal))
         app.state.worker = worker

@@ -21,7 +21,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mlx_engine.commands.app import app
-from mlx_engine.commands.serve import AddressOptions, bytes_of, served_name
+from mlx_engine.commands.serve import served_name
+from mlx_engine.commands.serve_options import AddressOptions, bytes_of
 from mlx_engine.errors import OptionError
 from tests.serve.served import HTTP
 
@@ -90,6 +91,7 @@ def test_wrong_options_are_refused_before_anything_is_loaded():
         (["--kv-memory", "much"], "--kv-memory: expected a size such as 2GiB, 500MB or 1000000, found 'much'"),
         (["--max-body", "-1"], "--max-body"),
         (["--api-key", ""], "--api-key: expected at least one character"),
+        (["--api-key", "schlüssel"], "--api-key: expected at least one character, all printable ASCII"),
         (["--host", "256.0.0.1", "--port", "0"], "--host and --port: expected a free address of this machine"),
     ]:
         result = invoke(*arguments)

@@ -98,3 +98,14 @@ def test_a_reader_that_does_not_read_is_dropped_and_stops_nobody():
             wait_for(lambda: server.worker.n_open == 0)
             wait_for(lambda: server.all_pages_are_free)
             assert server.chat().status_code == 200
+
+
+def test_a_reply_that_waits_for_its_reader_takes_no_place_in_the_queue():
+    with served(slots=1, queue=0, prefix_cache=False, kv_memory=8 << 20) as server, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(server.address)
+        slow.sendall(request(CHAT, chat_body(stream=True, max_tokens=400, logprobs=True, top_logprobs=20)))
+        wait_for(lambda: server.worker.n_open == 1)
+        wait_for(lambda: server.worker.n_unfinished == 0)
+        assert server.worker.n_open == 1
+        assert server.chat().status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -219,3 +220,14 @@ def test_one_thread_calls_the_model(monkeypatch: pytest.MonkeyPatch):
         with ThreadPoolExecutor(4) as clients:
             assert {reply.status_code for reply in clients.map(lambda _: server.chat(max_tokens=4), range(6))} == {200}
     assert names == {"engine"}
+
+
+def test_a_worker_that_is_stopped_leaves_no_client_waiting():
+    with served(slots=1) as server, ThreadPoolExecutor(1) as clients:
+        server.gate.hold()
+        job = clients.submit(server.chat)
+        wait_for(lambda: server.gate.is_asked)
+        asyncio.run_coroutine_threadsafe(server.worker.stop(0.05), server.worker._loop).result(5)
+        reply = job.result(5)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "closing")
+        server.gate.allow()

@@ -75,6 +75,22 @@ def test_clients_with_the_same_texts_do_not_change_each_others_answers():
     assert together[0] == together[1] != together[2]
 
 
+def test_without_a_history_an_answer_does_not_depend_on_earlier_turns():
+    """With one it does: the ids of the earlier answer are those that were generated, not those of its text."""
+    question = turns("is it remembered?", "")[:1]
+    with served() as remembering:
+        texts, _ = asked(remembering, question, seed=8, **HOT)
+        both = turns("is it remembered?", texts[0])
+        _, with_history = asked(remembering, both, seed=8, **HOT)
+    with served(keeps_history=False) as server:
+        assert asked(server, question, seed=8, **HOT)[0] == texts
+        _, after = asked(server, both, seed=8, **HOT)
+    with served() as fresh:
+        _, alone = asked(fresh, both, seed=8, **HOT)
+    digests = [reply["mlx_engine"]["digest"] for reply in (after, alone, with_history)]
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_the_history_of_a_server_is_bounded(monkeypatch: pytest.MonkeyPatch):
     small = History(micro().tokenizer, max_entries=2)
     monkeypatch.setattr(Service, "history", small)

@@ -19,7 +19,7 @@ from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.decode.logprobs import TokenLogprobs, digest, natural_log, token_logprobs
 from mlx_engine.decode.sampler import Sampler
-from mlx_engine.decode.step import choose, forward_logits
+from mlx_engine.decode.step import forward_logits
 
 PLAIN = SimdBackend()
 
@@ -109,7 +109,9 @@ def test_each_row_of_a_batch_has_its_own():
     together = [Sampler(be, sampling, [1, 2]) for sampling in options]
     for _ in range(5):
         ids = [sampler(row[None]) for sampler, row in zip(alone, rows, strict=True)]
-        assert choose(be, rows, together) == ids
+        tokens = be.choose(rows, [sampler.draw() for sampler in together])
+        choices = [s.add(token, rows, b) for b, (s, token) in enumerate(zip(together, tokens, strict=True))]
+        assert [s.settle(choice) for s, choice in zip(together, choices, strict=True)] == ids
         assert [s.logprobs(3) for s in together] == [s.logprobs(3) for s in alone]
 
 

@@ -12,7 +12,7 @@ import mlx_engine
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.options import Options
 from mlx_engine.schedule import Report, Request, Scheduler
-from mlx_engine.serve.roofline import Roofline
+from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.serve.status import N_NODES, N_STEPS, N_WAITING, Monitor, Status
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -209,19 +209,17 @@ def test_two_readings_of_an_idle_scheduler_are_equal(engine: mlx_engine.Engine):
     assert statuses[0] != statuses[-1]
 
 
-def test_the_limit_of_a_step_counts_its_rows_and_what_they_see(engine: mlx_engine.Engine):
-    roofline = Roofline(bandwidth=100.0, weights=1000.0, kv={None: 10.0})
-    scheduler, monitor = scheduler_of(engine), Monitor(roofline=lambda: roofline)
-    scheduler.submit(request(engine, [1, 2, 3], 2))
-    scheduler.submit(request(engine, [1, 2, 3, 4, 5], 3))
+def test_the_limit_of_a_step_is_the_time_to_read_its_bytes(engine: mlx_engine.Engine):
+    """All weights once, and the keys and values of both sequences."""
+    scheduler, monitor = engine.scheduler(slots=2, kv_memory=1 << 22), Monitor(bandwidth=lambda: 1e9)
+    for prompt in ([1, 2, 3], [1, 2, 3, 4, 5]):
+        scheduler.submit(request(engine, prompt, len(prompt) - 1))
+    read = []
     while scheduler.has_work:
-        monitor.after(scheduler, scheduler.step())
-    steps = monitor.read(scheduler).steps
-    assert [(step.n_decode, step.n_prefill) for step in steps] == [(0, 8), (2, 0), (1, 0)]
-    assert [step.limit for step in steps] == [10 + 0.1 * (3 + 5), 10 + 0.1 * (4 + 6), 10 + 0.1 * 7]
-
-
-def test_the_roofline_has_two_sides():
-    roofline = Roofline(bandwidth=100.0, weights=50.0, kv={None: 1.0, 4: 2.0}, flops=20.0, row_flops=10.0)
-    assert roofline.seconds(1, [3, 10]) == (50 + 13 + 2 * (3 + 4)) / 100
-    assert roofline.seconds(8, [3, 10]) == 8 * 10 / 20
+        report = scheduler.step()
+        monitor.after(scheduler, report)
+        read.append(report.nbytes)
+    traffic = Traffic.of(engine.model, scheduler.pool)
+    per_token = sum(traffic.kv.values())
+    assert read[:2] == [traffic.weights + per_token * n for n in (3 + 5, 4 + 6)]
+    assert [step.limit for step in monitor.read(scheduler).steps] == [round(nbytes / 1e9, 6) for nbytes in read]

@@ -1,0 +1,123 @@
+"""The options of `serve`: where the server listens, and how much it does at the same time."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from mlx_engine.errors import OptionError, require
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Where the server listens, and who may use it."""
+
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8080
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="MLX_ENGINE_API_KEY",
+            help="Key that requests must send; /, /health and /openapi.json need none.",
+            show_default="no key",
+            show_envvar=True,
+        ),
+    ] = None
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Let web pages of this origin use the API, such as https://example.org; may be given several times.",
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the model in the API.", show_default="from the file or hub id"),
+    ] = None
+
+    def check(self) -> None:
+        """Check the key; raise OptionError if it is empty or has characters that a header cannot carry."""
+        key = self.api_key
+        sound = key is None or (key != "" and key.isascii() and key.isprintable())
+        found = f"{len(key or '')} characters, or others"  # a key is not printed
+        require(sound, option="--api-key", expected="at least one character, all printable ASCII", found=found)
+
+    def url(self, listener: socket.socket) -> str:
+        """Return the server's address for a client on this machine."""
+        host, port = listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def warnings(self, host: str) -> list[str]:
+        """Return a warning if others can reach the server and need no key; `host` is the address as numbers."""
+        if self.api_key is not None or is_local(host):
+            return []
+        return [f"warning: anyone who can reach {self.host} can use this server; --api-key KEY restricts it"]
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """How much the server does at the same time."""
+
+    slots: Annotated[int, typer.Option("--slots", help="Generate at most N answers at the same time.", min=1)] = 4
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-memory",
+            metavar="SIZE",
+            help="Memory for keys and values, such as 2GiB.",
+            show_default="half of what is free, at most a full context per slot",
+        ),
+    ] = None
+    queue: Annotated[
+        int, typer.Option("--queue", help="Let at most N answers wait for a slot; more are refused (429).", min=0)
+    ] = 64
+    no_prefix_cache: Annotated[
+        bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
+    ] = False
+    max_body: Annotated[str, typer.Option("--max-body", metavar="SIZE", help="Refuse larger requests (413).")] = "4MiB"
+    grace: Annotated[
+        float, typer.Option("--grace", help="Seconds that running answers get to end when the server stops.", min=0)
+    ] = 30.0
+
+    def check(self) -> None:
+        """Check the sizes; raise OptionError if one is no size."""
+        _ = self.kv_bytes, self.max_body_bytes
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Bytes for keys and values; None for what the machine can spare. Raise OptionError if it is no size."""
+        return None if self.kv_memory is None else bytes_of("--kv-memory", self.kv_memory)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body in bytes. Raise OptionError if it is no size."""
+        return bytes_of("--max-body", self.max_body)
+
+
+def bytes_of(option: str, text: str) -> int:
+    """Parse a size: 2GiB (or 2G) is 2 * 1024**3 bytes, 2GB is 2 * 1000**3.
+
+    Raises:
+        OptionError: the text is no size.
+    """
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise OptionError(option=option, expected="a size such as 2GiB, 500MB or 1000000", found=text)
+    is_decimal = text.strip().upper().endswith("B") and not match[3]
+    return int(float(match[1]) * (1000 if is_decimal else 1024) ** POWERS[match[2].upper()])
+
+
+def is_local(host: str) -> bool:
+    """Return whether an address, given as numbers, can be reached from this machine alone."""
+    return ipaddress.ip_address(host).is_loopback
