@@ -17,12 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from kernels.cpu.library import FORMATS
+
 # Triple, processor, features.
 ARM64 = ("aarch64-unknown-linux-gnu", "cortex-a72", "+neon")
 AVX2 = ("x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c")
 AVX512 = ("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq")
-# Modules of `kernels.cpu` with formats.
-FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 
 
 @cache
@@ -58,7 +58,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
     from numba import types
 
-    from kernels.cpu import attention_block, float32, norms, sum_exp, tile
+    from kernels.cpu import attention_block, norms, sum_exp, tile
     from kernels.cpu.activations import gated
     from kernels.cpu.exponentials import exp
     from kernels.cpu.vectors import LANES, load, store
@@ -79,12 +79,12 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
     for name in FORMATS:
         module = importlib.import_module(f"kernels.cpu.{name}")
-        room = (n,) if name.endswith("_k") else ()
         found[f"{name}.four_rows"] = module.four_rows.py_func, four_rows
-        found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, n, n, *room)
+        if name == "float32":  # a copy, without arithmetic
+            continue
+        found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, n, n, n)
     tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, n)
     return found | {
-        "float32.four_rows": (float32.four_rows.py_func, four_rows),
         "add_dots": (tile.add_dots.py_func, tile_arguments),
         "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n, n)),
         "attention_block._weights": (attention_block._weights.py_func, (floats, n, n, n, n, n, f)),

@@ -144,8 +144,8 @@ class Outcome:
 # ---- compiling, to look at the code ----
 
 
-def print_registers(modules: Sequence[str]) -> None:
-    """Compile what modules of `kernels.cpu` export; print how often each kind of vector register is named, as JSON.
+def print_registers(part: str) -> None:
+    """Compile a part of `kernels.cpu`; print how often each kind of vector register is named, as JSON.
 
     Run in a process of its own: Numba compiles nothing else there afterwards.
     """
@@ -158,7 +158,7 @@ def print_registers(modules: Sequence[str]) -> None:
         return b""
 
     binding.TargetMachine.emit_object = emit
-    exports.compiled(modules)
+    exports.compiled(part)
     print(json.dumps(registers("".join(texts))))
 
 
@@ -175,11 +175,11 @@ def compiled_registers(environment: dict[str, str]) -> Counter[str]:
     Raises:
         RuntimeError: with the last line that the compiling process has said.
     """
-    from kernels.cpu import machine_code
+    from kernels.cpu import library
 
     total: Counter[str] = Counter()
-    for modules in machine_code.PARTS:
-        code = f"from tests.processors import print_registers; print_registers({tuple(modules)!r})"
+    for part in (*library.BASE, *library.FORMATS):
+        code = f"from tests.processors import print_registers; print_registers({part!r})"
         command = [sys.executable, "-c", code]
         child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if child.returncode:

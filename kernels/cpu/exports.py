@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import binding, ir
@@ -18,7 +17,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from kernels.cpu import jit
-from kernels.cpu.library import sealed
+from kernels.cpu.library import BASE, sealed
 
 
 class _Untouched(codegen.CPUCodeLibrary):  # type: ignore[misc]
@@ -51,12 +50,14 @@ class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 
 
 @global_compiler_lock
-def compiled(modules: Iterable[str]) -> bytes:
-    """Return the object file of the exports of these modules of `kernels.cpu`. Numba is unusable afterwards."""
+def compiled(part: str) -> bytes:
+    """Return the object file of a part of `kernels.cpu`, a key of `BASE` or a format. Numba is unusable afterwards."""
     jit.for_export()
-    names = {f"kernels.cpu.{name}" for name in modules}
+    names = {f"kernels.cpu.{name}" for name in BASE.get(part, (part,))}
     for name in names:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
+        if part not in BASE:
+            importlib.import_module("kernels.cpu.formats").export_format(part, module)
     context = cpu_target.target_context
     context._internal_codegen = translator = _Translator("mlx_engine")
     exports, libraries, kept = context.create_module("exports"), [], set()
@@ -108,6 +109,6 @@ def _stop_here(module: Any, name: str) -> None:
     builder.unreachable()
 
 
-def main(modules: Iterable[str]) -> None:
+def main(part: str) -> None:
     """Write the object file to stdout."""
-    sys.stdout.buffer.write(sealed(compiled(modules)))
+    sys.stdout.buffer.write(sealed(compiled(part)))

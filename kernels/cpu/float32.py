@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.cpu.formats import TWO_PANELS
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
+from kernels.cpu.memory import floats
 from kernels.cpu.rows import four_rows as make_four_rows
 from kernels.cpu.vectors import PART, add, fma, get, load, load_floats, put, store_parts, total, zeros
 
-# The gemv kernels treat 16 weights as a block.
-BLOCK, BLOCK_BYTES = 16, 64
+BLOCK, BLOCK_BYTES, MOST = 1, 4, TWO_PANELS
 
 
 @jit
@@ -19,7 +20,8 @@ def weights(rows: Any, at: int) -> Any:
     return (load_floats(rows, at),)
 
 
-four_rows = make_four_rows(BLOCK, BLOCK_BYTES, weights)
+# The gemv kernels treat 16 weights as a block.
+four_rows = make_four_rows(LANES, 4 * LANES, weights)
 
 
 @jit
@@ -33,6 +35,12 @@ def copy(weights: Any, at: int, n: int, out: Any, to: int, step: int, apart: int
         store_parts(out, to, apart, zeros())
         for i in range(n - whole):
             put(out, to + i // PART * apart + i % PART, get(weights, at + whole + i))
+
+
+@jit
+def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+    """Copy weights first to last - 1, as `expand` does."""
+    copy(floats(blocks.ctypes.data), first, last - first, out, to, step, apart)
 
 
 @jit

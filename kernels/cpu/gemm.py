@@ -21,7 +21,6 @@ from kernels.cpu.layout import (
     CHUNK,
     GEMM_NEAR,
     GEMM_ROWS,
-    KIND,
     LANES,
     NORM_BIAS,
     NORM_EPS,
@@ -29,7 +28,6 @@ from kernels.cpu.layout import (
     ROWS,
     STRETCH,
     TILE_ROWS,
-    WEIGHTS,
     WIDTH,
     K,
 )
@@ -59,8 +57,8 @@ def _add_products(
 
     Scratch memory holds FORMAT_ROOM bytes, then one stretch of the rows that are expanded together.
     """
-    weights = floats(scratch + FORMAT_ROOM)
-    kind, address, n_columns, x = job[m + KIND], job[m + WEIGHTS], job[K], floats(job[X])
+    expanded = scratch + FORMAT_ROOM
+    weights, n_columns, x = floats(expanded), job[K], floats(job[X])
     groups, together = ceil_div(n_tokens, tile_vectors()), _rows_expanded(n_tokens)
     for r in range(0, n_rows, together):
         n = min(together, n_rows - r)
@@ -70,11 +68,11 @@ def _add_products(
             part = whole // LANES * PART
             for i in range(n):
                 to = i * STRETCH
-                expand(kind, address, n_columns, first + r + i, column, depth, weights, to, PART, part, scratch)
+                expand(job, m, n_columns, first + r + i, column, depth, expanded, to, PART, part, scratch)
                 if column + STRETCH < n_columns:
-                    prefetch_weights(kind, address, n_columns, first + r + i, column + STRETCH, STRETCH)
+                    prefetch_weights(job, m, n_columns, first + r + i, column + STRETCH, STRETCH)
                 else:
-                    prefetch_weights(kind, address, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
+                    prefetch_weights(job, m, n_columns, first + r + i + together, 0, min(n_columns, STRETCH))
             for g in range(groups):
                 # Group sizes differ by one token at most.
                 i, after = g * n_tokens // groups, (g + 1) * n_tokens // groups

@@ -17,12 +17,11 @@ import numpy as np
 
 from kernels.cpu.activations import gated
 from kernels.cpu.epilogue import put_row
-from kernels.cpu.formats import FORMAT_ROOM, MOST_STORED, four_rows, row_bytes
+from kernels.cpu.formats import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
 from kernels.cpu.jit import jit, task
 from kernels.cpu.layout import (
     ACTIVATION,
     CHUNK,
-    KIND,
     LANES,
     NORM_BIAS,
     NORM_EPS,
@@ -48,7 +47,7 @@ def _first_panel(n_tokens: int) -> int:
 
 
 # The number of vectors in the first panel, by the number of all vectors.
-_FIRST_PANEL = (0, *map(_first_panel, range(1, MOST_STORED + 1)))
+_FIRST_PANEL = (0, *map(_first_panel, range(1, TWO_PANELS + 1)))
 # Prefetch distance in bytes with one vector. It is short, because the processor itself prefetches four rows well.
 _AHEAD = 1024
 # With several vectors, the kernel multiplies one stretch of columns of all rows, then the next stretch of all rows. So
@@ -91,17 +90,18 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     first = (chunk - job[m + CHUNK]) * height
     n = min(height, apart - first)
     other, after = (m + WIDTH, 0) if gates(job) else (m, 2 * apart)
-    kind, n_columns, n_tokens = job[m + KIND], job[K], job[T]
+    n_columns, n_tokens = job[K], job[T]
     # Scratch memory: FORMAT_ROOM bytes, then the products (T, 4, size), size being the height rounded up to LANES.
-    size, products = ceil_div(height, LANES) * LANES, floats(scratch + FORMAT_ROOM)
+    size, place = ceil_div(height, LANES) * LANES, scratch + FORMAT_ROOM
+    products = floats(place)
     products[: n_tokens * 4 * size] = 0
     # A single vector fits into the first-level cache, so each row is read from end to end.
     depth = n_columns if n_tokens == 1 else min(STRETCH, n_columns)
-    ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(kind, depth)) * row_bytes(kind, n_columns)
-    step = row_bytes(kind, n_columns)
+    step = row_bytes(job, m, n_columns)
+    ahead = _AHEAD if n_tokens == 1 else ceil_div(_AHEAD_OF_PIECES, row_bytes(job, m, depth)) * step
     for column in range(0, n_columns, depth):
-        columns, from_m = min(depth, n_columns - column), job[m + WEIGHTS] + row_bytes(kind, column)
-        from_other = job[other + WEIGHTS] + row_bytes(kind, column)
+        columns, from_m = min(depth, n_columns - column), job[m + WEIGHTS] + row_bytes(job, m, column)
+        from_other = job[other + WEIGHTS] + row_bytes(job, m, column)
         last_of_m, last_of_other = from_m + (job[m + ROWS] - 1) * step, from_other + (job[other + ROWS] - 1) * step
         rows = (
             from_m + first * step,
@@ -114,8 +114,8 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
         while t < n_tokens:
             n_vectors = _FIRST_PANEL[n_tokens - t]
             four_rows(
-                kind, n_vectors, rows, last, step, n, columns, floats(job[X]), t * n_columns + column * n_vectors,
-                products, t * 4 * size, size, 4 * size, ahead, scratch,
+                job, m, n_vectors, rows, last, step, n, columns, job[X], t * n_columns + column * n_vectors, place,
+                t * 4 * size, size, 4 * size, ahead, scratch,
             )  # fmt: skip
             t += n_vectors
     for t in range(n_tokens):

@@ -64,6 +64,12 @@ def task(function: Callable[..., Any]) -> Task:
     return Task(function)
 
 
+def export(name: str, function: Callable[..., Any], module: str) -> None:
+    """Export a function under a name as if `module` had defined it; its arguments are integers and addresses."""
+    function.__module__, n = module, function.__code__.co_argcount
+    EXPORTS[name] = (function, types.void(*[types.int64] * n))
+
+
 def entry(function: Callable[..., Any]) -> Any:
     """Export a function that Python calls; `ENTRIES` has the types of its arguments."""
     EXPORTS[function.__name__] = (function, types.void(*(_TYPES[letter] for letter in ENTRIES[function.__name__])))

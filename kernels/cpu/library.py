@@ -1,7 +1,7 @@
 """The library of compiled kernels: machine code that is cached on disk and loaded without a compiler.
 
 Only the first process that needs the kernels compiles them, with Numba. All others use LLVM's loader alone, which
-starts faster and takes less memory.
+starts faster and takes less memory. The kernels of a storage format are compiled when a model first has that format.
 """
 
 from __future__ import annotations
@@ -10,16 +10,23 @@ import contextlib
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import binding
 
 from kernels.folder import cache_folder
 
+# The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
+BASE = {
+    "products": ("embedding", "gemm", "gemv", "linear"),
+    "steps": ("attention", "heads", "jobs", "program", "sum_exp"),
+}
+# The storage formats; each is compiled alone. The module of a format has its name.
+FORMATS = ("float32", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",
@@ -28,7 +35,7 @@ ENTRIES = {
     "put_pair": "iiiiiiiiiiiii",
     "attend": "iiiiiiiiiiiiiiifii",
     "run_steps": "iiiiiiiii",
-    "embed": "iiiiiii",
+    "embed": "iiiiii",
     "sum_exp": "iifi",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
@@ -84,19 +91,22 @@ def folder() -> Path:
     return cache_folder("kernels", given=os.environ.get("NUMBA_CACHE_DIR")) / _digest()
 
 
-def code_file() -> Path:
-    """Return the path of the machine code for this processor, this LLVM and Numba's variables; it may not exist yet."""
+def code_file(part: str) -> Path:
+    """Return the path of a part's machine code for this processor, this LLVM and Numba's variables.
+
+    A part is a key of `BASE` or a format. The file may not exist yet.
+    """
     processor = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
     told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
     compiler = binding.get_process_triple(), binding.get_host_cpu_features().flatten(), binding.llvm_version_info, told
     target = hashlib.sha256(repr(compiler).encode()).hexdigest()[:16]
-    return folder() / f"{processor}-{target}.code"
+    return folder() / f"{processor}-{target}-{part}.code"
 
 
 # ---- loading ----
 
-# Bytes of the checksum before the code, and of the size before each of its object files.
-_CHECK, _SIZE = hashlib.sha256().digest_size, 8
+# Bytes of the checksum before the code.
+_CHECK = hashlib.sha256().digest_size
 
 
 def sealed(code: bytes) -> bytes:
@@ -110,24 +120,55 @@ def opened(content: bytes) -> bytes | None:
     return code if hashlib.sha256(code).digest() == content[:_CHECK] else None
 
 
-def joined(objects: Iterable[bytes]) -> bytes:
-    """Return object files concatenated, each after its size."""
-    return b"".join(len(file).to_bytes(_SIZE, "little") + file for file in objects)
+class Code:
+    """Loaded object files."""
+
+    def __init__(self, objects: Iterable[bytes]) -> None:
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
+        # The engine owns the code's memory.
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+        for file in objects:
+            self._engine.add_object_file(binding.ObjectFileRef.from_data(file))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Return the address of the machine code of an exported function."""
+        address = int(self._engine.get_function_address(name))
+        if not address:
+            raise KeyError(f"the kernels' machine code: expected a function {name!r}, found none")
+        return address
+
+    def function(self, name: str, letters: str) -> Callable[..., None]:
+        """Return an exported function that returns nothing and runs without the interpreter's lock."""
+        kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
+        found: Callable[..., None] = kind(self.address(name))
+        return found
 
 
-def _objects(code: bytes) -> Iterator[bytes]:
-    """Return the object files of concatenated code."""
-    at = 0
-    while at < len(code):
-        size = int.from_bytes(code[at : at + _SIZE], "little")
-        yield code[at + _SIZE : at + _SIZE + size]
-        at += _SIZE + size
+class Format(NamedTuple):
+    """The kernels of a storage format, in the order of a format's words (`layout.py`).
+
+    Attributes:
+        four_rows: address of the kernel that multiplies stored rows.
+        expand: address of the kernel that expands blocks to float32.
+        block: weights of a block.
+        block_bytes: bytes of a block.
+        most_stored: the most vectors that are multiplied with rows as they are stored.
+    """
+
+    four_rows: int
+    expand: int
+    block: int
+    block_bytes: int
+    most_stored: int
 
 
-class Library:
-    """The loaded kernels: entries as functions, tasks as addresses.
+class Library(Code):
+    """The loaded kernels: entries as functions, tasks as addresses, formats on demand.
 
-    Attributes: one function per name in `ENTRIES`. It returns nothing and runs without the interpreter's lock.
+    Attributes: one function per name in `ENTRIES`.
     """
 
     work_until_idle: Callable[..., None]
@@ -139,38 +180,48 @@ class Library:
     embed: Callable[..., None]
     sum_exp: Callable[..., None]
 
-    def __init__(self, code: bytes) -> None:
-        binding.initialize_native_target()
-        binding.initialize_native_asmprinter()
-        machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
-        # The engine owns the code's memory.
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-        for file in _objects(code):
-            self._engine.add_object_file(binding.ObjectFileRef.from_data(file))
-        self._engine.finalize_object()
+    def __init__(self, objects: Iterable[bytes]) -> None:
+        super().__init__(objects)
+        self._formats: dict[str, tuple[Code, Format]] = {}
         for name, letters in ENTRIES.items():
-            kind: Any = ctypes.CFUNCTYPE(None, *(_TYPES[letter] for letter in letters))
-            setattr(self, name, kind(self.address(name)))
+            setattr(self, name, self.function(name, letters))
 
-    def address(self, name: str) -> int:
-        """Return the address of the machine code of a task or an entry."""
-        address = int(self._engine.get_function_address(name))
-        if not address:
-            raise KeyError(f"the kernels' machine code: expected a function {name!r}, found none")
-        return address
+    def has_format(self, name: str) -> bool:
+        """Return whether a format's kernels are loaded."""
+        return name in self._formats
+
+    def format(self, name: str, *others: str) -> Format:
+        """Return a format's kernels; `name` is the module of `kernels.cpu` that defines it.
+
+        What has not been compiled yet is compiled now: this format and `others` at the same time.
+        """
+        if name not in self._formats:
+            wanted = [one for one in dict.fromkeys((name, *others)) if one not in self._formats]
+            for one, code in codes(wanted).items():
+                loaded, sizes = Code([code]), (ctypes.c_int64 * 3)()
+                loaded.function(f"{one}_sizes", "i")(ctypes.addressof(sizes))
+                kernels = (loaded.address(f"{one}_{kernel}") for kernel in ("four_rows", "expand"))
+                self._formats[one] = loaded, Format(*kernels, *sizes)
+        return self._formats[name][1]
 
 
 @cache
 def load() -> Library:
-    """Load the kernels, once per process; compile them first if `code_file()` does not exist."""
-    file = code_file()
-    code = _read(file)
-    if code is None:
+    """Load the kernels that every model needs, once per process; compile them first if they are not cached."""
+    return Library(codes(BASE).values())
+
+
+def codes(parts: Iterable[str]) -> dict[str, bytes]:
+    """Return the machine code of these parts, by part, from the cache; compile what is not there, all at once."""
+    found = {part: _read(code_file(part)) for part in parts}
+    missing = [part for part, code in found.items() if code is None]
+    if missing:
         from kernels.cpu import machine_code
 
-        code = machine_code.build()
-        _write(file, code)
-    return Library(code)
+        for part, code in machine_code.build(missing).items():
+            _write(code_file(part), code)
+            found[part] = code
+    return {part: code for part, code in found.items() if code is not None}
 
 
 def _read(file: Path) -> bytes | None:

@@ -23,7 +23,6 @@ from kernels.cpu.layout import (
     HAND_OUT,
     HAS_GEMV,
     JOB,
-    KIND,
     LANES,
     MATRICES,
     MAX_WAYS,
@@ -135,7 +134,7 @@ def project(address: int, block: int, n_tokens: int, x: int, residual: int, room
     added = residual if b[POST_NORM_WEIGHT] == 0 else 0
     stored = b[HAS_GEMV] != 0
     for m in range(b[MATRICES]):
-        stored = stored and n_tokens <= most_stored(b[TABLE + m * WIDTH + KIND])
+        stored = stored and n_tokens <= most_stored(b, TABLE + m * WIDTH)
     if stored:
         _multiply_stored(control, b, n_tokens, x, added, room, y)
     else:

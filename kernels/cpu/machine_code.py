@@ -1,4 +1,4 @@
-"""Compile all exported kernels in two child processes, so that this process never imports the compiler."""
+"""Compile parts of the kernels in child processes, so that this process never imports the compiler."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from kernels.cpu.library import joined, opened
-
-# Modules that one process compiles together, so that they share the functions they call; both parts take equal time.
-PARTS = (("attention", "embedding", "gemm", "heads", "jobs", "linear", "program", "sum_exp"), ("gemv",))
+from kernels.cpu.library import opened
 
 # Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
 # has the name of a standard module: every process runs it.
 _COMPILING = "MLX_ENGINE_COMPILING"
 
-_CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import main; main({modules!r})"
+_CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import main; main({part!r})"
 
 
-def build() -> bytes:
-    """Compile the exports of `kernels.cpu`: some 10 seconds on two cores.
+def build(parts: Sequence[str]) -> dict[str, bytes]:
+    """Compile parts of `kernels.cpu`, each in a process of its own; return their machine code by part.
 
     Raises:
         ImportError: Numba is not installed.
@@ -37,18 +34,18 @@ def build() -> bytes:
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
-        children = []
-        for modules in PARTS:
-            children.append(stack.enter_context(_started(modules)))
+        children = {}
+        for part in parts:
+            children[part] = child = stack.enter_context(_started(part))
             # After Ctrl-C the exit of Popen does not wait for the process.
-            stack.callback(children[-1].wait)
-            stack.callback(children[-1].kill)
-        return joined([_answer(child) for child in children])
+            stack.callback(child.wait)
+            stack.callback(child.kill)
+        return {part: _answer(child) for part, child in children.items()}
 
 
-def _started(modules: Sequence[str]) -> subprocess.Popen[bytes]:
+def _started(part: str) -> subprocess.Popen[bytes]:
     # Other objects in sys.path are ignored by the import system, and cannot be written as code.
-    code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], modules=modules)
+    code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], part=part)
     no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, _COMPILING: "1"}
     return subprocess.Popen([sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.cpu.formats import ONE_PANEL
 from kernels.cpu.jit import jit
 from kernels.cpu.quants import load_uint8, right, scale_4_bits
 from kernels.cpu.rows import dequantize_32
 from kernels.cpu.rows import four_rows as make_four_rows
 from kernels.cpu.vectors import load_half_splat, mul, splat
 
-BLOCK, BLOCK_BYTES = 32, 18
+BLOCK, BLOCK_BYTES, MOST = 32, 18, ONE_PANEL
 
 
 @jit

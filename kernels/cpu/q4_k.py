@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.cpu.formats import ONE_PANEL
 from kernels.cpu.jit import jit
 from kernels.cpu.quants import load_halves_of_4, load_scales_of_6, load_uint8, right, scale_4_bits
 from kernels.cpu.rows import dequantize_by_parts, four_rows_by_parts
+from kernels.cpu.sums import WIDE
 from kernels.cpu.vectors import load_splat, mul
 
-BLOCK, BLOCK_BYTES = 256, 144
+BLOCK, BLOCK_BYTES, MOST = 256, 144, ONE_PANEL if WIDE else 4
 # Where the quants begin in a block.
 QUANTS = 16
 

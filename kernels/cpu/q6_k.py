@@ -25,7 +25,7 @@ from kernels.cpu.quants import (
 from kernels.cpu.rows import dequantize_by_parts, four_rows_by_parts
 from kernels.cpu.vectors import load_half_splat, load_int8, load_splat, mul
 
-BLOCK, BLOCK_BYTES = 256, 210
+BLOCK, BLOCK_BYTES, MOST = 256, 210, 4
 # Byte offsets in a block: high bits, scales, and the factor of the scales.
 HIGH, SCALES, FACTOR = 128, 192, 208
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.cpu.formats import TWO_PANELS
 from kernels.cpu.jit import jit
 from kernels.cpu.rows import dequantize_32
 from kernels.cpu.rows import four_rows as make_four_rows
 from kernels.cpu.vectors import load_half_splat, load_int8, mul
 
-BLOCK, BLOCK_BYTES = 32, 34
+BLOCK, BLOCK_BYTES, MOST = 32, 34, TWO_PANELS
 
 
 @jit

@@ -170,7 +170,7 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     """Make the kernel that expands blocks of 32 weights."""
 
     @jit
-    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int) -> None:
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
         for block in range(first, last):
             low, high = weights(blocks, block * block_bytes)

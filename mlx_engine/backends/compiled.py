@@ -14,14 +14,15 @@ from typing import Any, get_args
 import numpy as np
 
 from kernels.cpu import layout
-from kernels.cpu.library import Library
+from kernels.cpu.library import FORMATS, Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
 from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
 from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
+from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
-from mlx_engine.backends.matrices import Block, Matrix, write_norm
+from mlx_engine.backends.matrices import Block, Matrix, write_matrix, write_norm
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
@@ -29,10 +30,8 @@ from mlx_engine.backends.simd import SimdBackend, rope_table
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
-# The GGML types that the kernels multiply as they are stored, by name.
-_STORED = {
-    "Q8_0": layout.Q8_0, "Q4_0": layout.Q4_0, "Q4_1": layout.Q4_1, "Q4_K": layout.Q4_K, "Q6_K": layout.Q6_K,
-}  # fmt: skip
+# The format of weights that are expanded when they are loaded.
+_EXPANDED = "float32"
 
 
 class CompiledBackend(SimdBackend):
@@ -47,6 +46,9 @@ class CompiledBackend(SimdBackend):
         }
         self._lock = threading.RLock()
         self._mapped: list[np.ndarray] = []
+        # The formats of all matrices, and the words of embedding tables.
+        self._formats: set[str] = set()
+        self._embedded: dict[Matrix, np.ndarray] = {}
         # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
@@ -70,14 +72,18 @@ class CompiledBackend(SimdBackend):
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
         shape = (weight.shape[0], weight.shape[1])
-        if weight.type.name in _STORED:
+        if _is_multiplied_as_stored(weight):
             self._mapped.append(weight.data)
-            return Matrix(shape, _STORED[weight.type.name], weight.data)
-        return Matrix(shape, layout.F32, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
+            return self._matrix(shape, weight.type.name.lower(), weight.data)
+        return self._matrix(shape, _EXPANDED, np.ascontiguousarray(weight.dequantize(), dtype=np.float32))
+
+    def _matrix(self, shape: tuple[int, int], format_: str, data: np.ndarray) -> Matrix:
+        self._formats.add(format_)
+        return Matrix(shape, format_, data)
 
     def embeds_stored(self, table: Weight) -> bool:
         """Leave tables of other types in the file: a pass reads a few rows of a table that may have a gigabyte."""
-        return table.type.name not in _STORED
+        return not _is_multiplied_as_stored(table)
 
     def read_ahead(self) -> None:
         """Touch every memory page of the weights on a background thread, so that the first pass has no page faults."""
@@ -97,11 +103,20 @@ class CompiledBackend(SimdBackend):
         if len(rows) and not 0 <= min(ids) <= max(ids) < table.shape[0]:
             raise IndexError(f"expected token ids from 0 to {table.shape[0] - 1:,}, found {min(ids):,} to {max(ids):,}")
         expanded = np.empty((len(rows), table.shape[1]), dtype=np.float32)
+        words = self._table_words(table)
         self.library.embed(
-            self.pool.address, table.kind, address(table.data), table.shape[1], address(rows), len(rows),
-            address(expanded),
-        )  # fmt: skip
+            self.pool.address, address(words), table.shape[1], address(rows), len(rows), address(expanded)
+        )
         return expanded
+
+    def _table_words(self, table: Matrix) -> np.ndarray:
+        """Return the kernel parameters of an embedding table, which are made once and kept."""
+        words = self._embedded.get(table)
+        if words is None:
+            load_formats(self.library, self._formats)
+            words = self._embedded[table] = np.zeros(layout.WIDTH, dtype=np.int64)
+            write_matrix(words, table, self.library)
+        return words
 
     def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
@@ -152,6 +167,7 @@ class CompiledBackend(SimdBackend):
         key = (activation, norm, post, *linears)
         block = self._blocks.get(key)
         if block is None:
+            load_formats(self.library, self._formats)
             block = self._blocks[key] = Block(linears, norm, activation, self.library, post)
         return block
 
@@ -278,6 +294,11 @@ class CompiledBackend(SimdBackend):
         if len(linears) > layout.MOST_MATRICES:
             raise CannotCompileError("too many matrices")
         return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
+
+
+def _is_multiplied_as_stored(weight: Weight) -> bool:
+    """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
+    return weight.type.name.lower() in FORMATS
 
 
 def _fused(recording: Recording) -> Fused:

@@ -19,11 +19,11 @@ class Matrix:
     """An (N, K) matrix: the bytes of its quantised blocks, one-dimensional, or float32 (N, K).
 
     Attributes:
-        kind: a format of `kernels.cpu.layout`.
+        format: the storage format, by the module of `kernels.cpu` that has its kernels.
     """
 
     shape: tuple[int, int]
-    kind: int
+    format: str
     data: np.ndarray
 
     @property
@@ -70,15 +70,21 @@ class Block:
         words[layout.HAND_OUT] = nbytes > layout.CHUNK_BYTES
         words[layout.MATRICES] = len(matrices)
         # gemv needs whole vectors of inputs, and gate and up in one format, because it interleaves their rows.
-        self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)
+        self.has_gemv = self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)
         words[layout.HAS_GEMV] = self.has_gemv
         for matrix, linear, column, row in zip(matrices, linears, edges, self._table(), strict=False):
-            row[layout.KIND], row[layout.WEIGHTS], row[layout.ROWS] = matrix.kind, address(matrix.data), matrix.shape[0]
+            write_matrix(row, matrix, library)
             row[layout.BIAS] = 0 if linear.bias is None else address(linear.bias)
             row[layout.COLUMN] = 0 if gated else column
 
     def _table(self) -> np.ndarray:
         return self.words[layout.TABLE :].reshape(-1, layout.WIDTH)
+
+
+def write_matrix(words: np.ndarray, matrix: Matrix, library: Library) -> None:
+    """Write a matrix's int64 words: its address, its rows, and the kernels of its format."""
+    words[layout.WEIGHTS], words[layout.ROWS] = address(matrix.data), matrix.shape[0]
+    words[layout.FORMAT : layout.WIDTH] = library.format(matrix.format)
 
 
 def write_norm(words: np.ndarray, norm: Norm) -> None:

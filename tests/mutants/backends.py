@@ -99,7 +99,7 @@ MUTANTS = [
         "a gate in another format read as that of what it gates",
         "mlx_engine/backends/matrices.py",
         "Block.__init__",
-        "self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].kind != matrices[1].kind)",
+        "self.n_inputs % layout.LANES == 0 and not (gated and matrices[0].format != matrices[1].format)",
         "self.n_inputs % layout.LANES == 0",
     ),
     Mutant(

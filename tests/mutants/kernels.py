@@ -130,11 +130,11 @@ MUTANTS = [
         "control[SCRATCH]",
     ),
     Mutant(
-        "only the first object file is loaded",
+        "formats are compiled one after the other",
         "kernels/cpu/library.py",
-        "_objects",
-        "at += _SIZE + size",
-        "at += len(code)",
+        "Library.format",
+        "dict.fromkeys((name, *others))",
+        "(name,)",
     ),
     Mutant(
         "damaged machine code is run",
@@ -147,8 +147,8 @@ MUTANTS = [
         "machine code of another processor is run",
         "kernels/cpu/library.py",
         "code_file",
-        'f"{processor}-{target}.code"',
-        '"kernels.code"',
+        'f"{processor}-{target}-{part}.code"',
+        'f"{part}.code"',
     ),
     Mutant(
         "kernels of an older source are run",
@@ -175,7 +175,7 @@ MUTANTS = [
         "a compiling process is left behind",
         "kernels/cpu/machine_code.py",
         "build",
-        "stack.callback(children[-1].wait)",
+        "stack.callback(child.wait)",
         "pass",
     ),
     Mutant(

@@ -24,8 +24,8 @@ MUTANTS = [
         "expanded from the row's first column",
         "kernels/cpu/formats.py",
         "expand",
-        "start, blocks = row * n_columns + column, raw(weights)",
-        "start, blocks = row * n_columns, raw(weights)",
+        "row * n_columns + column",
+        "row * n_columns",
     ),
     Mutant(
         "second stretch of columns forgotten",

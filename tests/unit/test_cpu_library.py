@@ -77,7 +77,7 @@ def test_source_in_an_archive_is_the_same_source(tmp_path: Path):
 
 
 def test_compiled_code_of_another_source_is_not_found(tmp_path: Path):
-    code = "from kernels.cpu import library; print(library.code_file().parent)"
+    code = "from kernels.cpu import library; print(library.code_file('products').parent)"
     folder = Path(python(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip())
     assert folder == tmp_path / library._digest()
 
@@ -87,50 +87,55 @@ KERNEL = """
 import sys, types
 import kernels.cpu
 from kernels.cpu import library
-code = open(sys.argv[1], "rb").read()[32:]
-kernels.cpu.machine_code = types.SimpleNamespace(build=lambda: code)
-print(library.code_file().exists(), library.load().address("project") > 0, library.code_file().exists())
+files = {part: file for part, file in zip(library.BASE, sys.argv[1:], strict=True)}
+kernels.cpu.machine_code = types.SimpleNamespace(
+    build=lambda parts: {part: open(files[part], "rb").read()[32:] for part in parts})
+def are_kept():
+    return all(library.code_file(part).exists() for part in library.BASE)
+print(are_kept(), library.load().address("project") > 0, are_kept())
 """
 NOWHERE = "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Path:
+def compiled() -> list[Path]:
     library.load()
-    return library.code_file()
+    return [library.code_file(part) for part in library.BASE]
 
 
 @pytest.mark.parametrize("home", ["/proc/nobody", None], ids=["unwritable", "unknown"])
-def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(compiled: Path, tmp_path: Path, home: str | None):
+def test_without_a_home_compiled_code_is_kept_in_a_temporary_folder(
+    compiled: list[Path], tmp_path: Path, home: str | None
+):
     code = (NOWHERE if home is None else "") + KERNEL
     changes = {"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": None, "HOME": home, "TMPDIR": str(tmp_path)}
-    runs = [python(code, compiled, **changes) for _ in range(2)]
+    runs = [python(code, *compiled, **changes) for _ in range(2)]
     assert [run.stdout.split() for run in runs] == [["False", "True", "True"], ["True"] * 3], runs[0].stderr
-    (kept,) = tmp_path.rglob("*.code")
-    assert kept.read_bytes() == compiled.read_bytes()
+    kept = {path.name: path.read_bytes() for path in tmp_path.rglob("*.code")}
+    assert kept == {path.name: path.read_bytes() for path in compiled}
 
 
-def test_damaged_code_is_made_anew(compiled: Path, tmp_path: Path):
+def test_damaged_code_is_made_anew(compiled: list[Path], tmp_path: Path):
     changes = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    assert python(KERNEL, compiled, **changes).stdout.split() == ["False", "True", "True"]
-    (kept,) = tmp_path.rglob("*.code")
+    assert python(KERNEL, *compiled, **changes).stdout.split() == ["False", "True", "True"]
+    (kept,) = tmp_path.rglob(compiled[0].name)
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert python(KERNEL, compiled, **changes).stdout.split() == ["True", "True", "True"]
-    assert kept.read_bytes() == compiled.read_bytes()
+    assert python(KERNEL, *compiled, **changes).stdout.split() == ["True", "True", "True"]
+    assert kept.read_bytes() == compiled[0].read_bytes()
 
 
 def test_another_processor_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch):
     # The tests themselves may run with a processor that is named (`tests/processors.py`).
     monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
-    files = {library.code_file()}
+    files = {library.code_file("q8_0"), library.code_file("q4_0")}
     monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
-    files.add(library.code_file())
+    files.add(library.code_file("q8_0"))
     monkeypatch.delenv("NUMBA_CPU_NAME")
     monkeypatch.setattr(library.binding, "llvm_version_info", (1, 2, 3))
-    files.add(library.code_file())
+    files.add(library.code_file("q8_0"))
     monkeypatch.setenv("NUMBA_OPT", "0")
-    files.add(library.code_file())
-    assert len(files) == 4
+    files.add(library.code_file("q8_0"))
+    assert len(files) == 5
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -149,9 +154,9 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 # ---- what is in it ----
 
 
-def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
+def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: list[Path]):
     modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, linear, program, sum_exp)}
-    assert {f"kernels.cpu.{name}" for part in machine_code.PARTS for name in part} == modules
+    assert {f"kernels.cpu.{name}" for part in library.BASE.values() for name in part} == modules
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
     assert all(library.load().address(name) for name in exports)
@@ -160,39 +165,40 @@ def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: P
 
 
 def test_compiled_code_runs_without_the_compiler():
+    library.load().format("float32", "q8_0")
     result = python("import sys; sys.modules['numba'] = None\n" + GENERATE, MICRO)
     assert (len(result.stdout.split()), result.stderr) == (5, "")
 
 
 def test_a_compiling_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine_code, "_CHILD", "raise SystemError('no space left, {modules!r:.0}')")
+    monkeypatch.setattr(machine_code, "_CHILD", "raise SystemError('no space left, {part!r:.0}')")
     with pytest.raises(RuntimeError, match="that compiles the kernels failed: SystemError: no space left"):
-        machine_code.build()
-    monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {modules!r:.0}')")
+        machine_code.build(["products", "steps"])
+    monkeypatch.setattr(machine_code, "_CHILD", "print('half of an object file {part!r:.0}')")
     with pytest.raises(RuntimeError, match="failed: exit code 0"):
-        machine_code.build()
-    killed = "import os, sys; os.write(2, b'a warning {modules!r:.0}'); os.kill(os.getpid(), 9)"
+        machine_code.build(["products", "steps"])
+    killed = "import os, sys; os.write(2, b'a warning {part!r:.0}'); os.kill(os.getpid(), 9)"
     monkeypatch.setattr(machine_code, "_CHILD", killed)
     with pytest.raises(RuntimeError, match=r"failed: exit code -9$"):
-        machine_code.build()
+        machine_code.build(["products", "steps"])
 
 
 def test_compiling_processes_have_the_modules_of_this_one_and_no_input(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
-    told = "import sys; sys.path[:] = {path!r}; sys.exit(f'{{len(sys.path)}} {{sys.stdin.read()!r}} {modules!r:.0}')"
+    told = "import sys; sys.path[:] = {path!r}; sys.exit(f'{{len(sys.path)}} {{sys.stdin.read()!r}} {part!r:.0}')"
     monkeypatch.setattr(machine_code, "_CHILD", told)
     with pytest.raises(RuntimeError, match=rf"failed: {len(sys.path) - 2} ''$"):
-        machine_code.build()
+        machine_code.build(["products", "steps"])
 
 
 INTERRUPTED = """
 import os, signal, threading, time
 from kernels.cpu import machine_code
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what runs behind them without one
-machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{modules!r:.0}"
+machine_code._CHILD = "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
 children, started = [], machine_code._started
-def watched(modules):
-    children.append(started(modules))
+def watched(part):
+    children.append(started(part))
     return children[-1]
 machine_code._started = watched
 def interrupt():
@@ -202,7 +208,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
-    machine_code.build()
+    machine_code.build(["products", "steps"])
 except KeyboardInterrupt:
     print(*(child.returncode for child in children))
 """
@@ -215,24 +221,24 @@ def test_an_interrupt_leaves_no_process_behind():
 
 def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    monkeypatch.setattr(machine_code, "_started", lambda modules: pytest.fail("started"))
+    monkeypatch.setattr(machine_code, "_started", lambda part: pytest.fail("started"))
     with pytest.raises(RuntimeError, match="does not say which Python"):
-        machine_code.build()
+        machine_code.build(["products", "steps"])
 
 
 def test_a_process_that_compiles_starts_no_others(monkeypatch: pytest.MonkeyPatch):
     """Every new process imports a user's file that is named like a module of the standard library."""
     monkeypatch.setenv("MLX_ENGINE_COMPILING", "1")
-    monkeypatch.setattr(machine_code, "_started", lambda modules: pytest.fail("started"))
+    monkeypatch.setattr(machine_code, "_started", lambda part: pytest.fail("started"))
     with pytest.raises(RuntimeError, match="once more"):
-        machine_code.build()
+        machine_code.build(["products", "steps"])
 
 
 def test_processes_that_compile_know_that_they_do():
     with pytest.MonkeyPatch.context() as patch:
         seen: dict[str, str] = {}
         patch.setattr(machine_code.subprocess, "Popen", lambda command, *, env, **_: seen.update(env))
-        machine_code._started(("heads",))
+        machine_code._started("steps")
     assert seen["MLX_ENGINE_COMPILING"] == "1"
 
 
@@ -246,7 +252,7 @@ def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         file.touch()
         return object()
 
-    monkeypatch.setattr(library, "code_file", lambda: file)
+    monkeypatch.setattr(library, "code_file", lambda part: file)
     monkeypatch.setattr(library, "load", load)
     for _ in range(2):  # two processes, one after the other
         assert kernels.load_kernels.__wrapped__() is not None
@@ -256,7 +262,7 @@ def test_compiling_is_announced_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_code_that_cannot_be_kept_is_said_not_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(library, "code_file", lambda: tmp_path / "kernels.o")
+    monkeypatch.setattr(library, "code_file", lambda part: tmp_path / "kernels.o")
     monkeypatch.setattr(library, "load", object)
     assert kernels.load_kernels.__wrapped__() is not None
     assert f"could not be kept in {tmp_path}: the next process compiles again" in caplog.text

@@ -18,7 +18,7 @@ def test_every_quant_of_a_byte_expands_to_itself():
     one = np.empty(8, layout.Q8_0)
     one["d"], one["qs"] = 1, np.arange(-128, 128, dtype=np.int8).reshape(8, 32)
     expanded = np.empty(256, dtype=np.float32)
-    q8_0.dequantize(one.view(np.uint8), 0, 8, expanded, 0, LANES, PART)
+    q8_0.dequantize(one.view(np.uint8), 0, 8, expanded, 0, LANES, PART, 0)
     np.testing.assert_array_equal(expanded, np.arange(-128, 128))
 
 
@@ -29,7 +29,7 @@ def test_scales_of_every_size_are_widened_exactly():
     made = np.empty(len(scales), layout.Q8_0)
     made["d"], made["qs"] = scales, 1
     expanded = np.empty(32 * len(scales), dtype=np.float32)
-    q8_0.dequantize(made.view(np.uint8), 0, len(scales), expanded, 0, LANES, PART)
+    q8_0.dequantize(made.view(np.uint8), 0, len(scales), expanded, 0, LANES, PART, 0)
     np.testing.assert_array_equal(expanded.reshape(-1, 32), np.repeat(scales.astype(np.float32)[:, None], 32, axis=1))
 
 

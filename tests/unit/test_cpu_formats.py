@@ -1,0 +1,50 @@
+"""Storage formats are compiled one by one, when a model needs them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba")
+
+from kernels.cpu import library, machine_code
+from mlx_engine.backends import kernels
+from mlx_engine.errors import BackendUnavailableError
+from tests.unit.test_cpu_library import python
+
+
+@pytest.mark.parametrize("name", library.FORMATS)
+def test_every_format_has_its_own_code(name: str):
+    module = importlib.import_module(f"kernels.cpu.{name}")
+    found = library.load().format(name)
+    assert found[2:] == (module.BLOCK, module.BLOCK_BYTES, module.MOST)
+    assert 0 < found.four_rows != found.expand > 0
+    assert library.code_file(name).exists()
+
+
+def test_formats_that_are_missing_are_compiled_at_the_same_time(tmp_path: Path):
+    """And those that are loaded are not compiled again."""
+    code = (
+        "import types; from kernels.cpu import library; import kernels.cpu; asked = []\n"
+        "def build(parts): asked.append(sorted(parts)); raise RuntimeError('no compiler')\n"
+        "loaded = library.load(); loaded.format('q8_0')\n"
+        "library.code_file = lambda part: library.Path('/nowhere') / part\n"
+        "kernels.cpu.machine_code = types.SimpleNamespace(build=build)\n"
+        "try: loaded.format('q4_0', 'q8_0', 'q6_k')\n"
+        "except RuntimeError: print(asked, loaded.has_format('q8_0'), loaded.has_format('q4_0'))"
+    )
+    assert python(code).stdout.strip() == "[['q4_0', 'q6_k']] True False"
+
+
+def test_a_format_that_cannot_be_compiled_is_an_error_that_names_the_way_out(monkeypatch: pytest.MonkeyPatch):
+    def build(parts: list[str]) -> dict[str, bytes]:
+        raise RuntimeError("no space left")
+
+    loaded = library.load()
+    monkeypatch.setattr(loaded, "_formats", {})
+    monkeypatch.setattr(machine_code, "build", build)
+    monkeypatch.setattr(library, "code_file", lambda part: Path("/nowhere") / part)
+    with pytest.raises(BackendUnavailableError, match="q4_1 cannot be compiled: RuntimeError: no space left"):
+        kernels.load_formats(loaded, {"q4_1"})
