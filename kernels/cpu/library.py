@@ -26,10 +26,11 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
-    "attend": "iiiiiiiiiiiiiiifii",
+    "attend": "iiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiiii",
     "sum_exp": "iifi",
+    "soft_cap": "iifi",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
@@ -138,6 +139,7 @@ class Library:
     run_steps: Callable[..., None]
     embed: Callable[..., None]
     sum_exp: Callable[..., None]
+    soft_cap: Callable[..., None]
 
     def __init__(self, code: bytes) -> None:
         binding.initialize_native_target()

@@ -15,7 +15,7 @@ from math import isclose
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Token
+from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
 from mlx_engine.models.config import CLOSE, Declared, Expected, Naming, declared, number, whole
@@ -174,18 +174,18 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
+        scores = Scores(config.attention_scale)
         layers = [
             Layer(
                 **parts(parameters, i, config.norm_eps),
                 rope=everywhere if window is None else nearby,
                 window=window,
+                scores=scores,
             )
             for i, window in enumerate(config.windows)
         ]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.attention_scale
-        )
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D), the embeddings times the square root of D.

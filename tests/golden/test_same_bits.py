@@ -21,6 +21,7 @@ import mlx_engine
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.parameters import Scores
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
@@ -181,13 +182,13 @@ def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.Monkey
     of, attention, calls = engine("builtin", *BACKENDS[0]), CompiledBackend.attention, itertools.count()
     want = in_passes(of, [LENGTH])
 
-    def shifted(self: CompiledBackend, q: np.ndarray, kv: KVView, counts: Sequence[int], scale: float) -> np.ndarray:
+    def shifted(self: CompiledBackend, q: np.ndarray, kv: KVView, counts: Sequence[int], scores: Scores) -> np.ndarray:
         if next(calls) % 2:
-            return attention(self, q, kv, counts, scale)
+            return attention(self, q, kv, counts, scores)
         (span,), rows = kv.spans, []
         for row, length in zip(q, range(span.length - len(q) + 1, span.length + 1), strict=True):
             later = KVSpan(np.concatenate((span.pages[:1], span.pages)), length + kv.page, 1)
-            rows.append(attention(self, row[None], kv._replace(spans=[later], window=length), [1], scale))
+            rows.append(attention(self, row[None], kv._replace(spans=[later], window=length), [1], scores))
         return np.concatenate(rows)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)

@@ -19,7 +19,7 @@ from kernels.metal import attention
 from kernels.metal.cases import numbers
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.metal import MetalBackend
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from mlx_engine.quant import BY_NAME
@@ -181,11 +181,11 @@ def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, pa
         alone = {}
         for b, p in rows:
             given = made.arguments([b], [(b, p)], 16, order)
-            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, scale))[0]
+            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, Scores(scale)))[0]
         for n in (1, 2, 5, 9, len(rows)):
             some = [rows[i] for i in order.permutation(len(rows))[:n]]
             given = made.arguments([2, 0, 1], some, page, order)
-            found = be.host(be.kernels.attention(*given, page, window, scale))
+            found = be.host(be.kernels.attention(*given, page, window, Scores(scale)))
             np.testing.assert_array_equal(found, np.stack([alone[row] for row in some]))
             wanted = attention.twin(*given, page, window, scale).value
             assert np.linalg.norm(found - wanted) < 1e-6 * np.linalg.norm(wanted)
@@ -201,9 +201,9 @@ def test_keys_behind_a_row_and_before_its_window_do_not_matter(be: MetalBackend)
         store[:, :, pages[0, p // 16] + p % 16] = np.nan
     pages[0, : (100 - window + 1) // 16], pages[0, 192 // 16 :] = -1, -1
     with be.session():
-        whole = be.host(be.kernels.attention(*given, 16, window, 0.2))
+        whole = be.host(be.kernels.attention(*given, 16, window, Scores(0.2)))
         given[1:3] = mx.array(store), mx.array(pages)
-        np.testing.assert_array_equal(be.host(be.kernels.attention(*given, 16, window, 0.2)), whole)
+        np.testing.assert_array_equal(be.host(be.kernels.attention(*given, 16, window, Scores(0.2))), whole)
 
 
 def test_attention_is_mlx_s_for_other_heads_and_where_the_kernel_is_refused(monkeypatch, caplog):
@@ -213,10 +213,10 @@ def test_attention_is_mlx_s_for_other_heads_and_where_the_kernel_is_refused(monk
     q, store, pages, owner, position = Paged().arguments([1], [(1, 39)], 16, order)
     span = KVSpan(np.array(pages[0]), 40, 1)
     with be.session(), caplog.at_level(logging.WARNING), counted() as launches:
-        narrow = be.attention(q[:, :, :12], KVView(store[:, :, :, :12], 16, [span]), [1], 1.0)
+        narrow = be.attention(q[:, :, :12], KVView(store[:, :, :, :12], 16, [span]), [1], Scores(1.0))
         assert be.kernels.refused == {}
         for _ in range(2):
-            found = be.host(be.attention(q, KVView(store, 16, [span]), [1], 1.0))
+            found = be.host(be.attention(q, KVView(store, 16, [span]), [1], Scores(1.0)))
         assert launches == {"attention": 1}  # which was tried
     assert narrow.shape == (1, H, 12)
     wanted = attention.twin(q, store, pages, owner, position, 16, 0, 1.0).value
@@ -232,7 +232,7 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
     with be.session():
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        be.wait(be.kernels.attention(mx.ones((1, 1, 8)), store, *tables, page, 0, 1.0))
+        be.wait(be.kernels.attention(mx.ones((1, 1, 8)), store, *tables, page, 0, Scores(1.0)))
     assert mx.get_peak_memory() - before < store.nbytes // 4
 
 
