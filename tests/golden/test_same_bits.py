@@ -30,12 +30,14 @@ from tests.golden.test_formats import random_weights, write
 
 # Models of random blocks; "mixed" has matrices of several formats.
 RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed")
-# By name: formats and architectures. Gemma 3 has a sliding window of 8 tokens, GPT-2 layer norms and biases.
+# By name: formats and architectures. Gemma 2 and 3 have a sliding window of 8 tokens, Gemma 2 soft caps, and GPT-2 layer
+# norms and biases.
 STORED: dict[str, str | Path] = {
     "builtin": "builtin",
     "qwen3-F32": DATA / "qwen3-micro" / "model-f32.gguf",
     "qwen3-F16": DATA / "qwen3-micro" / "model-f16.gguf",
     "qwen3-Q8_0": DATA / "qwen3-micro" / "model-q8_0.gguf",
+    "gemma2": DATA / "gemma2-micro" / "hf",
     "gemma3": DATA / "gemma3-micro" / "hf",
     "gpt2": DATA / "gpt2-micro" / "hf",
     "llama": DATA / "llama-micro" / "hf",
