@@ -30,8 +30,8 @@ from tests.golden.test_formats import random_weights, write
 
 # Models of random blocks; "mixed" has matrices of several formats.
 RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed")
-# By name: formats and architectures. Gemma 2 and 3 have a sliding window of 8 tokens, Gemma 2 soft caps, and GPT-2 layer
-# norms and biases.
+# By name: formats and architectures. Gemma 2 and 3 have a sliding window of 8 tokens, Gemma 2 soft caps, GPT-2
+# layer norms and biases.
 STORED: dict[str, str | Path] = {
     "builtin": "builtin",
     "qwen3-F32": DATA / "qwen3-micro" / "model-f32.gguf",
@@ -202,12 +202,12 @@ def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.Monkey
 
 
 def digest() -> str:
-    """Return the digest of all logits of three models, in passes of 1, 8 and all tokens.
+    """Return the digest of all logits of four models, in passes of 1, 8 and all tokens.
 
     `test_cpu_library.py`, where the kernels are compiled for another processor, compares it between the two.
     """
     found = hashlib.sha256()
-    for name in ("builtin", "qwen3-Q8_0", "gemma3"):
+    for name in ("builtin", "qwen3-Q8_0", "gemma2", "gemma3"):
         of = engine(STORED[name], *BACKENDS[0])
         for length in (1, 8, LENGTH):
             found.update(in_passes(of, cut(LENGTH, length)).tobytes())
