@@ -176,18 +176,21 @@ class Paged:
 def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, page: int, window: int):
     """Rows alone in pages of 16 that follow each other, and many at once from several sequences in shuffled pages."""
     made, scale, order = Paged(), E**-0.5, np.random.default_rng(page)
+    # Pages of 256 with a soft cap and sinks, too.
+    softcap, sinks = (2.0, mx.array([0.5, -60.0, 3.0, 60.0])) if page == 256 else (None, None)
+    scores = Scores(scale, softcap, sinks)
     rows = [(b, p) for b, n in enumerate(SEQUENCES) for p in sorted({0, 1, 31, 32, 39, 255, 256, 299}) if p < n]
     with be.session():
         alone = {}
         for b, p in rows:
             given = made.arguments([b], [(b, p)], 16, order)
-            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, Scores(scale)))[0]
+            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, scores))[0]
         for n in (1, 2, 5, 9, len(rows)):
             some = [rows[i] for i in order.permutation(len(rows))[:n]]
             given = made.arguments([2, 0, 1], some, page, order)
-            found = be.host(be.kernels.attention(*given, page, window, Scores(scale)))
+            found = be.host(be.kernels.attention(*given, page, window, scores))
             np.testing.assert_array_equal(found, np.stack([alone[row] for row in some]))
-            wanted = attention.twin(*given, page, window, scale).value
+            wanted = attention.twin(*given, page, window, scale, softcap, sinks).value
             assert np.linalg.norm(found - wanted) < 1e-6 * np.linalg.norm(wanted)
 
 
@@ -239,9 +242,10 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
 # ---- a whole model ----
 
 
-def test_logits_have_the_same_bits_in_any_batch():
+@pytest.mark.parametrize("name", ["qwen3-micro/model-q8_0.gguf", "gemma2-micro/hf"])
+def test_logits_have_the_same_bits_in_any_batch(name: str):
     """Alone in one pass, in chunks, and beside another sequence, in pages of any size."""
-    engine = load(EMULATED, DATA / "qwen3-micro" / "model-q8_0.gguf")
+    engine = load(EMULATED, DATA / name)
     model, be = engine.model, engine.backend
     ids, other = [5, 9, 1, 2, 44, 8, 3, 31, 7, 20, 11], [3, 3, 40, 6]
     want = np.asarray(engine.logits(ids))
