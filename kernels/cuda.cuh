@@ -57,6 +57,7 @@ namespace metal {
 namespace precise {
 METAL_FUNC float exp(float x) { return expf(x); }
 METAL_FUNC float exp2(float x) { return exp2f(x); }
+METAL_FUNC float tanh(float x) { return tanhf(x); }
 METAL_FUNC float rsqrt(float x) { return __frsqrt_rn(x); }
 }  // namespace precise
 }  // namespace metal

@@ -88,6 +88,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "add_dots": (tile.add_dots.py_func, tile_arguments),
         "sum_weighted": (tile.sum_weighted.py_func, (floats, n, n, n, floats, n, n, n, n, floats, n, n, n)),
         "attention_block._weights": (attention_block._weights.py_func, (floats, n, n, n, n, n, f)),
+        "attention_block._squash": (attention_block._squash.py_func, (floats, n, n, n, f)),
         "attention_block.join": (attention_block.join.py_func, (floats, n, floats, n, n)),
         "rms_norm": (norms.rms_norm.py_func, (floats, n, n, floats, f, floats, n)),
         "layer_norm": (norms.layer_norm.py_func, (floats, n, n, floats, floats, f, floats, n)),

@@ -23,6 +23,10 @@ _DECODER = {
 _HEADS = {"attention.key_length": 64, "attention.value_length": 64}
 # By architecture: the naming of its files, and their settings.
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gguf", {
+        **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    }),
     "gemma3": ("gguf", {
         **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
     }),

@@ -17,12 +17,14 @@ from typing import Any
 
 from kernels.cpu.attention_block import (
     COLUMN,
+    INNER_SCALE,
     LEAST,
     N_SEQUENCES,
     OUT,
     PAGE,
     SCALE,
     SEQUENCES,
+    SINKS,
     SLOTS,
     SPAN,
     STORE,
@@ -148,8 +150,9 @@ def attend_prefill(job: Any, chunk: int, scratch: int) -> None:
                     join(sums, r * row, found, (r - first) * row, width)
         block += 1
     for r in range(rows):
-        to = (sequence[SEQ_ROW] + t + r % n_tokens) * job[H] + head * group + r // n_tokens
-        finish(sums, r * row, width, out, to * width)
+        own_head = head * group + r // n_tokens
+        to = (sequence[SEQ_ROW] + t + r % n_tokens) * job[H] + own_head
+        finish(job, own_head, sums, r * row, width, out, to * width)
 
 
 # ---- the job ----
@@ -183,15 +186,15 @@ def _join_blocks(job: Any, n_sequences: int, parts: Any, out: Any) -> None:
             at = sequence[SEQ_PART] + r * n_blocks
             for block in range(1, n_blocks):
                 join(parts, at * row, parts, (at + block) * row, width)
-            finish(parts, at * row, width, out, to * width)
+            finish(job, r % job[H], parts, at * row, width, out, to * width)
             to += 1
 
 
 @entry
 def attend(
     address: int, decode: int, prefill: int, q: int, n_rows: int, n_heads: int, n_kv_heads: int, width: int, store: int,
-    slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float, parts: int,
-    out: int,
+    slots: int, page: int, window: int, sequences: int, n_sequences: int, column: int, scale: float, softcap: float,
+    sinks: int, parts: int, out: int,
 ) -> None:  # fmt: skip
     """Compute (R, H, E) attention of queries over pages of a store.
 
@@ -212,13 +215,18 @@ def attend(
         n_sequences: B.
         column: the word of a sequence that holds its number of queries.
         scale: factor of the scores.
+        softcap: the scores become `softcap * tanh(score / softcap)`; 0 is no soft cap.
+        sinks: address of (H,), one more logit for each query head, without a value; 0 is none.
         parts: address of memory for the results of blocks: H (E + 16) floats for each query and block that has visible
             keys. Used for up to `SMALL_BATCH` queries in all.
         out: address of (R, H, E).
     """
     job = words(address)[JOB:]
     job[Q], job[STORE], job[OUT], job[H], job[G], job[E] = q, store, out, n_heads, n_kv_heads, width
-    job[SLOTS], job[PAGE], job[WINDOW], job[SCALE] = slots, page, window, word(scale / math.log(2))
+    job[SLOTS], job[PAGE], job[WINDOW], job[SINKS] = slots, page, window, sinks
+    # The outer factor has log2(e), for powers of 2.
+    job[SCALE] = word((scale if softcap == 0 else softcap) / math.log(2))
+    job[INNER_SCALE] = word(0.0 if softcap == 0 else scale / softcap)
     job[SEQUENCES], job[N_SEQUENCES], job[COLUMN] = sequences, n_sequences, column
     job[SPAN] = max(1, QUERIES * n_kv_heads // (n_heads * LANES)) * LANES
     if n_rows > SMALL_BATCH:

@@ -4,11 +4,12 @@ The order of summation depends neither on how many queries or sequences a pass h
 new in the pass:
 
     Keys are cut into blocks of BLOCK keys, counted from position 0. A score is a dot product in the order of `tile.py`,
-    times the scale. The weight of a key is 2 to the power of its score minus the largest score of the block. The
-    weights of a block are added in 16 sums: sum l adds the weights of keys l, l + 16, ... of the block, and halves of
-    the 16 sums are then added to halves. Values are added in the order of keys, from zero, by
-    `sum = fma(weight, value, sum)`. Blocks are joined in their order: the running sums and the block's sums are both
-    scaled by powers of 2 to the larger of their two largest scores, by `sum = fma(new, its scale, sum * its scale)`.
+    times the scale; with a soft cap it is the cap times the tanh of the score over the cap. The weight of a key is 2 to
+    the power of its score minus the largest score of the block. The weights of a block are added in 16 sums: sum l adds
+    the weights of keys l, l + 16, ... of the block, and halves of the 16 sums are then added to halves. Values are
+    added in the order of keys, from zero, by `sum = fma(weight, value, sum)`. Blocks are joined in their order: the
+    running sums and the block's sums are both scaled by powers of 2 to the larger of their two largest scores, by
+    `sum = fma(new, its scale, sum * its scale)`. A sink is joined after the last block, as a key whose value is 0.
 
 A masked key has weight 0, which changes no bit, so masked keys at the ends of a block are skipped. The running sum is
 rescaled as in Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018) and Dao et al.
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.exponentials import exp2_below
+from kernels.cpu.exponentials import exp2_below, tanh
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import BLOCK, LANES, LINE_BYTES, SCORES, SEQ_PAGES, SMALL_BATCH, TILE_ROWS
 from kernels.cpu.memory import floats, number, raw, words
@@ -49,11 +50,15 @@ from kernels.cpu.vectors import (
 # Words of an attention job. Q and OUT are the addresses of (R, H, E) arrays; in decode OUT is that of the results of
 # blocks. STORE is the address of the KV store, (2, G, slots, E), of SLOTS slots per head; PAGE is the number of tokens
 # of a page. COLUMN is the word of a sequence that holds its number of queries. SPAN is the number of tokens of a chunk
-# in prefill.
-Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN = range(14)
+# in prefill. SCALE is the factor of the scores, or with a soft cap the cap, and INNER_SCALE the factor of the argument
+# of tanh, or 0; both are bits of float64. SINKS is the address of the sinks (H,), or 0.
+(
+    Q, STORE, OUT, H, G, E, SLOTS, PAGE, WINDOW, SCALE, SEQUENCES, N_SEQUENCES, COLUMN, SPAN, INNER_SCALE, SINKS,
+) = range(16)  # fmt: skip
 
 # The largest score of no keys.
 LEAST = np.float32(-np.inf)
+LOG2_E = np.float32(1.4426950408889634)
 # Prefetch distance in bytes, along the keys.
 _AHEAD = 2048
 
@@ -79,6 +84,14 @@ def _scores(
         # Fewer than four keys are left, and pages may end here: a row distance of 0 gives the tile one key four times.
         set_dots(data, j * width, 0, q, at, width, n, width, scores, j, SCORES)
         j += 1
+
+
+@jit
+def _squash(scores: Any, at: int, first: int, last: int, scale: Any) -> None:
+    """Replace the scores of a query for keys first to last - 1 by `tanh(scale * score)`."""
+    factor = splat(scale)
+    for j in range(first - first % LANES, last, LANES):
+        store(scores, at + j, tanh(mul(load(scores, at + j), factor)))
 
 
 @jit
@@ -141,9 +154,11 @@ def attend_block(
         keys, stop = _key_run(job, pages, head, start, j, last)
         _scores(keys, j, stop, queries, first_row * width, n, width, scores, keys + by_value, far)
         j = stop
-    scale = np.float32(number(job[SCALE]))
+    scale, inner_scale = np.float32(number(job[SCALE])), np.float32(number(job[INNER_SCALE]))
     for i in range(n):
         begin, end = _visible(job, position + (first_row + i) % n_tokens, start)
+        if inner_scale != 0:
+            _squash(scores, i * SCORES, first, last, inner_scale)
         largest, sum_ = _weights(scores, i * SCORES, first, last, begin, end, scale)
         put(found, i * row + width, largest)
         put(found, i * row + width + 1, sum_)
@@ -203,8 +218,22 @@ def join(sums: Any, to: int, found: Any, at: int, width: int) -> None:
 
 
 @jit
-def finish(sums: Any, at: int, width: int, out: Any, to: int) -> None:
-    """Divide the weighted sums by the sum of the weights: `out[to ...]`, E elements."""
+def _join_sink(sums: Any, at: int, width: int, sink: Any) -> None:
+    """Join a sink, times log2(e), to the running result: a key with this score and weight 1, whose value is 0."""
+    before = get(sums, at + width)
+    largest = max(before, sink)
+    old_scale, new_scale = exp2_below(splat(before - largest)), exp2_below(splat(sink - largest))
+    for e in range(0, width, LANES):
+        store(sums, at + e, mul(load(sums, at + e), old_scale))
+    store(sums, at + width, add(new_scale, mul(splat(get(sums, at + width + 1)), old_scale)))
+    put(sums, at + width + 1, get(sums, at + width))
+
+
+@jit
+def finish(job: Any, head: int, sums: Any, at: int, width: int, out: Any, to: int) -> None:
+    """Divide the weighted sums of a query of this head by the sum of the weights: `out[to ...]`, E elements."""
+    if job[SINKS] != 0:
+        _join_sink(sums, at, width, get(floats(job[SINKS]), head) * LOG2_E)
     divisor = splat(get(sums, at + width + 1))
     for e in range(0, width, LANES):
         store(out, to + e, div(load(sums, at + e), divisor))

@@ -7,10 +7,13 @@ import numpy as np
 from kernels.cpu.norms_numpy import Floats
 
 
-def attend(q: Floats, kv: Floats, window: int, scale: float, out: Floats) -> None:
+def attend(
+    q: Floats, kv: Floats, window: int, scale: float, out: Floats, softcap: float = 0.0, sinks: Floats | None = None
+) -> None:
     """Compute (T, H, E) attention of the last T tokens over keys and values (2, G, S, E) of S tokens.
 
     A query attends to the keys up to its own token; with a window other than 0, to the latest `window` of them.
+    A soft cap other than 0 is applied to the scores. `sinks` (H,) has one more score for each head, without a value.
     """
     (n_tokens, n_heads, _), n_keys = q.shape, kv.shape[2]
     group = n_heads // kv.shape[1]
@@ -21,6 +24,10 @@ def attend(q: Floats, kv: Floats, window: int, scale: float, out: Floats) -> Non
     for h in range(n_heads):
         keys, values = kv[:, h // group]
         scores = scale * (q[:, h] @ keys.T)
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
         scores[hidden] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[:, h] = weights @ values / weights.sum(axis=1, keepdims=True)
+        sink = -np.inf if sinks is None else sinks[h]
+        most = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        weights = np.exp(scores - most)
+        out[:, h] = weights @ values / (weights.sum(axis=1, keepdims=True) + np.exp(sink - most))

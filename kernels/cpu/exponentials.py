@@ -1,4 +1,4 @@
-"""Powers of e and of 2 of SIMD vectors of 16 floats."""
+"""Powers of e and of 2, and the hyperbolic tangent, of SIMD vectors of 16 floats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
-from kernels.cpu.vectors import call_llvm, fma, larger, mul, smaller, splat, sub, vector
+from kernels.cpu.vectors import add, call_llvm, div, fma, larger, mul, smaller, splat, sub, vector
 
 _F32, _I32 = ir.FloatType(), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
@@ -62,6 +62,28 @@ def exp(x: Any) -> Any:
     p = fma(p, r, splat(1.0))
     p = fma(p, r, splat(1.0))
     return _times_power_of_two(p, n)
+
+
+@jit
+def tanh(x: Any) -> Any:
+    """`tanh(x)` within 3 units in the last place, also near 0; NaN for NaN.
+
+    `tanh(x) = y / (y + 2)` with `y = e**(2 x) - 1`. With 2 x = n ln 2 + r as in `exp`, y is `2**n (e**r - 1)` plus
+    `2**n - 1`, which is 0 for small x. Beyond 10 the result is 1 in float32.
+    """
+    x = larger(splat(-20.0), smaller(splat(20.0), add(x, x)))
+    n = _round(mul(x, splat(1.4426950408889634)))
+    r = fma(n, splat(-0.693359375), x)
+    r = fma(n, splat(2.12194440054690583e-4), r)
+    p = fma(r, splat(1 / 5040), splat(1 / 720))
+    p = fma(p, r, splat(1 / 120))
+    p = fma(p, r, splat(1 / 24))
+    p = fma(p, r, splat(1 / 6))
+    p = fma(p, r, splat(0.5))
+    p = fma(p, mul(r, r), r)
+    power = _times_power_of_two(splat(1.0), n)
+    y = fma(p, power, sub(power, splat(1.0)))
+    return div(y, add(y, splat(2.0)))
 
 
 @intrinsic

@@ -99,11 +99,12 @@ PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
-# ROW_WIDTH is the head dim, or the width of copied rows.
+# ROW_WIDTH is the head dim, or the width of copied rows. STEP_SCALE and STEP_SOFTCAP are the bits of float64 numbers; 0
+# is no soft cap. STEP_SINKS is the address of sinks (H,), or 0.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
-    N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_WIDTH,
-) = range(20)  # fmt: skip
+    N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, STEP_WIDTH,
+) = range(22)  # fmt: skip
 # Words of a forward pass: numbers of tokens, of wanted rows and of sequences, tokens per page; the addresses of the
 # tokens' positions (T,) and of the wanted rows' numbers (R,), both int64.
 PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_WIDTH = range(7)

@@ -23,7 +23,7 @@ from kernels.folder import cache_folder
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
     "products": ("embedding", "gemm", "gemv", "linear"),
-    "steps": ("attention", "heads", "jobs", "program", "sum_exp"),
+    "steps": ("attention", "heads", "jobs", "program", "soft_cap", "sum_exp"),
 }
 # The storage formats; each is compiled alone. The module of a format has its name.
 FORMATS = ("float32", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
@@ -33,10 +33,11 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
-    "attend": "iiiiiiiiiiiiiiifii",
+    "attend": "iiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
     "sum_exp": "iifi",
+    "soft_cap": "iifi",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
@@ -179,6 +180,7 @@ class Library(Code):
     run_steps: Callable[..., None]
     embed: Callable[..., None]
     sum_exp: Callable[..., None]
+    soft_cap: Callable[..., None]
 
     def __init__(self, objects: Iterable[bytes]) -> None:
         super().__init__(objects)

@@ -74,7 +74,24 @@ def exp2_below(x: Floats) -> Floats:
     return (power.view(np.int32) + (n.astype(np.int32) << 23)).view(np.float32)
 
 
-def attend(q: Floats, kv: Floats, window: int, scale: float) -> Floats:
+def tanh(x: Floats) -> Floats:
+    """Return `tanh(x)` as `exponentials.tanh` computes it."""
+    x = np.clip(x + x, np.float32(-20), np.float32(20))
+    n = np.rint(x * np.float32(1.4426950408889634))
+    r = fma(n, np.full_like(x, -0.693359375), x)
+    r = fma(n, np.full_like(x, 2.12194440054690583e-4), r)
+    p = np.full_like(x, 1 / 5040)
+    for k in range(6, 1, -1):
+        p = fma(p, r, np.float32(1 / math.factorial(k)))
+    p = fma(p, r * r, r)
+    power = np.exp2(n)
+    y = fma(p, power, power - np.float32(1))
+    return y / (y + np.float32(2))
+
+
+def attend(
+    q: Floats, kv: Floats, window: int, scale: float, softcap: float = 0.0, sinks: Floats | None = None
+) -> Floats:
     """Return (T, H, E) attention of the last T tokens over keys and values.
 
     Args:
@@ -82,6 +99,8 @@ def attend(q: Floats, kv: Floats, window: int, scale: float) -> Floats:
         kv: (2, G, S, E): keys, then values, from position 0 on.
         window: number of latest tokens that a query attends to; 0 is all.
         scale: factor of the scores.
+        softcap: the cap of the scores; 0 is none.
+        sinks: (H,), one more score for each query head, without a value.
     """
     (n_tokens, n_heads, width), n_kv_heads = q.shape, kv.shape[1]
     out = np.empty_like(q)
@@ -89,18 +108,28 @@ def attend(q: Floats, kv: Floats, window: int, scale: float) -> Floats:
         end = kv.shape[2] - n_tokens + 1 + t
         begin = max(0, end - window) if window else 0
         heads = q[t].reshape(n_kv_heads, n_heads // n_kv_heads, 1, width)
-        out[t] = _attend_token(heads, kv[:, :, None], begin, end, np.float32(scale / math.log(2)))
+        outer, inner = (softcap, scale / softcap) if softcap else (scale, 0.0)
+        factors = np.float32(outer / math.log(2)), np.float32(inner)
+        own = None if sinks is None else sinks.reshape(n_kv_heads, -1) * np.float32(1.4426950408889634)
+        out[t] = _attend_token(heads, kv[:, :, None], begin, end, factors, own)
     return out
 
 
-def _attend_token(q: Floats, kv: Floats, begin: int, end: int, scale: np.float32) -> Floats:
-    """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E)."""
+def _attend_token(
+    q: Floats, kv: Floats, begin: int, end: int, factors: tuple[np.float32, np.float32], sinks: Floats | None
+) -> Floats:
+    """Return (H, E) attention of one token over keys [begin, end); q is (G, H / G, 1, E), kv (2, G, 1, S, E).
+
+    `factors` are the outer factor of a score, and the factor of the argument of tanh, or 0. `sinks` is (G, H / G).
+    """
+    scale, inner = factors
     largest = np.full(q.shape[:2], -np.inf, dtype=np.float32)
     divisor, sums = np.zeros(q.shape[:2], dtype=np.float32), np.zeros((*q.shape[:2], q.shape[3]), dtype=np.float32)
     for block in range(begin // BLOCK, -(-end // BLOCK)):
         first = block * BLOCK
         seen = slice(max(begin, first), min(end, first + BLOCK))
-        scores = dot(kv[0][..., seen, :], q) * scale
+        scores = dot(kv[0][..., seen, :], q)
+        scores = (tanh(scores * inner) if inner else scores) * scale
         found = scores.max(axis=-1)
         weights = exp2_below(scores - np.maximum(found, np.float32(-3e38))[..., None])
         # Sums by lane: the weight of key j of the block is added in lane j % 16.
@@ -114,4 +143,8 @@ def _attend_token(q: Floats, kv: Floats, begin: int, end: int, scale: np.float32
         old, new = exp2_below(largest - joined), exp2_below(found - joined)
         sums = fma(sum_weighted(weights, kv[1][..., seen, :]), new[..., None], sums * old[..., None])
         divisor, largest = fma(halves(by_lane), new, divisor * old), joined
+    if sinks is not None:
+        joined = np.maximum(largest, sinks)
+        old, new = exp2_below(largest - joined), exp2_below(sinks - joined)
+        sums, divisor = sums * old[..., None], new + divisor * old
     return np.asarray(sums / divisor[..., None], dtype=np.float32).reshape(-1, q.shape[3])

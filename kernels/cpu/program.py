@@ -50,6 +50,8 @@ from kernels.cpu.layout import (
     SIN,
     STEP_BLOCK,
     STEP_SCALE,
+    STEP_SINKS,
+    STEP_SOFTCAP,
     STEP_WIDTH,
     STEPS,
     TASK_ATTEND_DECODE,
@@ -116,7 +118,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
             address, entries[TASK_ATTEND_DECODE], entries[TASK_ATTEND_PREFILL], a, n_rows, step[N_HEADS],
             step[N_KV_HEADS], step[ROW_WIDTH], kv[KV_STORE], kv[KV_SLOTS], of[PASS_PAGE], kv[KV_WINDOW],
             words(kv[KV_GROUP])[GROUP_SEQUENCES], of[PASS_SEQUENCES],
-            SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]), parts, out,
+            SEQ_WANTED if step[WANTED] != 0 else SEQ_NEW, number(step[STEP_SCALE]),
+            number(step[STEP_SOFTCAP]), step[STEP_SINKS], parts, out,
         )  # fmt: skip
         invoke(entries[ENTRY_ATTEND], arguments)
     elif step[OP] == COPY:

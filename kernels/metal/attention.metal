@@ -1,6 +1,7 @@
 // Softmax attention over pages of keys and values: a threadgroup has a row and HEADS query heads that share a KV head.
 // H query heads, G KV heads of E elements; PAGE positions per page; WINDOW: the number of latest positions that a row
-// attends to, 0 for all. attention.py defines the order of summation: a chain of blocks of 32 keys per SIMD-group.
+// attends to, 0 for all. SOFTCAP: scores are scale[0] tanh(scale[1] score). SINKS: one more score for each query head,
+// without a value. attention.py defines the order of summation: a chain of blocks of 32 keys per SIMD-group.
   threadgroup float totals[CHAINS * HEADS * E];
   threadgroup float weights[CHAINS * HEADS * 2];
   const int lane = int(thread_index_in_simdgroup);
@@ -42,7 +43,9 @@
       UNROLL for (int h = 0; h < HEADS; h++) {
         float score = 0.0f;
         UNROLL for (int i = 0; i < E / 8; i++) score = fma(queries[h * E / 8 + i], key[i], score);
-        score = add_streams(score) * scale[0];
+        score = add_streams(score);
+        if (SOFTCAP) score = metal::precise::tanh(score * scale[1]);
+        score = score * scale[0];
         // So low that the weight is 0, but finite, because infinity minus infinity is NaN.
         scores[h * 8 + j] = p >= first && p <= last ? score : -3.0e38f;
       }
@@ -94,11 +97,14 @@
     const int h = i / E;
     float most = weights[h * 2];
     for (int c = 1; c < CHAINS; c++) most = max(most, weights[(c * HEADS + h) * 2]);
+    const float sink = SINKS ? sinks[head0 + h] * 1.44269504f : 0.0f;
+    if (SINKS) most = max(most, sink);
     float sum = 0.0f, divisor = 0.0f;
     for (int c = 0; c < CHAINS; c++) {
       const float share = metal::precise::exp2(weights[(c * HEADS + h) * 2] - most);
       sum = fma(totals[c * HEADS * E + i], share, sum);
       divisor = fma(weights[(c * HEADS + h) * 2 + 1], share, divisor);
     }
+    if (SINKS) divisor = divisor + metal::precise::exp2(sink - most);
     y[(size_t(row) * H + head0) * E + i] = sum / divisor;
   }

@@ -9,7 +9,7 @@ sequences a launch has, nor on the size of pages, nor on where pages are:
     the parts are added as a tree. The weight of a key is 2 to the power of its score minus the largest score so far of
     its chain. A chain sums its blocks sequentially, and a stream its keys; if a block has a larger score, the sums are
     first scaled to it. The four streams of a chain are added as a tree, and the chains in their order, scaled to the
-    largest score.
+    largest score. The weight of a sink is added to the divisor last.
 
 A masked key is skipped: its weight is 0, which changes no bit. The running sum is rescaled as in Milakov and Gimelshein
 ("Online normalizer calculation for softmax", 2018) and Dao et al. ("FlashAttention", 2022).
@@ -27,7 +27,7 @@ from kernels.launch import Size, launch
 from kernels.metal import arguments
 from kernels.metal.twins import EPSILON, PRODUCT, Expected, wide
 
-KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale"], ["y"])
+KERNEL = Kernel.load("attention", ["q", "store", "pages", "owner", "position", "scale", "sinks"], ["y"])
 # Part of the order of summation: not to be tuned.
 CHAINS = 8
 # The most elements of the heads of a threadgroup, where a narrow head counts as 64. More heads read keys less often;
@@ -58,6 +58,8 @@ def attention(
     page: int,
     window: int,
     scale: float,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Compute softmax attention of R query rows of B sequences.
 
@@ -71,6 +73,8 @@ def attention(
         page: positions per page.
         window: number of latest positions, including its own, that a row attends to; 0 is all.
         scale: factor of the scores.
+        softcap: the scores become `softcap * tanh(score / softcap)`; None for no soft cap.
+        sinks: (H,) float32, one more score for each query head, without a value; None for no sinks.
 
     Returns:
         (R, H, E) float32. `twin` has the error bound. Slots, owners and positions are not checked, because the host
@@ -86,10 +90,16 @@ def attention(
         raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")
     arguments.array("attention", "owner", owner, (R,), mx.int32)
     arguments.array("attention", "position", position, (R,), mx.int32)
+    if sinks is not None:
+        arguments.array("attention", "sinks", sinks, (H,), mx.float32)
+    # The outer factor has log2(e), for powers of 2.
+    outer, *inner = (scale,) if softcap is None else (softcap, scale / softcap)
+    constants = arguments.constants(outer / math.log(2), *inner)
     threads, group = grid(R, H, G, E)
     (y,) = launch(
         KERNEL,
-        [q, store, pages, owner, position, arguments.constants(scale / math.log(2))],
+        # Without sinks the kernel reads none: any float32 array will do.
+        [q, store, pages, owner, position, constants, constants if sinks is None else sinks],
         template=(
             ("H", H),
             ("G", G),
@@ -98,6 +108,8 @@ def attention(
             ("CHAINS", CHAINS),
             ("PAGE", page),
             ("WINDOW", window),
+            ("SOFTCAP", softcap is not None),
+            ("SINKS", sinks is not None),
         ),
         grid=threads,
         threadgroup=group,
@@ -116,11 +128,14 @@ def twin(
     page: int,
     window: int,
     scale: float,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
 ) -> Expected:
     """Return the same in float64, with the error bound.
 
     A score has the roundings of a product, relative to the sum of its absolute terms, and of the scale. Its weight has
-    the same relative error, in the numerator and in the denominator. Powers, sums and the division add 16 roundings.
+    the same relative error, in the numerator and in the denominator. Powers, sums and the division add 16 roundings. A
+    soft cap never makes an error of a score larger, and adds 8 roundings of the capped score.
     """
     queries, slots, table = wide(q), wide(store), np.array(pages)
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
@@ -130,8 +145,13 @@ def twin(
         keys, values = np.repeat(slots[:, :, table[sequence, seen // page] + seen % page], group, axis=1)
         scores = scale * np.einsum("he,hke->hk", queries[r], keys)
         sizes = abs(scale) * np.einsum("he,hke->hk", np.abs(queries[r]), np.abs(keys))
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+            sizes = sizes + 8 / (PRODUCT + 2) * abs(scores)
+        others = np.full((len(scores), 1), -np.inf) if sinks is None else wide(sinks)[:, None]
+        most = np.maximum(scores.max(axis=1, keepdims=True), others)
+        weights = np.exp(scores - most)
+        weights /= weights.sum(axis=1, keepdims=True) + np.exp(others - most)
         value[r] = np.einsum("hk,hke->he", weights, values)
         roundings = 16 + 2 * (PRODUCT + 2) * sizes.max(axis=1)
         bound[r] = EPSILON * roundings[:, None] * np.einsum("hk,hke->he", weights, np.abs(values))

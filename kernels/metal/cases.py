@@ -189,6 +189,9 @@ def _all() -> Iterator[Case]:
         yield _heads(*sizes)
     for paged in PAGED:
         yield _paged(*paged)
+    yield from (_paged(*paged, softcap=2.0) for paged in PAGED[:3])
+    yield _paged(4, 2, 32, 16, 0, [300, 5], sinks=[0.5, -60.0, 8.0, 60.0])
+    yield _paged(4, 2, 64, 64, 40, [90], softcap=50.0, sinks=[0.5, -60.0, 8.0, 60.0])
     for i, (N, K, _, _) in enumerate(SHAPES):
         yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
     for N, K, V, _ in SHAPES:
@@ -277,13 +280,19 @@ def paged(
     return queries, *map(mx.array, (store, pages, owner.astype(np.int32), position.astype(np.int32)))
 
 
-def _paged(H: int, G: int, E: int, page: int, window: int, lengths: list[int]) -> Case:
+def _paged(
+    H: int, G: int, E: int, page: int, window: int, lengths: list[int], softcap: float | None = None,
+    sinks: list[float] | None = None,
+) -> Case:  # fmt: skip
     def make(rng: np.random.Generator) -> Arguments:
         positions = [sorted({0, n // 3, n - 1}) for n in lengths]
         return paged(rng, (H, G, E), page, lengths, positions)
 
     label = f"{H} heads, {G} of keys, {E} wide, pages of {page}, " + (f"window {window}, " if window else "")
-    settings: dict[str, Any] = {"page": page, "window": window, "scale": E**-0.5}
+    label += "" if softcap is None else f"soft cap {softcap:g}, "
+    label += "" if sinks is None else "sinks, "
+    settings: dict[str, Any] = {"page": page, "window": window, "scale": E**-0.5, "softcap": softcap}
+    settings["sinks"] = None if sinks is None else mx.array(sinks)
     call, twin = partial(attention.attention, **settings), partial(attention.twin, **settings)
     return Case("attention", label + f"{'and'.join(f' {n} ' for n in lengths).strip()} keys", call, twin, make)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from kernels.cpu.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
-from mlx_engine.backends.parameters import Activation, Array, HeadNorms, Linear, Norm, RMSNorm, Rope, Token
+from mlx_engine.backends.parameters import Activation, Array, HeadNorms, Linear, Norm, RMSNorm, Rope, Scores, Token
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.observe.profiler import Profiler
@@ -139,11 +139,12 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
-    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scale: float) -> Array:
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scores: Scores) -> Array:
         """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
 
         q has the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end. A token attends to
-        itself and all earlier tokens. With a window, it attends to the last `window` of these tokens.
+        itself and all earlier tokens. With a window, it attends to the last `window` of these tokens. `scores` has the
+        scale of the scores, their soft cap and sinks.
         """
 
     @primitive
@@ -170,6 +171,11 @@ class Backend(ABC):
     @abstractmethod
     def scale(self, x: Array, factor: float) -> Array:
         """Return (T, D) with every element multiplied by a number."""
+
+    @primitive
+    @abstractmethod
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """Return (R, V) with every element x replaced by `cap * tanh(x / cap)`."""
 
     @primitive
     @abstractmethod

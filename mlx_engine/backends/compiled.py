@@ -22,8 +22,8 @@ from mlx_engine.backends.host_memory import address, aligned, contiguous, stride
 from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
-from mlx_engine.backends.matrices import Block, Matrix, write_matrix, write_norm
-from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope
+from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_matrix, write_norm
+from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
@@ -241,19 +241,25 @@ class CompiledBackend(SimdBackend):
         )  # fmt: skip
         return store
 
-    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read keys and values from their pages, without a copy."""
         n, n_heads, width = q.shape
         _, n_kv_heads, slots, _ = kv.store.shape
         if not heads_fit(n_heads // n_kv_heads, width) or not kv.store.flags.c_contiguous:
-            return super().attention(q, kv, counts, scale)
+            return super().attention(q, kv, counts, scores)
         q, out, sequences = contiguous(q), aligned(*q.shape), sequence_words(kv.spans, counts, counts)
         parts = self.scratch_address(parts_of(kv.spans, counts) * n_heads * (width + layout.LANES))
         self.run_entry(
             self.library.attend, self._tasks["attend_decode"], self._tasks["attend_prefill"], address(q), n, n_heads,
             n_kv_heads, width, address(kv.store), slots, kv.page, kv.window or 0, address(sequences), len(sequences),
-            layout.SEQ_NEW, scale, parts, address(out),
+            layout.SEQ_NEW, scores.scale, scores.softcap or 0.0, sinks_address(scores, n_heads), parts, address(out),
         )  # fmt: skip
+        return out
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        """Call the compiled tanh, which has the same bits on every processor."""
+        x, out = contiguous(x), np.empty(x.shape, dtype=np.float32)
+        self.library.soft_cap(address(x), x.size, cap, address(out))
         return out
 
     def compile(self, layers: Layers) -> Program:

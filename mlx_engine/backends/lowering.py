@@ -15,8 +15,8 @@ import numpy as np
 
 from kernels.cpu import layout
 from mlx_engine.backends.buffers import Buffer, Place, allocate
-from mlx_engine.backends.matrices import Block
-from mlx_engine.backends.parameters import Activation, HeadNorms, LayerNorm, Linear, Norm, RMSNorm, Rope
+from mlx_engine.backends.matrices import Block, sinks_address
+from mlx_engine.backends.parameters import Activation, HeadNorms, LayerNorm, Linear, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused
 from mlx_engine.backends.recording import BatchValue, CannotCompileError, Recording, Value
 
@@ -200,7 +200,7 @@ class _Lowering:
         self.read(step, layout.B_AT, b)
         return layer, n_heads
 
-    def attention(self, q: Value, view: Value, counts: object, scale: float) -> tuple[Place, ...]:
+    def attention(self, q: Value, view: Value, counts: object, scores: Scores) -> tuple[Place, ...]:
         if not isinstance(view, Value) or view not in self.views:
             raise CannotCompileError("attention over an object that is not a KV view")
         source, (layer, n_kv_heads) = self.whole(self.place(q)), self.views[view]
@@ -214,8 +214,10 @@ class _Lowering:
         out = self.new(source.width, source.is_wanted, head_dim)
         step = self.emit(
             layout.ATTENTION, source.is_wanted, OUT=out.buffer, LAYER=layer, N_HEADS=n_heads, N_KV_HEADS=n_kv_heads,
-            ROW_WIDTH=head_dim, STEP_SCALE=np.float64(scale).view(np.int64),
+            ROW_WIDTH=head_dim, STEP_SCALE=_bits(scores.scale), STEP_SOFTCAP=_bits(scores.softcap or 0.0),
+            STEP_SINKS=sinks_address(scores, n_heads),
         )  # fmt: skip
+        self.kept.append(scores)
         self.read(step, layout.A_AT, source)
         self.parts = max(self.parts, n_heads * (head_dim + layout.LANES))
         return (out,)
@@ -270,6 +272,11 @@ def _width(recording: Recording) -> int:
         if len(step.args) > 1 and step.args[0] is recording.x and isinstance(step.args[1], RMSNorm | LayerNorm):
             return int(step.args[1].weight.size)
     raise CannotCompileError("hidden states of unknown width: no norm reads the input")
+
+
+def _bits(number: float) -> int:
+    """Return the bits of a float64, as a word of a step."""
+    return int(np.float64(number).view(np.int64))
 
 
 def _words(steps: Sequence[dict[int, Any]]) -> np.ndarray:

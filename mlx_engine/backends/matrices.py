@@ -11,7 +11,7 @@ import numpy as np
 from kernels.cpu import layout
 from kernels.cpu.library import Library
 from mlx_engine.backends.host_memory import address
-from mlx_engine.backends.parameters import LayerNorm, Linear, Norm
+from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, Scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,3 +92,17 @@ def write_norm(words: np.ndarray, norm: Norm) -> None:
     words[0], words[1:2].view(np.float64)[0] = address(norm.weight), norm.eps
     if isinstance(norm, LayerNorm):
         words[2] = address(norm.bias)
+
+
+def sinks_address(scores: Scores, n_heads: int) -> int:
+    """Return the address of the sinks (H,) of attention; 0 if there are none.
+
+    Raises:
+        ValueError: there is not one float32 for each query head.
+    """
+    sinks = scores.sinks
+    if sinks is None:
+        return 0
+    if sinks.shape != (n_heads,) or sinks.dtype != np.float32 or not sinks.flags.c_contiguous:
+        raise ValueError(f"expected sinks ({n_heads},) of float32, found {sinks.shape} of {sinks.dtype}")
+    return address(sinks)

@@ -30,7 +30,7 @@ from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
 from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
 from mlx_engine.backends.mlx import MlxBackend, indices
-from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope
+from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, record
 from mlx_engine.quant.types import Q8_0
@@ -158,13 +158,13 @@ class MetalBackend(MlxBackend):
             y = self.kernels.norm_project(x, norm, weights[0])
         return super().norm_head(x, norm, head) if y is None else y
 
-    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Read pages without a copy, in one order of summation for any number of queries."""
         y = None
         if q.shape[2] % 8 == 0 and q.shape[2] <= WIDEST_HEAD:
             of = self._places_of(kv, counts)
-            y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scale)
-        return super().attention(q, kv, counts, scale) if y is None else y
+            y = self.kernels.attention(q, kv.store, of.pages, of.owner, of.position, kv.page, kv.window or 0, scores)
+        return super().attention(q, kv, counts, scores) if y is None else y
 
     def _places_of(self, kv: KVView, counts: Sequence[int]) -> Places:
         """Return the places of a pass's queries; those of the latest few groups of layers are kept."""

@@ -28,7 +28,7 @@ from kernels.metal.project_add import project_add
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from mlx_engine.backends.metal_tuning import Tuner
 from mlx_engine.backends.metal_weights import SplitMatrix
-from mlx_engine.backends.parameters import Activation, HeadNorms, RMSNorm
+from mlx_engine.backends.parameters import Activation, HeadNorms, RMSNorm, Scores
 from mlx_engine.observe.log import LOGGER
 
 T = TypeVar("T")
@@ -111,13 +111,15 @@ class Kernels:
         position: mx.array,
         page: int,
         window: int,
-        scale: float,
+        scores: Scores,
     ) -> mx.array | None:
         """Return attention (R, H, E) over the keys and values of each query's pages."""
-        key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8
+        variant = scores.softcap is None, scores.sinks is None
+        key = q.shape[1:], store.shape[1], page, window, len(q) < 8, pages.size < 8, variant
         # Try on a store of one slot: a second KV store of full size might not fit into memory.
         idle = q, store[:, :, :1], pages, owner, position
-        settings = {"page": page, "window": window, "scale": scale}
+        settings = {"page": page, "window": window, "scale": scores.scale, "softcap": scores.softcap}
+        settings["sinks"] = scores.sinks
         return self._run(attention, key, q, store, pages, owner, position, idle=idle, **settings)
 
     def _normed(self, kernel: Callable[..., T], key: Hashable, x: mx.array, norm: RMSNorm, *rest: Any) -> T | None:

@@ -19,7 +19,7 @@ from mlx_engine.backends import mlx_device, mlx_sampling
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.mlx_weights import BlockMatrix, reinterpret
-from mlx_engine.backends.parameters import Linear, Native, Rope
+from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.simd import hidden_keys, rope_table
 from mlx_engine.quant.types import Q8_0
@@ -116,10 +116,11 @@ class MlxBackend(Backend):
             found = self._rotations[rope] = (mx.array(cos[:, 0]), mx.array(signed))
         return found
 
-    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Call `mx.fast.scaled_dot_product_attention` for each sequence; KV heads are not repeated.
 
-        Consecutive pages are read in place; other pages are gathered into a copy.
+        It has no soft caps: with one, `_capped_attention` replaces it. Consecutive pages are read in place; other pages
+        are gathered into a copy.
         """
         outs, end = [], 0
         for span, n in zip(kv.spans, counts, strict=True):
@@ -130,7 +131,12 @@ class MlxBackend(Backend):
                 keys, values = (kv.store[i, None][:, :, slots] for i in (0, 1))
                 mask = _mask(n, span.length - first, kv.window)
                 queries = q[end - n : end].transpose(1, 0, 2)[None]
-                y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+                if scores.softcap is None:
+                    y = mx.fast.scaled_dot_product_attention(
+                        queries, keys, values, scale=scores.scale, mask=mask, sinks=scores.sinks
+                    )
+                else:
+                    y = _capped_attention(queries, keys, values, scores, scores.softcap, kv.window)
                 outs.append(y.squeeze(0).transpose(1, 0, 2))  # y[0] would be a copy
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
@@ -150,6 +156,9 @@ class MlxBackend(Backend):
 
     def scale(self, x: Native, factor: float) -> Native:
         return x * factor
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        return cap * mx.tanh(x / cap)
 
     def heads(self, x: Native, head_dim: int) -> Native:
         return x.reshape(len(x), -1, head_dim)
@@ -195,6 +204,22 @@ def indices(numbers: np.ndarray | slice) -> slice | mx.array:
     """Return an MLX index: a slice if the numbers are consecutive, else an int32 array."""
     found = numbers if isinstance(numbers, slice) else in_order(numbers)
     return found if isinstance(found, slice) else mx.array(found.astype(np.int32))
+
+
+def _capped_attention(
+    q: mx.array, keys: mx.array, values: mx.array, of: Scores, cap: float, window: int | None
+) -> mx.array:
+    """Return attention (1, H, T, E) with a soft cap, from q (1, H, T, E) and keys and values (1, G, S, E)."""
+    (_, H, T, E), (_, G, S, _) = q.shape, keys.shape
+    q = (q * (of.scale / cap)).reshape(G, H // G * T, E)
+    scores = (cap * mx.tanh(q @ keys[0].swapaxes(1, 2))).reshape(H, T, S)
+    hidden = hidden_keys(T, S, window)
+    if hidden is not None:
+        scores = mx.where(mx.array(hidden), -mx.inf, scores)
+    if of.sinks is not None:
+        scores = mx.concatenate([scores, mx.broadcast_to(of.sinks[:, None, None], (H, T, 1))], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)[:, :, :S]
+    return (weights.reshape(G, H // G * T, S) @ values[0]).reshape(1, H, T, E)
 
 
 def _mask(n_queries: int, n_keys: int, window: int | None) -> mx.array | str | None:

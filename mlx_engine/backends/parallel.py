@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
-from mlx_engine.backends.parameters import Linear, Native
+from mlx_engine.backends.parameters import Linear, Native, Scores
 from mlx_engine.backends.simd import SimdBackend
 
 # Multiplications per chunk, at least. Submitting a chunk costs about 50 microseconds, in which one core does a few
@@ -42,14 +43,15 @@ class ParallelBackend(SimdBackend):
         self._run(multiply, len(w), x.size * len(w))
         return y if linear.bias is None else y + linear.bias
 
-    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, scale: float) -> Native:
+    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
         """Each chunk computes some KV heads."""
         n_kv_heads, group = len(keys), q.shape[1] // len(keys)
         y = np.empty_like(q)
 
         def attend(first: int, last: int) -> None:
             heads, attend_to = slice(first * group, last * group), super(ParallelBackend, self)._attend
-            y[:, heads] = attend_to(q[:, heads], keys[first:last], values[first:last], window, scale)
+            own = of if of.sinks is None else replace(of, sinks=of.sinks[heads])
+            y[:, heads] = attend_to(q[:, heads], keys[first:last], values[first:last], window, own)
 
         self._run(attend, n_kv_heads, q.size * keys.shape[1])
         return y

@@ -65,12 +65,29 @@ class Linear:
     bias: Native | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of attention: `score = scale * (query . key)`, and then a soft cap, if there is one.
+
+    Attributes:
+        scale: factor of the dot products.
+        softcap: each score becomes `softcap * tanh(score / softcap)`; None for no soft cap.
+        sinks: (H,) one more logit for each query head, in the maximum and the divisor of the softmax, without a value;
+            None for no sinks. The vector is prepared by `Backend.prepare`.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sinks: Native | None = None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
 
     Attributes:
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
+        scores: the scale of the attention scores, their soft cap and sinks.
     """
 
     attn_norm: Norm
@@ -81,6 +98,7 @@ class Layer:
     attn_k_norm: RMSNorm | None = None
     rope: Rope | None = None
     window: int | None = None
+    scores: Scores
     attn_output: Linear
     post_attention_norm: Norm | None = None
     ffn_norm: Norm

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
-from mlx_engine.backends.parameters import Linear, Native, Rope
+from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
 from mlx_engine.quant.weight import Weight
 
@@ -53,7 +53,7 @@ class ScalarBackend(Backend):
     def rope(self, x: Native, rope: Rope, positions: Sequence[int]) -> Native:
         return [[_rotate(head, rope, p) for head in heads] for heads, p in zip(x, positions, strict=True)]
 
-    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         keys, values = kv.store
         queries, out = iter(q), []
         for span, n in zip(kv.spans, counts, strict=True):
@@ -65,7 +65,12 @@ class ScalarBackend(Backend):
                 out.append(
                     [
                         _attend(
-                            head, [keys[s][h // group] for s in slots], [values[s][h // group] for s in slots], scale
+                            head,
+                            [keys[s][h // group] for s in slots],
+                            [values[s][h // group] for s in slots],
+                            scores.scale,
+                            scores.softcap,
+                            [] if scores.sinks is None else [scores.sinks[h]],
                         )
                         for h, head in enumerate(heads)
                     ]
@@ -87,6 +92,9 @@ class ScalarBackend(Backend):
 
     def scale(self, x: Native, factor: float) -> Native:
         return [[v * factor for v in row] for row in x]
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        return [[cap * math.tanh(v / cap) for v in row] for row in x]
 
     def heads(self, x: Native, head_dim: int) -> Native:
         return [[row[i : i + head_dim] for i in range(0, len(row), head_dim)] for row in x]
@@ -168,11 +176,16 @@ def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
     return out
 
 
-def _attend(q: list[float], keys: list[list[float]], values: list[list[float]], scale: float) -> list[float]:
+def _attend(
+    q: list[float], keys: list[list[float]], values: list[list[float]], scale: float, softcap: float | None,
+    sinks: list[float],
+) -> list[float]:  # fmt: skip
     scores = [dot(q, k) * scale for k in keys]
-    top = max(scores)
+    if softcap is not None:
+        scores = [softcap * math.tanh(s / softcap) for s in scores]
+    top = max(scores + sinks)
     weights = [math.exp(s - top) for s in scores]
-    total = sum(weights)
+    total = sum(weights) + sum(math.exp(s - top) for s in sinks)
     return [sum(w * v[e] for w, v in zip(weights, values, strict=True)) / total for e in range(len(values[0]))]
 
 

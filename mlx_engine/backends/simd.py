@@ -16,7 +16,7 @@ from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
-from mlx_engine.backends.parameters import Linear, Native, Rope
+from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.quant.weight import Weight
 
@@ -70,29 +70,32 @@ class SimdBackend(Backend):
         a, b = x[..., :half], x[..., half:]
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
-    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scale: float) -> Native:
+    def attention(self, q: Native, kv: KVView, counts: Sequence[int], scores: Scores) -> Native:
         """Compute one sequence at a time. Pages that are not consecutive are gathered into a copy."""
         y, ends = np.empty_like(q), np.cumsum(counts)
         for span, end, n in zip(kv.spans, ends, counts, strict=True):
             if n:
                 rows, first = slice(end - n, end), kv.first_visible(span, n)
                 keys, values = kv.store[:, :, span.slots(first, span.length, kv.page)]
-                y[rows] = self._attend(q[rows], keys, values, kv.window, scale)
+                y[rows] = self._attend(q[rows], keys, values, kv.window, scores)
         return y
 
-    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, scale: float) -> Native:
+    def _attend(self, q: Native, keys: Native, values: Native, window: int | None, of: Scores) -> Native:
         """Return attention (T, H, E) of a sequence's last T tokens over keys and values (G, S, E).
 
         The query heads of one KV head are stacked, so that keys and values are not repeated.
         """
         T, H, E = q.shape
         G, S, _ = keys.shape
-        stacked = (q * np.float32(scale)).reshape(T, G, H // G, E).transpose(1, 2, 0, 3).reshape(G, -1, E)
+        stacked = (q * np.float32(of.scale)).reshape(T, G, H // G, E).transpose(1, 2, 0, 3).reshape(G, -1, E)
         scores = (stacked @ keys.transpose(0, 2, 1)).reshape(G, H // G, T, S)
+        if of.softcap is not None:
+            scores = self.soft_cap(scores, of.softcap)
         hidden = hidden_keys(T, S, window)
         if hidden is not None:
             scores[..., hidden] = -np.inf
-        weights = softmax(scores).reshape(G, -1, S)
+        sinks = None if of.sinks is None else of.sinks.reshape(G, H // G, 1, 1)
+        weights = softmax(scores, sinks).reshape(G, -1, S)
         return (weights @ values).reshape(G, H // G, T, E).transpose(2, 0, 1, 3).reshape(T, H, E)
 
     def silu(self, x: Native) -> Native:
@@ -114,6 +117,9 @@ class SimdBackend(Backend):
 
     def scale(self, x: Native, factor: float) -> Native:
         return x * np.float32(factor)
+
+    def soft_cap(self, x: Native, cap: float) -> Native:
+        return np.tanh(x * np.float32(1 / cap)) * np.float32(cap)
 
     def heads(self, x: Native, head_dim: int) -> Native:
         return x.reshape(len(x), -1, head_dim)
@@ -172,7 +178,13 @@ def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray |
     return hidden if window is None else hidden | (key <= position - window)
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """Return the softmax over the last axis; the maximum is subtracted first, so that no exponential overflows."""
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+def softmax(scores: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
+    """Return the softmax over the last axis; the maximum is subtracted first, so that no exponential overflows.
+
+    `sinks`, of size 1 in the last axis, is one more score of each row, whose weight is not returned.
+    """
+    most = scores.max(axis=-1, keepdims=True)
+    most = most if sinks is None else np.maximum(most, sinks)
+    weights = np.exp(scores - most)
+    divisor = weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / (divisor if sinks is None else divisor + np.exp(sinks - most)))

@@ -11,17 +11,21 @@ from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal_weights import SplitMatrix, joined
 from mlx_engine.backends.mlx_weights import AffineMatrix
-from mlx_engine.backends.parameters import Linear
+from mlx_engine.backends.parameters import Linear, Scores
 
 # From this number of keys on, MLX splits attention into two dispatches on large GPUs; later on other GPUs.
 TWO_PASSES = 1024
 # Head sizes of MLX's attention kernel for a single query. Other sizes: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
+# With a soft cap: scale, matmul, tanh, multiply, softmax, matmul.
+CAPPED = 6
 
 
-def _attention(backend: Any, q: Any, kv: KVView, counts: Any, scale: float) -> int:
+def _attention(backend: Any, q: Any, kv: KVView, counts: Any, scores: Scores) -> int:
     if _launches(backend, "attention") and q.shape[-1] % 8 == 0 and q.shape[-1] <= WIDEST_HEAD:
         return 0
+    if scores.softcap is not None:
+        return CAPPED if scores.sinks is None else CAPPED + 1
     if q.shape[-1] not in FUSED_HEADS:
         return UNFUSED
     return 1 if kv.spans[0].length - kv.first_visible(kv.spans[0], 1) < TWO_PASSES else 2
@@ -67,6 +71,7 @@ STOCK: dict[str, Callable[..., int]] = {
     "gelu": lambda *_: 9,
     "add": lambda *_: 1,
     "multiply": lambda *_: 1,
+    "soft_cap": lambda *_: 3,
     "argmax": lambda *_: 1,
     # The store has no other reference, so MLX writes it in place.
     "kv_write": lambda backend, store, slots, k, v: 1 if joined(k, v) is not None else 2,

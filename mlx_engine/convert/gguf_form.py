@@ -82,7 +82,7 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     shape = stored.shape(tensors[0].shape)
     # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products.
     is_vector = len(shape) == 1 or stored.name == "position_embd.weight"
-    type_ = F32 if is_vector else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
+    type_ = F32 if is_vector or stored.is_shifted else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 

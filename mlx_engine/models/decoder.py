@@ -19,9 +19,7 @@ from mlx_engine.cache import KVLayer, KVPool, KVSequence
 from mlx_engine.models.parameters import Parameters
 
 
-def decoder_layer(
-    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, scale: float, want: Wanted
-) -> Array:
+def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If no token is wanted, keys and values are written and x is returned unchanged.
@@ -33,7 +31,6 @@ def decoder_layer(
         x: hidden states (T, D) before the layer.
         batch: the new tokens, and the slots of their keys and values.
         head_dim: E.
-        scale: factor of the attention scores.
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
             are computed for all tokens, attention and the FFN for wanted tokens only.
     """
@@ -49,7 +46,7 @@ def decoder_layer(
         return x
     if want == "some":
         q, x, counts = be.take(q, batch.rows), be.take(x, batch.rows), batch.wanted
-    y = be.note(f"blk.{i}.attn_out", be.merge(be.attention(q, kv, counts, scale)))
+    y = be.note(f"blk.{i}.attn_out", be.merge(be.attention(q, kv, counts, w.scores)))
     if w.post_attention_norm is None:
         x = be.project_add(y, w.attn_output, x)
     else:
@@ -67,12 +64,12 @@ def decoder_layer(
 
 
 def decoder_layers(
-    be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer], head_dim: int, scale: float
+    be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer], head_dim: int
 ) -> Array:
     """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens."""
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
-        x = decoder_layer(be, w, i, x, batch, head_dim=head_dim, scale=scale, want=here)
+        x = decoder_layer(be, w, i, x, batch, head_dim=head_dim, want=here)
     return x
 
 
@@ -84,7 +81,7 @@ class Decoder:
 
     def __init__(
         self, config: Any, parameters: Parameters, backend: Backend, *, layers: Sequence[Layer], output_norm: Norm,
-        scale: float,
+        logit_softcap: float | None = None,
     ) -> None:  # fmt: skip
         """Build a model.
 
@@ -94,9 +91,10 @@ class Decoder:
             backend: runs the operations.
             layers: the parameters of each layer.
             output_norm: the norm before the head.
-            scale: factor of the attention scores.
+            logit_softcap: logits become `logit_softcap * tanh(logit / logit_softcap)`; None for no soft cap.
         """
-        self.config, self.layers, self.output_norm, self.scale = config, tuple(layers), output_norm, scale
+        self.config, self.layers, self.output_norm = config, tuple(layers), output_norm
+        self.logit_softcap = logit_softcap
         self.token_embd = parameters.table("token_embd")
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
         self.backend = backend
@@ -113,7 +111,7 @@ class Decoder:
     @property
     def definition(self) -> Layers:
         """The definition of all layers, as a function of a backend."""
-        return partial(decoder_layers, layers=self.layers, head_dim=self.config.head_dim, scale=self.scale)
+        return partial(decoder_layers, layers=self.layers, head_dim=self.config.head_dim)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return the hidden states (T, D) before the first layer."""
@@ -126,7 +124,12 @@ class Decoder:
         """
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
         x = self.program.run(x, batch)
-        return None if batch.want == "none" else self.backend.norm_head(x, self.output_norm, self.output)
+        return None if batch.want == "none" else self._logits(x)
+
+    def _logits(self, x: Array) -> Array:
+        """Return logits (R, V) of the hidden states (R, D) after the last layer."""
+        logits = self.backend.norm_head(x, self.output_norm, self.output)
+        return logits if self.logit_softcap is None else self.backend.soft_cap(logits, self.logit_softcap)
 
     @property
     def kv_layers(self) -> list[KVLayer]:

@@ -15,7 +15,7 @@ from math import isclose
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Token
+from mlx_engine.backends.parameters import Activation, Array, LlamaLayer, RMSNorm, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
 from mlx_engine.models.config import CLOSE, Declared, Expected, Naming, declared, number, whole
@@ -48,13 +48,20 @@ AROUND_TEXT = {
 STEMS = ("model.", "language_model.model.", "model.language_model.")
 
 
+@dataclass(frozen=True)
 class LocalLayers:
-    """The setting of which layers are local: all but every n-th, or config.json's `layer_types`."""
+    """The setting of which layers are local: all but every n-th, or config.json's `layer_types`.
+
+    Attributes:
+        pattern: n, unless the file says otherwise.
+    """
+
+    pattern: int
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
         """Return for each layer whether it is local."""
         prefix = "attention." if naming == "gguf" else ""
-        pattern = s.whole(f"{prefix}sliding_window_pattern", PATTERN)
+        pattern = s.whole(f"{prefix}sliding_window_pattern", self.pattern)
         named = None
         if naming == "hf":
             named = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
@@ -65,27 +72,34 @@ class LocalLayers:
     def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
         """Return the key for n, if n is not the default. llama.cpp supports no other order of layers."""
         first_global = value.index(False) + 1 if False in value else len(value) + 1
-        is_usual = first_global == PATTERN or len(value) < min(first_global, PATTERN)
+        is_usual = first_global == self.pattern or len(value) < min(first_global, self.pattern)
         return {} if is_usual else {"attention.sliding_window_pattern": first_global}
 
 
+@dataclass(frozen=True)
 class AttentionScale:
-    """The setting of the attention scale; config.json has `query_pre_attn_scalar`, which is scale**-2."""
+    """The setting of the attention scale; config.json has `query_pre_attn_scalar`, which is scale**-2.
+
+    Attributes:
+        layers_of_27b: the number of layers of the 27B model, whose scale differs.
+    """
+
+    layers_of_27b: int
 
     def read(self, s: Settings, naming: Naming, known: Any) -> float:
         """Return the attention scale."""
         if naming == "hf":
             return float(s.number("query_pre_attn_scalar", 256) ** -0.5)
-        return s.number("attention.scale", usual_scale(known))
+        return s.number("attention.scale", usual_scale(known, self.layers_of_27b))
 
     def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return no key: llama.cpp reads no scale for Gemma 3, so `plan` multiplies the query norm weight by it."""
+        """Return no key: llama.cpp reads no scale for Gemma, so `plan` multiplies queries or their norm by it."""
         return {}
 
 
-def usual_scale(cfg: Any) -> float:
+def usual_scale(cfg: Any, layers_of_27b: int) -> float:
     """Return the attention scale of a GGUF file without a key for it."""
-    per_head = cfg.hidden_size / cfg.n_heads if cfg.n_layers == LAYERS_OF_27B else cfg.head_dim
+    per_head = cfg.hidden_size / cfg.n_heads if cfg.n_layers == layers_of_27b else cfg.head_dim
     return float(per_head**-0.5)
 
 
@@ -114,9 +128,9 @@ class Config(Declared):
     local_rope: Rotation = rotation(
         gguf="rope.freq_base_swa", hf="rope_local_base_freq", layers="sliding_attention", always=False
     )
-    attention_scale: float = declared(AttentionScale())
+    attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     window: int = whole("attention.sliding_window", ("sliding_window", 4096))
-    is_local: tuple[bool, ...] = declared(LocalLayers())
+    is_local: tuple[bool, ...] = declared(LocalLayers(PATTERN))
 
     expected = Expected(
         # Soft-capping must be 0 or absent.
@@ -169,23 +183,8 @@ class Layer(LlamaLayer):
     activation: Activation = "gelu"
 
 
-class Model(Decoder):
-    """A Gemma 3 model: local and global layers, scaled embeddings."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
-        layers = [
-            Layer(
-                **parts(parameters, i, config.norm_eps),
-                rope=everywhere if window is None else nearby,
-                window=window,
-            )
-            for i, window in enumerate(config.windows)
-        ]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.attention_scale
-        )
+class ScaledEmbeddings(Decoder):
+    """A model whose embeddings are multiplied by the square root of the hidden size."""
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D), the embeddings times the square root of D.
@@ -193,6 +192,25 @@ class Model(Decoder):
         The reference rounds the factor to bfloat16 if activations are bfloat16; here both are float32.
         """
         return self.backend.scale(super().embed(ids, positions), self.config.hidden_size**0.5)
+
+
+class Model(ScaledEmbeddings):
+    """A Gemma 3 model: local and global layers, scaled embeddings."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        everywhere, nearby = config.rope.for_heads(config.head_dim), config.local_rope.for_heads(config.head_dim)
+        scores = Scores(config.attention_scale)
+        layers = [
+            Layer(
+                **parts(parameters, i, config.norm_eps),
+                rope=everywhere if window is None else nearby,
+                window=window,
+                scores=scores,
+            )
+            for i, window in enumerate(config.windows)
+        ]
+        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:
@@ -209,7 +227,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
         return Plan(config, tensors(config, TENSORS, "optional"))
     stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
-    factor = query_norm_factor(config)
+    factor = scale_factor(config, LAYERS_OF_27B)
     table[QUERY_NORM] = replace(table[QUERY_NORM], times=factor)
     # A second copy of the tied head, and the vision model.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
@@ -232,7 +250,7 @@ def text_settings(s: Settings) -> Settings:
     return text
 
 
-def query_norm_factor(cfg: Config) -> float:
-    """Return the factor of the query norm weight in a GGUF file: the model's attention scale over `usual_scale`."""
-    factor = cfg.attention_scale / usual_scale(cfg)
+def scale_factor(cfg: Any, layers_of_27b: int) -> float:
+    """Return the factor of queries in a GGUF file: the model's attention scale over `usual_scale`."""
+    factor = cfg.attention_scale / usual_scale(cfg, layers_of_27b)
     return 1.0 if isclose(factor, 1.0, rel_tol=CLOSE) else factor

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Layer, Token
+from mlx_engine.backends.parameters import Array, Layer, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conditions import believable, divides, n_embeddings
 from mlx_engine.models.config import Declared, Expected, number, whole
@@ -83,11 +83,10 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         self.position_embd = parameters.table("position_embd")
-        layers = [Layer(**parts(parameters, i, config.norm_eps), activation="gelu") for i in range(config.n_layers)]
-        output_norm = parameters.layer_norm("output_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
-        )
+        scores, eps = Scores(config.head_dim**-0.5), config.norm_eps
+        layers = [Layer(**parts(parameters, i, eps), scores=scores, activation="gelu") for i in range(config.n_layers)]
+        output_norm = parameters.layer_norm("output_norm", eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
     def embed(self, ids: Sequence[Token], positions: Sequence[int]) -> Array:
         """Return (T, D), the sum of token and position embeddings."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Rope
+from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError
 from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head, per_head
@@ -82,11 +82,10 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope = _rope(parameters, config)
-        layers = [LlamaLayer(**parts(parameters, i, config.norm_eps), rope=rope) for i in range(config.n_layers)]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
-        )
+        scores, eps = Scores(config.head_dim**-0.5), config.norm_eps
+        layers = [LlamaLayer(**parts(parameters, i, eps), rope=rope, scores=scores) for i in range(config.n_layers)]
+        output_norm = parameters.rms_norm("output_norm", eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def _rope(p: Parameters, cfg: Config) -> Rope:

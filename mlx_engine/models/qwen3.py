@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer
+from mlx_engine.backends.parameters import LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
 from mlx_engine.models.conditions import divides, each_layer, halves, one_per_head, per_head
@@ -65,11 +65,10 @@ class Model(Decoder):
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
         rope = config.rope.for_heads(config.head_dim)
-        layers = [LlamaLayer(**parts(parameters, i, config.norm_eps), rope=rope) for i in range(config.n_layers)]
-        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
-        super().__init__(
-            config, parameters, backend, layers=layers, output_norm=output_norm, scale=config.head_dim**-0.5
-        )
+        scores, eps = Scores(config.head_dim**-0.5), config.norm_eps
+        layers = [LlamaLayer(**parts(parameters, i, eps), rope=rope, scores=scores) for i in range(config.n_layers)]
+        output_norm = parameters.rms_norm("output_norm", eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -76,6 +76,11 @@ class Settings:
             raise self.error(key, "a finite number > 0", value)
         return float(value)
 
+    def number_or_none(self, key: str, default: Any = REQUIRED) -> float | None:
+        """Return a finite number > 0, or None for null; the default is for an absent key."""
+        self._read.add(key)
+        return None if self._values.get(key, default) is None else self.number(key, default)
+
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """Return True or False."""
         value = self._get(key, default)

@@ -9,8 +9,8 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.parameters import RMSNorm, Rope
-from tests.contract.case import OpCase, Run, norm_weight, normal
+from mlx_engine.backends.parameters import RMSNorm, Rope, Scores
+from tests.contract.case import OpCase, Run, norm_weight, normal, weight
 
 
 def rope(positions: Sequence[int], heads: int, head_dim: int, theta: float = 1e4) -> Run:
@@ -34,19 +34,19 @@ def head_norm_rope(positions: Sequence[int], *, normed: bool) -> Run:
     return run
 
 
-def attention(
-    t: int, past: int, heads: int, kv_heads: int, head_dim: int = 16, *, window: int | None = None, scale: float = 1.0,
-    page: int = 4,
-) -> Run:  # fmt: skip
+def attention(t: int, past: int, heads: int, kv_heads: int, head_dim: int = 16, **options: Any) -> Run:
     """Attend with t queries, the last t of `past` + t cached tokens."""
-    return attention_of_batch([(past, t, t)], heads, kv_heads, head_dim, window=window, scale=scale, page=page)
+    return attention_of_batch([(past, t, t)], heads, kv_heads, head_dim, **options)
 
 
 def attention_of_batch(
     sequences: list[tuple[int, int, int]], heads: int, kv_heads: int, head_dim: int = 16, *,
-    window: int | None = None, scale: float = 1.0, page: int = 4,
+    window: int | None = None, scale: float = 1.0, page: int = 4, softcap: float | None = None,
+    sinks: float | None = None,
 ) -> Run:  # fmt: skip
     """Attend in one pass for several sequences, each given as (past, new, queries).
+
+    `scale` is the size of the queries, and `sinks` the mean of the sinks.
 
     The cache of a sequence has `past` + `new` tokens; the last `queries` of them are queries. Pages are in random
     order, and pages of no sequence hold garbage.
@@ -56,7 +56,8 @@ def attention_of_batch(
         store, spans = stored(be, rng, [(past, new) for past, new, _ in sequences], kv_heads, head_dim, page)
         counts = [n for _, _, n in sequences]
         q = be.heads(be.array(normal(rng, sum(counts), heads * head_dim, scale=scale)), head_dim)
-        return be.attention(q, KVView(store, page, spans, window), counts, head_dim**-0.5)
+        own = None if sinks is None else weight(be, sinks + normal(rng, heads))
+        return be.attention(q, KVView(store, page, spans, window), counts, Scores(head_dim**-0.5, softcap, own))
 
     return run
 
@@ -70,7 +71,7 @@ def attention_over_a_copy(n: int, past: int, page: int = 8) -> Run:
         store = be.kv_copy(store, int(span.pages[-1]), target, n)
         copied = KVSpan(np.append(span.pages[:-1], target), span.length, 1)
         q = be.heads(be.array(normal(rng, 1, 64)), 16)
-        return be.attention(q, KVView(store, page, [copied], None), [1], 0.25)
+        return be.attention(q, KVView(store, page, [copied], None), [1], Scores(0.25))
 
     return run
 
@@ -138,6 +139,21 @@ CASES = [
     OpCase("attention", "batch-last-queries", attention_of_batch([(5, 4, 2), (3, 2, 0), (0, 6, 1)], 4, 4, window=4)),
     OpCase("attention", "copied-page", attention_over_a_copy(4, 11)),
     OpCase("attention", "copied-page-and-garbage", attention_over_a_copy(2, 11)),
+    OpCase("attention", "softcap", attention(5, 4, 4, 2, softcap=2.0)),
+    OpCase("attention", "softcap-decode", attention(1, 300, 4, 2, softcap=50.0, page=64)),
+    OpCase("attention", "softcap-reached", attention(3, 6, 2, 2, scale=300.0, softcap=5.0)),
+    OpCase("attention", "softcap-window", attention_of_batch([(5, 3, 3), (0, 40, 40)], 6, 2, window=5, softcap=1.0)),
+    OpCase("attention", "softcap-narrow-heads", attention(4, 3, 4, 2, 12, softcap=1.0)),
+    OpCase("attention", "sinks", attention(5, 4, 4, 2, sinks=1.0)),
+    OpCase("attention", "sinks-decode", attention(1, 300, 8, 2, sinks=2.0, page=64)),
+    OpCase("attention", "sinks-first-token", attention(1, 0, 2, 2, sinks=0.0)),
+    OpCase("attention", "sinks-large", attention(2, 3, 4, 1, sinks=80.0)),
+    OpCase("attention", "sinks-low", attention(2, 3, 4, 1, sinks=-500.0)),
+    OpCase("attention", "sinks-window", attention_of_batch([(5, 3, 3), (0, 40, 40), (17, 1, 1)], 6, 2, window=5,
+                                                           sinks=0.5)),
+    OpCase("attention", "sinks-narrow-heads", attention(4, 3, 4, 2, 12, sinks=0.5)),
+    OpCase("attention", "sinks-and-softcap", attention_of_batch([(150, 3, 3), (0, 12, 12)], 4, 2, softcap=3.0,
+                                                                sinks=1.0, page=64)),
     OpCase("heads", "split", shape_op("heads", 4)),
     OpCase("merge", "join", merge),
     OpCase("take", "last-row", shape_op("take", (2,))),

@@ -30,19 +30,27 @@ def rope(x: np.ndarray, rope: Rope, offset: int) -> np.ndarray:
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, window: int | None) -> np.ndarray:
+def attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, window: int | None, softcap: float, sinks: np.ndarray
+) -> np.ndarray:
     """q (T, H, E), k and v (S, K, E), heads repeated and everything masked, which is slow and plain."""
     T, H, _ = q.shape
     S, K, _ = k.shape
     k, v = np.repeat(k, H // K, axis=1), np.repeat(v, H // K, axis=1)
     scores = np.einsum("the,she->hts", q, k) * scale
+    scores = softcap * np.tanh(scores / softcap)
     for t in range(T):
         for s in range(S):
             position = S - T + t
             if s > position or (window is not None and s <= position - window):
                 scores[:, t, s] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.einsum("hts,she->the", weights / weights.sum(-1, keepdims=True), v)
+    sink = np.exp(sinks[:, None, None] - scores.max(-1, keepdims=True))
+    return np.einsum("hts,she->the", weights / (weights.sum(-1, keepdims=True) + sink), v)
+
+
+def soft_cap(x: np.ndarray, cap: float) -> np.ndarray:
+    return cap * (1 - 2 / (np.exp(2 * x / cap) + 1))
 
 
 def silu(x: np.ndarray) -> np.ndarray:

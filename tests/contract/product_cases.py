@@ -103,6 +103,11 @@ def two(method: str, shape: tuple[int, int], *, transposed: bool = False) -> Run
     return run
 
 
+def soft_cap(cap: float, size: float) -> Run:
+    """Cap logits of about `size` times the cap; a row is not a multiple of any vector."""
+    return lambda be, rng: be.soft_cap(be.array(normal(rng, 2, 75, scale=size * cap)), cap)
+
+
 def scale(shape: tuple[int, int], factor: float) -> Run:
     return lambda be, rng: be.scale(be.array(normal(rng, *shape)), factor)
 
@@ -219,6 +224,9 @@ CASES = [
     OpCase("scale", "typical", scale((3, 20), 33.941125)),
     OpCase("scale", "tiny", scale((1, 8), 1e-12)),
     OpCase("scale", "not-contiguous", lambda be, rng: be.scale(be.array(normal(rng, 8, 5).T), -2.0)),
+    OpCase("soft_cap", "typical", soft_cap(30.0, 1.0), each=1e-6),
+    OpCase("soft_cap", "near-zero", soft_cap(30.0, 1e-4), each=1e-6),
+    OpCase("soft_cap", "reached", soft_cap(2.0, 50.0), each=1e-6),
     OpCase("norm", "rms", norm("rms")),
     OpCase("norm", "layer", norm("layer")),
     OpCase("norm_project", "qkv", norm_project(3, (48, 16, 16))),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.parameters import Linear, Rope
+from mlx_engine.backends.parameters import Linear, Rope, Scores
 from mlx_engine.backends.scalar import ScalarBackend
 from tests.contract import formulas
 
@@ -51,8 +51,13 @@ def test_attention(queries: int, keys: int, heads: int, kv_heads: int, window: i
     span = KVSpan(np.array([4, 0, 2]), keys, queries)  # pages of two tokens
     slots = np.arange(6)[span.slots(0, keys, 2)]
     store = be.kv_write(be.kv_empty(kv_heads, 8, 6), slots, k.tolist(), v.tolist())
-    found = be.attention(q.tolist(), KVView(store, 2, [span], window), [queries], 0.3)
-    agree(found, formulas.attention(q, k, v, 0.3, window))
+    view = KVView(store, 2, [span], window)
+    plain, none = be.attention(q.tolist(), view, [queries], Scores(0.3)), np.full(heads, -np.inf)
+    agree(plain, formulas.attention(q, k, v, 0.3, window, 1e9, none))
+    for cap, sinks in ((0.7, none), (1e9, normal(heads)), (2.0, normal(heads))):
+        own = None if sinks is none else sinks.tolist()
+        found = be.attention(q.tolist(), view, [queries], Scores(0.3, cap if cap < 1e9 else None, own))
+        agree(found, formulas.attention(q, k, v, 0.3, window, cap, sinks))
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu"])
@@ -63,6 +68,10 @@ def test_activations(name: str):
 
 def test_scale():
     agree(be.scale(normal(3, 4).tolist(), 0.3), 0.3 * normal(3, 4))
+
+
+def test_soft_cap():
+    agree(be.soft_cap(normal(3, 4).tolist(), 0.3), formulas.soft_cap(normal(3, 4), 0.3))
 
 
 def test_linear_scaling_divides_the_frequencies():

@@ -56,7 +56,7 @@ LLAMA = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-NAMES = {"gpt2": GPT2, "gemma3_text": GEMMA3, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA}
+NAMES = {"gpt2": GPT2, "gemma2": GEMMA3, "gemma3_text": GEMMA3, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA}
 # Values of config.json's model_type that have another name in GGUF.
 ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
 
@@ -73,7 +73,7 @@ def convert(folder: Path, path: Path, type_: str) -> None:
         known = NAMES[kind][".".join(stem[3:] if layer else stem)]
         if kind == "gpt2" and layer and values.ndim == 2:
             values = values.T
-        if kind == "gemma3_text" and values.ndim == 1:
+        if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
             values = values + np.float32(1)
         if kind in ("llama", "mistral") and known in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if known == "attn_q" else "num_key_value_heads"]
@@ -121,6 +121,9 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_value_length(config["head_dim"])
     if config["model_type"] == "mistral":
         return
+    if config["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     writer.add_sliding_window(config["sliding_window"])
     # Real files leave this key out, because it follows from their sizes.
     writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)

@@ -1,7 +1,8 @@
-"""Make the Llama, Qwen2 and Mistral checkpoints of tests/data and their golden files. The tests never run this.
+"""Make the Llama, Qwen2, Mistral and Gemma 2 checkpoints of tests/data and their golden files. Tests never run this.
 
 Tiny models with random weights: a Llama 3 whose context is longer than that of its training, with a head of its own;
-a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice as wide as the model.
+a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice as wide as the model;
+a Gemma 2 with a window of 8 in every second layer, and soft caps that most scores and logits come near to.
 Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
 
     python -m tests.golden.make_llama_goldens            # all
@@ -18,8 +19,9 @@ from unittest import mock
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
@@ -37,6 +39,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+SHORT = {"rope_type": "default", "rope_theta": 1e4}
+# The attention scale is neither that of the head dim nor that of the 27B model.
+GEMMA2 = {
+    "intermediate_size": 32, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 4,
+    "attn_logit_softcapping": 5.0, "final_logit_softcapping": 12.0,
+}  # fmt: skip
 PROMPTS = (1, 7, 41)
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
@@ -48,6 +56,7 @@ MODELS = {
         modeling_mistral.MistralForCausalLM,
         MistralConfig(**SIZES, rope_parameters=PLAIN, head_dim=32, sliding_window=None, rms_norm_eps=1e-5), 2,
     ),
+    "gemma2": (modeling_gemma2.Gemma2ForCausalLM, Gemma2Config(**{**SIZES, **GEMMA2}, rope_parameters=SHORT), 1),
 }  # fmt: skip
 
 
@@ -60,7 +69,8 @@ def build(name: str) -> PreTrainedModel:
         if stem.endswith("bias"):
             values = random.normal(0, 0.5, parameter.shape)
         elif parameter.ndim == 1:
-            values = random.uniform(0.5, 2.0, parameter.shape)
+            # Gemma stores norm weights minus 1.
+            values = random.uniform(0.5, 2.0, parameter.shape) - (name == "gemma2")
         else:
             # The output of a layer is small, so that rounding errors do not grow from layer to layer.
             small = 0.3 if stem.split(".")[-2] in ("o_proj", "down_proj") else 1.0
@@ -88,7 +98,7 @@ def make(name: str) -> None:
     random, golden = np.random.default_rng(seed + 1000), {}
     prompts = [random.integers(0, SIZES["vocab_size"], n).tolist() for n in PROMPTS]
     with ExitStack() as stack:
-        for module in (modeling_llama, modeling_qwen2, modeling_mistral, rope_utils):
+        for module in (modeling_gemma2, modeling_llama, modeling_qwen2, modeling_mistral, rope_utils):
             stack.enter_context(mock.patch.object(module, "torch", DoubleTorch()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
         model = build(name)

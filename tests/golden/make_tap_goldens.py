@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.llama import modeling_llama
@@ -28,8 +29,8 @@ from transformers.models.qwen2 import modeling_qwen2
 from tests.golden.make_goldens import DATA, DoubleTorch, logits_of
 
 MODULES = {
-    "gemma3": modeling_gemma3, "gpt2": modeling_gpt2, "llama": modeling_llama, "mistral": modeling_mistral,
-    "qwen2": modeling_qwen2,
+    "gemma2": modeling_gemma2, "gemma3": modeling_gemma3, "gpt2": modeling_gpt2, "llama": modeling_llama,
+    "mistral": modeling_mistral, "qwen2": modeling_qwen2,
 }  # fmt: skip
 Keep = Callable[[str, torch.Tensor], None]
 
@@ -69,8 +70,8 @@ def watch_gpt2(model: Any, keep: Keep) -> None:
 
 
 def watch_llama(model: Any, keep: Keep) -> None:
-    """Name the values of Llama, Mistral, Qwen2 and Gemma 3, which has norms of heads and of what is added."""
-    is_gemma = model.config.model_type.startswith("gemma3")
+    """Name the values of Llama, Mistral, Qwen2 and Gemma, which has norms of what is added; Gemma 3 of heads, too."""
+    is_gemma = model.config.model_type.startswith("gemma")
     output_of(model.model.embed_tokens, "embed", keep)
     for i, layer in enumerate(model.model.layers):
         blk, attention, mlp = f"blk.{i}.", layer.self_attn, layer.mlp
@@ -87,7 +88,7 @@ def watch_llama(model: Any, keep: Keep) -> None:
         output_of(layer, blk + "layer_out", keep)
         if is_gemma:
             # Hooks see (B, H, T, E) here; the engine has (T, H, E).
-            for name in ("q", "k"):
+            for name in ("q", "k") if hasattr(attention, "q_norm") else ():
                 getattr(attention, f"{name}_norm").register_forward_hook(
                     lambda _m, _i, output, name=f"{blk}attn_{name}_norm": keep(name, output.transpose(1, 2))
                 )

@@ -14,7 +14,7 @@ from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from tests.golden.goldens import DATA, Golden, check_close, engine, variant
 
-MICRO = ("gpt2", "gemma3", "llama", "mistral", "qwen2")
+MICRO = ("gpt2", "gemma2", "gemma3", "llama", "mistral", "qwen2")
 GOLDENS = [variant("gqa"), *(Golden(m, DATA / f"{m}-micro/hf", DATA / f"{m}-micro/golden.npz") for m in MICRO)]
 
 goldens = pytest.mark.parametrize("golden", GOLDENS, ids=str)

@@ -21,6 +21,7 @@ import mlx_engine
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.compiled import CompiledBackend
+from mlx_engine.backends.parameters import Scores
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
@@ -29,12 +30,14 @@ from tests.golden.test_formats import random_weights, write
 
 # Models of random blocks; "mixed" has matrices of several formats.
 RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed")
-# By name: formats and architectures. Gemma 3 has a sliding window of 8 tokens, GPT-2 layer norms and biases.
+# By name: formats and architectures. Gemma 2 and 3 have a sliding window of 8 tokens, Gemma 2 soft caps, GPT-2
+# layer norms and biases.
 STORED: dict[str, str | Path] = {
     "builtin": "builtin",
     "qwen3-F32": DATA / "qwen3-micro" / "model-f32.gguf",
     "qwen3-F16": DATA / "qwen3-micro" / "model-f16.gguf",
     "qwen3-Q8_0": DATA / "qwen3-micro" / "model-q8_0.gguf",
+    "gemma2": DATA / "gemma2-micro" / "hf",
     "gemma3": DATA / "gemma3-micro" / "hf",
     "gpt2": DATA / "gpt2-micro" / "hf",
     "llama": DATA / "llama-micro" / "hf",
@@ -181,13 +184,13 @@ def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.Monkey
     of, attention, calls = engine("builtin", *BACKENDS[0]), CompiledBackend.attention, itertools.count()
     want = in_passes(of, [LENGTH])
 
-    def shifted(self: CompiledBackend, q: np.ndarray, kv: KVView, counts: Sequence[int], scale: float) -> np.ndarray:
+    def shifted(self: CompiledBackend, q: np.ndarray, kv: KVView, counts: Sequence[int], scores: Scores) -> np.ndarray:
         if next(calls) % 2:
-            return attention(self, q, kv, counts, scale)
+            return attention(self, q, kv, counts, scores)
         (span,), rows = kv.spans, []
         for row, length in zip(q, range(span.length - len(q) + 1, span.length + 1), strict=True):
             later = KVSpan(np.concatenate((span.pages[:1], span.pages)), length + kv.page, 1)
-            rows.append(attention(self, row[None], kv._replace(spans=[later], window=length), [1], scale))
+            rows.append(attention(self, row[None], kv._replace(spans=[later], window=length), [1], scores))
         return np.concatenate(rows)
 
     monkeypatch.setattr(CompiledBackend, "attention", shifted)
@@ -199,12 +202,12 @@ def test_blocks_of_keys_that_begin_elsewhere_are_seen(monkeypatch: pytest.Monkey
 
 
 def digest() -> str:
-    """Return the digest of all logits of three models, in passes of 1, 8 and all tokens.
+    """Return the digest of all logits of four models, in passes of 1, 8 and all tokens.
 
     `test_cpu_library.py`, where the kernels are compiled for another processor, compares it between the two.
     """
     found = hashlib.sha256()
-    for name in ("builtin", "qwen3-Q8_0", "gemma3"):
+    for name in ("builtin", "qwen3-Q8_0", "gemma2", "gemma3"):
         of = engine(STORED[name], *BACKENDS[0])
         for length in (1, 8, LENGTH):
             found.update(in_passes(of, cut(LENGTH, length)).tobytes())

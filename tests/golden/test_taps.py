@@ -14,7 +14,7 @@ from mlx_engine.decode.step import forward
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
 # The checkpoints of `make_tap_goldens.py`.
-ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral", "qwen2")
+ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "mistral", "qwen2")
 # Chunkings of the prompt; None is one pass without a KV cache.
 CUTS = (None, 1, 3)
 

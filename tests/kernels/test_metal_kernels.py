@@ -270,6 +270,13 @@ def test_every_kernel_has_cases_of_all_kinds(kernel: str):
         assert {dict(entry.template)["KS"] for entry in launches} == {1, 2, 4}
 
 
+def test_attention_with_a_soft_cap_and_sinks():
+    (own,) = [case for case in cases("attention") if "soft cap 50, sinks" in case.label]
+    assert own.error() <= 1
+    plain = attention.attention(*own.arguments(), page=64, window=40, scale=0.125)
+    assert share(np.array(plain), own.expected()[0]) > 100
+
+
 def test_a_case_can_fail():
     wanted = Expected(np.array([1.0, np.nan]), np.array([1e-6, 1e-6]))
     assert share(np.array([1 + 5e-7, np.nan]), wanted) == pytest.approx(0.5)
@@ -342,6 +349,7 @@ ROW, TURNS = mx.zeros((1, 16)), mx.zeros((1, 4, 2))
         (paged_attention, (Q, STORE, PAGES.astype(mx.uint32), ROWS, ROWS), r"pages \(B, P\) of int32, found"),
         (paged_attention, (Q, STORE, PAGES, ROWS[:1], ROWS), r"owner \(3,\) of int32, found \(1,\)"),
         (paged_attention, (Q, STORE, PAGES, ROWS, ROWS.astype(mx.float32)), "expected position .* of float32"),
+        (partial(paged_attention, sinks=mx.zeros((3,))), (Q, STORE, PAGES, ROWS, ROWS), r"sinks \(2,\) of float32"),
         (partial(paged_attention, page=0), (Q, STORE, PAGES, ROWS, ROWS), "at least 1 position .* found 0 and 0"),
         (project_add.project_add, (X, W, mx.zeros((1, 4))), r"residual \(1, 3\) of float32, found \(1, 4\)"),
         (project_add.project_add, (X, W, mx.zeros((1, 3), mx.float16)), "found .* of float16"),

@@ -94,7 +94,9 @@ MUTANTS = [
         "last_step[buffer] > i",
         "last_step[buffer] > i + 1",
     ),
-    Mutant("one scale for all programs", "mlx_engine/backends/lowering.py", "_Lowering.attention", "scale", "0.25"),
+    Mutant(
+        "one scale for all programs", "mlx_engine/backends/lowering.py", "_Lowering.attention", "scores.scale", "0.25"
+    ),
     Mutant(
         "a gate in another format read as that of what it gates",
         "mlx_engine/backends/matrices.py",
@@ -108,6 +110,30 @@ MUTANTS = [
         "ParallelBackend._run",
         "n * i // n_chunks",
         "n // n_chunks * i",
+    ),
+    Mutant(
+        "no soft cap in programs", "mlx_engine/backends/lowering.py", "_Lowering.attention", "scores.softcap", "0.0"
+    ),
+    Mutant(
+        "no sinks in programs",
+        "mlx_engine/backends/lowering.py",
+        "_Lowering.attention",
+        "sinks_address(scores, n_heads)",
+        "0",
+    ),
+    Mutant(
+        "the first heads' sinks for all chunks",
+        "mlx_engine/backends/parallel.py",
+        "ParallelBackend._attend",
+        "of.sinks[heads]",
+        "of.sinks[: group * (last - first)]",
+    ),
+    Mutant(
+        "a sink in the maximum alone",
+        "mlx_engine/backends/simd.py",
+        "softmax",
+        "divisor + np.exp(sinks - most)",
+        "divisor",
     ),
     Mutant(
         "heads dealt in turn",

@@ -145,6 +145,20 @@ MUTANTS = [
         "0",
     ),
     Mutant(
+        "MLX's soft cap of scores before their scale",
+        "mlx_engine/backends/mlx.py",
+        "_capped_attention",
+        "of.scale / cap",
+        "1 / cap",
+    ),
+    Mutant(
+        "sinks not passed to the kernel",
+        "mlx_engine/backends/metal_kernels.py",
+        "Kernels.attention",
+        "scores.sinks",
+        "None",
+    ),
+    Mutant(
         "MLX takes pages to follow each other",
         "mlx_engine/backends/mlx.py",
         "indices",

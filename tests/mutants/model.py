@@ -238,7 +238,13 @@ MUTANTS = [
         "s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))",
         "s._get(key, None)",
     ),
-    Mutant("embedding not scaled", "mlx_engine/models/gemma3.py", "Model.embed", "self.config.hidden_size**0.5", "1.0"),
+    Mutant(
+        "embedding not scaled",
+        "mlx_engine/models/gemma3.py",
+        "ScaledEmbeddings.embed",
+        "self.config.hidden_size**0.5",
+        "1.0",
+    ),
     Mutant(
         "keys and values of the fused layer exchanged",
         "mlx_engine/models/gpt2.py",
@@ -292,6 +298,19 @@ MUTANTS = [
         "unexpected = []",
     ),
     Mutant("attention scale forgotten", "mlx_engine/models/qwen3.py", "Model.__init__", "config.head_dim**-0.5", "1.0"),
+    Mutant(
+        "logits without their soft cap", "mlx_engine/models/decoder.py", "Decoder._logits", "self.logit_softcap", "None"
+    ),
+    Mutant(
+        "scores without their soft cap", "mlx_engine/models/gemma2.py", "Model.__init__", "config.score_softcap", "None"
+    ),
+    Mutant(
+        "the 27B model's scale for all sizes",
+        "mlx_engine/models/gemma3.py",
+        "usual_scale",
+        "cfg.n_layers == layers_of_27b",
+        "True",
+    ),
     Mutant(
         "unknown settings ignored",
         "mlx_engine/models/settings.py",

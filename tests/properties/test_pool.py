@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from mlx_engine.backends import backend_names, create_backend, unavailable
 from mlx_engine.backends.batch import KVSpan, KVView
+from mlx_engine.backends.parameters import Scores
 from mlx_engine.cache import KVLayer, KVPool, KVSequence, New, begin
 from mlx_engine.errors import CacheFullError
 
@@ -89,7 +90,7 @@ def tokens_in(backend, view, span, layer, n):
     """
     zeros = rows(backend, [0] * n, layer, lambda *_: (0, 0, 0, 0))
     own = KVView(view.store, view.page, [span], 1)
-    values = backend.host(backend.attention(zeros, own, [n], 1.0)).astype(np.float64)
+    values = backend.host(backend.attention(zeros, own, [n], Scores(1.0))).astype(np.float64)
     assert np.abs(values - np.rint(values)).max() < 0.1, "what is visible was never written"
     tokens = [int(token) for token in np.rint(values[:, 0, 0])]
     want = np.array([[content(token, layer, head) for head in range(KV_HEADS)] for token in tokens])
@@ -98,7 +99,7 @@ def tokens_in(backend, view, span, layer, n):
     one = KVSpan(span.pages, span.length, 1)
     for i, token in [*enumerate(tokens)][:3] + [*enumerate(tokens)][3:][-3:]:
         asked = backend.attention(
-            rows(backend, [token], layer, nearest), KVView(view.store, view.page, [one], n), [1], 100.0
+            rows(backend, [token], layer, nearest), KVView(view.store, view.page, [one], n), [1], Scores(100.0)
         )
         assert np.allclose(backend.host(asked)[0], want[i], atol=1e-3), "a key does not stand beside its value"
     return tokens

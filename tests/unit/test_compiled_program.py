@@ -36,7 +36,11 @@ DATA = Path(__file__).parents[1] / "data"
 # Each is a file as it is there, or a folder and what it is converted to.
 CHECKPOINTS = [
     *(str(path.relative_to(DATA)) for path in sorted(DATA.glob("*/model-*.gguf"))),
-    *(f"{name}-micro/hf -> {type_}" for name in ("gemma3", "gpt2", "llama", "qwen2") for type_ in ("F32", "Q8_0")),
+    *(
+        f"{name}-micro/hf -> {type_}"
+        for name in ("gemma2", "gemma3", "gpt2", "llama", "qwen2")
+        for type_ in ("F32", "Q8_0")
+    ),
 ]
 # More than two blocks of keys. Gemma's window is 8: of a page of 16 tokens that has left it, another one is made.
 LENGTH, PAGE = 290, 16
@@ -170,8 +174,13 @@ def logits(model: Any) -> np.ndarray:
         return np.array(forward(model, New(IDS[:5], model.new_kv(8), wanted=None)))
 
 
+def tripled(w: Any) -> Any:
+    """Return a layer with three times the scale of the scores."""
+    return replace(w, scores=replace(w.scores, scale=3 * w.scores.scale))
+
+
 def scaled(model: Any) -> None:
-    model.scale *= 3
+    model.layers = [tripled(w) for w in model.layers]
 
 
 def renormed(model: Any) -> None:
@@ -242,7 +251,7 @@ def test_head_norms_come_in_pairs_and_with_a_rotation():
 
 
 def attended(
-    be: Any, w: Any, i: int, x: Any, batch: Any, *, head_dim: int, scale: float, want: Wanted, positions: Any = None,
+    be: Any, w: Any, i: int, x: Any, batch: Any, *, head_dim: int, want: Wanted, positions: Any = None,
     rows: Any = None, counts: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return x with what attention adds to it, and x itself; positions, rows and counts are the batch's if not given.
@@ -257,7 +266,7 @@ def attended(
     if want == "some":
         rows = rows or batch.rows
         q, x, n_queries = be.take(q, rows), be.take(x, rows), counts or batch.wanted
-    return be.project_add(be.merge(be.attention(q, kv, n_queries, scale)), w.attn_output, x), x
+    return be.project_add(be.merge(be.attention(q, kv, n_queries, w.scores)), w.attn_output, x), x
 
 
 def fed_forward(be: Any, w: Any, x: Any, residual: Any) -> Any:
@@ -286,15 +295,15 @@ def odd_positions(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) 
     return decoder_layer(be, w, i, x, replace(batch, positions=odd), **settings)
 
 
-def depends_on_position(be: Any, w: Any, i: int, x: Any, batch: Any, *, scale: float, **more: Any) -> Any:
+def depends_on_position(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """A decision that is another one in the next pass."""
-    return decoder_layer(be, w, i, x, batch, scale=3 * scale if batch.positions[0] == 0 else scale, **more)
+    return decoder_layer(be, tripled(w) if batch.positions[0] == 0 else w, i, x, batch, **settings)
 
 
-def depends_on_length(be: Any, w: Any, i: int, x: Any, batch: Any, *, scale: float, **more: Any) -> Any:
+def depends_on_length(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """The same, by how many tokens there are of the sequence."""
     is_first = batch.group(i).spans[0].length == batch.lengths[0]
-    return decoder_layer(be, w, i, x, batch, scale=3 * scale if is_first else scale, **more)
+    return decoder_layer(be, tripled(w) if is_first else w, i, x, batch, **settings)
 
 
 def array_of_its_own(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
@@ -309,9 +318,9 @@ def first_row(be: Any, w: Any, i: int, x: Any, batch: Any, *, want: Wanted, **se
     return fed_forward(be, w, be.take(x, (0,)), y) if want == "some" else y
 
 
-def one_query(be: Any, w: Any, i: int, x: Any, batch: Any, *, scale: float, **settings: Any) -> Any:
+def one_query(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """The last layer attends with one query, however many are wanted, and with other scores."""
-    return fed_forward(be, w, *attended(be, w, i, x, batch, scale=3 * scale, counts=(1,), **settings))
+    return fed_forward(be, w, *attended(be, tripled(w), i, x, batch, counts=(1,), **settings))
 
 
 COMPILED = {
@@ -364,7 +373,7 @@ def test_what_is_not_the_batchs_is_run_operation_by_operation(what: str):
     model = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model
 
     def compiled(layer: Callable[..., Any]) -> Program:
-        settings = {"w": model.layers[0], "head_dim": model.config.head_dim, "scale": model.scale}
+        settings = {"w": model.layers[0], "head_dim": model.config.head_dim}
         return model.backend.compile(
             lambda be, x, batch, *, want: layer(be, x=x, batch=batch, want=want, **settings)[0]
         )

@@ -8,16 +8,24 @@ import pytest
 from mlx_engine import models
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import UnknownArchitectureError, UnsupportedConfigError
-from mlx_engine.models import gemma3, gpt2, llama, mistral, model_file, qwen2, qwen3
+from mlx_engine.models import gemma2, gemma3, gpt2, llama, mistral, model_file, qwen2, qwen3
 from mlx_engine.models.conditions import divides
 from mlx_engine.models.config import Declared, Expected, number, whole, whole_or_none
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.settings import Settings
 
 DATA = Path(__file__).parents[1] / "data"
-FILES = {"gemma3": gemma3, "gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3}
+FILES = {
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gpt2": gpt2,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+}
 # What a file of each says in tensors, or not at all.
-NOT_IN_KEYS = {"gemma3": {"attention_scale"}, "llama": {"rope"}}
+NOT_IN_KEYS = {"gemma2": {"attention_scale"}, "gemma3": {"attention_scale"}, "llama": {"rope"}}
 
 
 def checkpoint(architecture: str) -> Checkpoint:
@@ -117,7 +125,7 @@ def test_a_model_file_is_found_by_what_it_says_of_itself(name: str, of: object):
 def test_a_module_that_is_no_model_file_is_no_architecture(name: str):
     with pytest.raises(UnknownArchitectureError) as caught:
         model_file(checkpoint(name))
-    assert caught.value.supported == ("gemma3", "gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+    assert caught.value.supported == ("gemma2", "gemma3", "gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def test_a_new_file_is_found_without_another_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,8 @@ A query has the same bits whatever queries and sequences are beside it, and wher
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,7 +51,7 @@ def paged(sequences: list[np.ndarray], page: int, seed: int | None) -> tuple[np.
 
 def attend_batch(
     parts: list[tuple[np.ndarray, np.ndarray]], window: int = 0, scale: float | None = None, page: int = 64,
-    seed: int | None = 0,
+    seed: int | None = 0, softcap: float = 0.0, sinks: np.ndarray | None = None,
 ) -> list[np.ndarray]:  # fmt: skip
     """Return attention of several (queries, keys and values) in one call, as `CompiledBackend.attention` does."""
     store, spans = paged([kv for _, kv in parts], page, seed)
@@ -63,21 +65,23 @@ def attend_batch(
     LIBRARY.attend(
         POOL.address, LIBRARY.address("attend_decode"), LIBRARY.address("attend_prefill"), q.ctypes.data, n, n_heads,
         store.shape[1], width, store.ctypes.data, store.shape[2], page, window, sequences.ctypes.data, len(parts),
-        layout.SEQ_NEW, width**-0.5 if scale is None else scale, found.ctypes.data, out.ctypes.data,
+        layout.SEQ_NEW, width**-0.5 if scale is None else scale, softcap, 0 if sinks is None else sinks.ctypes.data,
+        found.ctypes.data, out.ctypes.data,
     )  # fmt: skip
     return np.split(out, np.cumsum(counts)[:-1])
 
 
 def attend(
-    q: np.ndarray, kv: np.ndarray, window: int = 0, scale: float | None = None, page: int = 64, seed: int | None = 0
-) -> np.ndarray:
-    """Return attention of one sequence."""
-    return attend_batch([(q, kv)], window, scale, page, seed)[0]
+    q: np.ndarray, kv: np.ndarray, window: int = 0, scale: float | None = None, page: int = 64, seed: int | None = 0,
+    **scores: Any,
+) -> np.ndarray:  # fmt: skip
+    """Return attention of one sequence; `scores` are a soft cap and sinks."""
+    return attend_batch([(q, kv)], window, scale, page, seed, **scores)[0]
 
 
-def twin(q: np.ndarray, kv: np.ndarray, window: int = 0, scale: float | None = None) -> np.ndarray:
+def twin(q: np.ndarray, kv: np.ndarray, window: int = 0, scale: float | None = None, **scores: Any) -> np.ndarray:
     out = np.empty_like(q)
-    attention_numpy.attend(q, kv, window, q.shape[2] ** -0.5 if scale is None else scale, out)
+    attention_numpy.attend(q, kv, window, q.shape[2] ** -0.5 if scale is None else scale, out, **scores)
     return out
 
 
@@ -183,10 +187,10 @@ def test_the_scale_is_applied_once(n_tokens: int):
 PASSES = (2, 3, 5, SMALL_BATCH, SMALL_BATCH + 1, 16, 49, 129)
 
 
-def each_alone(q: np.ndarray, kv: np.ndarray, window: int) -> np.ndarray:
+def each_alone(q: np.ndarray, kv: np.ndarray, window: int, **scores: Any) -> np.ndarray:
     """Return attention with one call per query, over the keys up to its own."""
     past = kv.shape[2] - len(q)
-    return np.concatenate([attend(q[t : t + 1], kv[:, :, : past + t + 1], window) for t in range(len(q))])
+    return np.concatenate([attend(q[t : t + 1], kv[:, :, : past + t + 1], window, **scores) for t in range(len(q))])
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (5, 1)])
@@ -199,6 +203,29 @@ def test_a_query_has_the_same_bits_in_any_pass(heads: tuple[int, int], window: i
     for n in PASSES:
         np.testing.assert_array_equal(attend(q[-n:], kv, window), alone[-n:])
         np.testing.assert_array_equal(attend(q[:n], kv[:, :, : past + n], window), alone[:n])
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("scores", [{"softcap": 2.0}, {"sinks": True}, {"softcap": 2.0, "sinks": True}])
+def test_soft_caps_and_sinks_keep_the_bits_in_any_pass(window: int, scores: dict[str, Any]):
+    past, n_tokens = 2 * BLOCK - 10, 49
+    q, kv = case(window, n_tokens, past, (4, 2), 32)
+    if "sinks" in scores:
+        scores = {**scores, "sinks": np.array([0.5, -3, 7, 90], dtype=np.float32)}
+    alone = each_alone(q, kv, window, **scores)
+    for n in (3, SMALL_BATCH, SMALL_BATCH + 1, n_tokens):
+        np.testing.assert_array_equal(attend(q[-n:], kv, window, page=23, **scores), alone[-n:])
+    np.testing.assert_allclose(alone, twin(q, kv, window, **scores), rtol=0, atol=2e-6)
+    assert np.abs(alone - each_alone(q, kv, window)).max() > 1e-2
+
+
+@pytest.mark.parametrize("n_tokens", [1, 30])
+def test_a_sink_far_above_all_scores_leaves_nothing_and_one_far_below_changes_no_bit(n_tokens: int):
+    q, kv = case(4, n_tokens, 200, (2, 1), 16)
+    sinks = np.array([-400, 400], dtype=np.float32)
+    found = attend(q, kv, sinks=sinks)
+    np.testing.assert_array_equal(found[:, 0], attend(q, kv)[:, 0])
+    np.testing.assert_array_equal(found[:, 1], 0)
 
 
 @pytest.mark.parametrize("n_tokens", [SMALL_BATCH, SMALL_BATCH + 1])
@@ -239,11 +266,15 @@ def test_a_sequence_has_the_same_bits_in_any_batch(counts: tuple[int, ...], wind
     past=st.sampled_from([0, 5, 100, BLOCK - 1, BLOCK, BLOCK + 30]), n_kv_heads=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3]), width=st.sampled_from([16, 32, 80]), window=st.sampled_from([0, 0, 1, 20, BLOCK]),
     page=st.sampled_from([16, 50, BLOCK]), spread=st.sampled_from([1.0, 1.0, 8.0]),
+    softcap=st.sampled_from([0.0, 0.5, 50.0]), sinks=st.sampled_from([None, 0.0, 5.0]),
 )  # fmt: skip
 def test_attention_has_the_bits_of_the_order_in_numpy(
-    seed: int, n_tokens: int, past: int, n_kv_heads: int, group: int, width: int, window: int, page: int, spread: float
-):
+    seed: int, n_tokens: int, past: int, n_kv_heads: int, group: int, width: int, window: int, page: int, spread: float,
+    softcap: float, sinks: float | None,
+):  # fmt: skip
     q, kv = case(seed, n_tokens, past, (group * n_kv_heads, n_kv_heads), width)
     q *= np.float32(spread)
-    want = order_numpy.attend(q, kv, window, width**-0.5)
-    np.testing.assert_array_equal(attend(q, kv, window, page=page), want)
+    noise = np.random.default_rng(seed).standard_normal(q.shape[1]).astype(np.float32)
+    own = None if sinks is None else np.float32(sinks) + noise
+    want = order_numpy.attend(q, kv, window, width**-0.5, softcap, own)
+    np.testing.assert_array_equal(attend(q, kv, window, page=page, softcap=softcap, sinks=own), want)

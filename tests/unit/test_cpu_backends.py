@@ -12,7 +12,7 @@ from kernels.cpu import layout
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
+from mlx_engine.backends.parameters import Linear, RMSNorm, Rope, Scores
 from mlx_engine.backends.scalar import ScalarBackend
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.quant import BY_NAME
@@ -124,7 +124,7 @@ def test_arrays_of_any_layout(compiled: Backend, t: int):
         ):
             close(p, q)
     for q in layouts(x.reshape(t, 4, 16)):
-        close(*(be.attention(q, view(kv, t), [t], 0.25) for be in (compiled, plain)))
+        close(*(be.attention(q, view(kv, t), [t], Scores(0.25)) for be in (compiled, plain)))
 
 
 def test_tables_of_rotations_grow_with_the_positions(compiled: Backend):
@@ -153,7 +153,7 @@ def test_heads_that_are_no_multiple_of_a_vector_have_numpys_attention(compiled: 
     rng, plain = np.random.default_rng(6), SimdBackend()
     q = rng.standard_normal((t, 4, head_dim)).astype(np.float32)
     kv = rng.standard_normal((2, 2, t + 3, head_dim)).astype(np.float32)
-    close(*(be.attention(q, view(kv, t), [t], 0.3) for be in (compiled, plain)))
+    close(*(be.attention(q, view(kv, t), [t], Scores(0.3)) for be in (compiled, plain)))
 
 
 # ---- what does not fit the kernels' memory, or is not there ----
@@ -165,7 +165,7 @@ def test_heads_that_do_not_fit_scratch_memory_have_numpys_attention(compiled: Ba
     rng = np.random.default_rng(7)
     q = rng.standard_normal((3, n_heads, head_dim)).astype(np.float32)
     kv = rng.standard_normal((2, 1, 5, head_dim)).astype(np.float32)
-    close(*(be.attention(q, view(kv, 3), [3], 0.01) for be in (compiled, SimdBackend())))
+    close(*(be.attention(q, view(kv, 3), [3], Scores(0.01)) for be in (compiled, SimdBackend())))
 
 
 @pytest.mark.parametrize("t", [1, 9])

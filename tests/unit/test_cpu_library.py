@@ -25,6 +25,7 @@ from kernels.cpu import (
     linear,
     machine_code,
     program,
+    soft_cap,
     sum_exp,
 )
 from mlx_engine.backends import kernels
@@ -155,7 +156,8 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: list[Path]):
-    modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, linear, program, sum_exp)}
+    files = attention, embedding, gemm, gemv, heads, jobs, linear, program, soft_cap, sum_exp
+    modules = {module.__name__ for module in files}
     assert {f"kernels.cpu.{name}" for part in library.BASE.values() for name in part} == modules
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)

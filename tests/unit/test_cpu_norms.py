@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from kernels.cpu import activations_numpy, norms, norms_numpy
+from kernels.cpu import activations_numpy, norms, norms_numpy, order_numpy
 from kernels.cpu.activations import gated
-from kernels.cpu.exponentials import exp, exp2_below
+from kernels.cpu.exponentials import exp, exp2_below, tanh
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import GELU, SILU
 from kernels.cpu.vectors import LANES, load, store
@@ -56,6 +56,28 @@ def test_exp_where_float32_ends():
     x = np.array([0.0, -0.0, 88.73, 89, 1e4, 3e38, np.inf, -104.5, -150, -1e4, -3e38, -np.inf], dtype=np.float32)
     np.testing.assert_array_equal(exp_of(x), [1, 1, *[np.inf] * 5, *[0] * 5])
     assert np.isnan(exp_of(np.array([1, np.nan, -1], dtype=np.float32))).tolist() == [False, True, False]
+
+
+@jit
+def tangents(x: Any, out: Any) -> None:
+    for i in range(0, len(x), LANES):
+        store(out, i, tanh(load(x, i)))
+
+
+def test_tanh_is_within_three_units_in_the_last_place():
+    """Tiny arguments, which are their own tanh, and arguments whose tanh is 1."""
+    tiny = np.float32(2.0) ** np.arange(-149, 3, dtype=np.float32)
+    edges = np.array([0.0, -0.0, 3e38, -3e38, np.inf, -np.inf, 20.0, -20.0], dtype=np.float32)
+    x = np.concatenate([np.linspace(-11, 11, 1 << 18).astype(np.float32), tiny, -tiny, edges])
+    x, found = x[: len(x) // LANES * LANES], np.empty(len(x) // LANES * LANES, dtype=np.float32)
+    tangents(x, found)
+    want = np.tanh(x.astype(np.float64))
+    unit = np.spacing(np.abs(want).astype(np.float32)).astype(np.float64)
+    assert (np.abs(found - want) <= 3 * unit).all()
+    np.testing.assert_array_equal(found, order_numpy.tanh(x))
+    nothing = np.full(LANES, np.nan, dtype=np.float32)
+    tangents(nothing, nothing)
+    assert np.isnan(nothing).all()
 
 
 @jit

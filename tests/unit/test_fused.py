@@ -17,7 +17,7 @@ compiled = pytest.mark.parametrize("backend", [name for name in BACKENDS if name
 
 
 @compiled
-@pytest.mark.parametrize("name", ["gemma3", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "mistral", "qwen2"])
 def test_all_layers_with_a_gate_have_both(name: str, backend: str):
     pytest.importorskip("numba")
     engine = mlx_engine.load(DATA / f"{name}-micro" / "hf", backend)

@@ -22,7 +22,7 @@ from mlx_engine.tokenizer.split import SPLITS
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER
 
 DATA = Path(__file__).parents[1] / "data"
-MODELS = ("gpt2", "gemma3", "llama", "mistral", "qwen2", "qwen3")
+MODELS = ("gpt2", "gemma2", "gemma3", "llama", "mistral", "qwen2", "qwen3")
 # Of which GGUF has another name for the architecture.
 ARCHITECTURES = {"mistral": "llama"}
 TABLES = {"gpt2": "transformer.wte.weight"}
@@ -51,7 +51,7 @@ def bytes_only(pre: str) -> dict[str, object]:
 def folder_of(model: str, path: Path, **settings: object) -> Path:
     """A copy of a model's folder, with a tokenizer, and with other settings."""
     shutil.copytree(DATA / f"{model}-micro" / "hf", path)
-    pre = {"llama": "llama-bpe", "mistral": "llama-bpe", "qwen2": "qwen2"}.get(model)
+    pre = {"gemma2": "llama-bpe", "llama": "llama-bpe", "mistral": "llama-bpe", "qwen2": "qwen2"}.get(model)
     if pre is not None:
         (path / "tokenizer.json").write_text(json.dumps(bytes_only(pre)))
     config = json.loads((path / "config.json").read_text())

@@ -67,7 +67,7 @@ def graph(engine: mlx_engine.Engine, depth: int) -> list[dict[str, Any]]:
         batch.roll_back()
         return [chosen, *stores.layers]
 
-    def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: None) -> mx.array:
+    def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: None, sinks: None) -> mx.array:
         return single_node("sdpa", q, k, v)
 
     nodes: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ from kernels.metal import attention
 from kernels.metal.cases import numbers
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.metal import MetalBackend
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from mlx_engine.quant import BY_NAME
@@ -176,18 +176,21 @@ class Paged:
 def test_attention_of_a_row_has_the_same_bits_in_every_pass(be: MetalBackend, page: int, window: int):
     """Rows alone in pages of 16 that follow each other, and many at once from several sequences in shuffled pages."""
     made, scale, order = Paged(), E**-0.5, np.random.default_rng(page)
+    # Pages of 256 with a soft cap and sinks, too.
+    softcap, sinks = (2.0, mx.array([0.5, -60.0, 3.0, 60.0])) if page == 256 else (None, None)
+    scores = Scores(scale, softcap, sinks)
     rows = [(b, p) for b, n in enumerate(SEQUENCES) for p in sorted({0, 1, 31, 32, 39, 255, 256, 299}) if p < n]
     with be.session():
         alone = {}
         for b, p in rows:
             given = made.arguments([b], [(b, p)], 16, order)
-            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, scale))[0]
+            alone[b, p] = be.host(be.kernels.attention(*given, 16, window, scores))[0]
         for n in (1, 2, 5, 9, len(rows)):
             some = [rows[i] for i in order.permutation(len(rows))[:n]]
             given = made.arguments([2, 0, 1], some, page, order)
-            found = be.host(be.kernels.attention(*given, page, window, scale))
+            found = be.host(be.kernels.attention(*given, page, window, scores))
             np.testing.assert_array_equal(found, np.stack([alone[row] for row in some]))
-            wanted = attention.twin(*given, page, window, scale).value
+            wanted = attention.twin(*given, page, window, scale, softcap, sinks).value
             assert np.linalg.norm(found - wanted) < 1e-6 * np.linalg.norm(wanted)
 
 
@@ -201,9 +204,9 @@ def test_keys_behind_a_row_and_before_its_window_do_not_matter(be: MetalBackend)
         store[:, :, pages[0, p // 16] + p % 16] = np.nan
     pages[0, : (100 - window + 1) // 16], pages[0, 192 // 16 :] = -1, -1
     with be.session():
-        whole = be.host(be.kernels.attention(*given, 16, window, 0.2))
+        whole = be.host(be.kernels.attention(*given, 16, window, Scores(0.2)))
         given[1:3] = mx.array(store), mx.array(pages)
-        np.testing.assert_array_equal(be.host(be.kernels.attention(*given, 16, window, 0.2)), whole)
+        np.testing.assert_array_equal(be.host(be.kernels.attention(*given, 16, window, Scores(0.2))), whole)
 
 
 def test_attention_is_mlx_s_for_other_heads_and_where_the_kernel_is_refused(monkeypatch, caplog):
@@ -213,10 +216,10 @@ def test_attention_is_mlx_s_for_other_heads_and_where_the_kernel_is_refused(monk
     q, store, pages, owner, position = Paged().arguments([1], [(1, 39)], 16, order)
     span = KVSpan(np.array(pages[0]), 40, 1)
     with be.session(), caplog.at_level(logging.WARNING), counted() as launches:
-        narrow = be.attention(q[:, :, :12], KVView(store[:, :, :, :12], 16, [span]), [1], 1.0)
+        narrow = be.attention(q[:, :, :12], KVView(store[:, :, :, :12], 16, [span]), [1], Scores(1.0))
         assert be.kernels.refused == {}
         for _ in range(2):
-            found = be.host(be.attention(q, KVView(store, 16, [span]), [1], 1.0))
+            found = be.host(be.attention(q, KVView(store, 16, [span]), [1], Scores(1.0)))
         assert launches == {"attention": 1}  # which was tried
     assert narrow.shape == (1, H, 12)
     wanted = attention.twin(q, store, pages, owner, position, 16, 0, 1.0).value
@@ -232,16 +235,17 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
     with be.session():
         mx.reset_peak_memory()
         before = mx.get_active_memory()
-        be.wait(be.kernels.attention(mx.ones((1, 1, 8)), store, *tables, page, 0, 1.0))
+        be.wait(be.kernels.attention(mx.ones((1, 1, 8)), store, *tables, page, 0, Scores(1.0)))
     assert mx.get_peak_memory() - before < store.nbytes // 4
 
 
 # ---- a whole model ----
 
 
-def test_logits_have_the_same_bits_in_any_batch():
+@pytest.mark.parametrize("name", ["qwen3-micro/model-q8_0.gguf", "gemma2-micro/hf"])
+def test_logits_have_the_same_bits_in_any_batch(name: str):
     """Alone in one pass, in chunks, and beside another sequence, in pages of any size."""
-    engine = load(EMULATED, DATA / "qwen3-micro" / "model-q8_0.gguf")
+    engine = load(EMULATED, DATA / name)
     model, be = engine.model, engine.backend
     ids, other = [5, 9, 1, 2, 44, 8, 3, 31, 7, 20, 11], [3, 3, 40, 6]
     want = np.asarray(engine.logits(ids))

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.costs import _n_pairs
-from mlx_engine.backends.parameters import Linear, RMSNorm
+from mlx_engine.backends.parameters import Linear, RMSNorm, Scores
 from mlx_engine.backends.profiled import profiled, role_of
 from mlx_engine.backends.simd import SimdBackend
 from mlx_engine.bench.bottlenecks import apart as taken_apart
@@ -116,8 +116,8 @@ def test_attention_over_a_window_is_told_apart():
     store = be.kv_empty(1, 8, 6)
     store[:] = 1
     q, kv = np.ones((1, 2, 8), np.float32), KVView(store, 6, [KVSpan(np.array([0]), 6, 1)])
-    be.attention(q, kv, [1], 1.0)
-    be.attention(q, kv._replace(window=4), [1], 1.0)
+    be.attention(q, kv, [1], Scores(1.0))
+    be.attention(q, kv._replace(window=4), [1], Scores(1.0))
     assert [span.role for span in profiler.spans] == ["attention", "attention, window"]
     assert [span.cost.flops for span in profiler.spans] == [4 * 16 * 6, 4 * 16 * 4]
     # Queries are read and as much is written; of each slot that is seen a key and a value are read.
@@ -130,6 +130,6 @@ def test_attention_costs_what_each_sequence_of_a_batch_does():
     be = profiled(SimdBackend(), profiler)
     store = np.ones((2, 1, 16, 8), np.float32)
     spans = [KVSpan(np.array([first]), length, n_new) for first, length, n_new in ((0, 5, 1), (8, 3, 3), (12, 4, 2))]
-    be.attention(np.ones((4, 2, 8), np.float32), KVView(store, 8, spans), [1, 3, 0], 1.0)
+    be.attention(np.ones((4, 2, 8), np.float32), KVView(store, 8, spans), [1, 3, 0], Scores(1.0))
     (span,) = profiler.spans
     assert span.cost == Cost(4 * 16 * (5 + 1 + 2 + 3), 4 * (2 * 4 * 16 + 2 * 8 * (5 + 3)))

@@ -1,0 +1,145 @@
+"""Gemma 2.
+
+Paper: "Gemma 2: Improving Open Language Models at a Practical Size", arXiv 2408.00118. Reference: Hugging Face
+transformers, models/gemma2. Differences from Gemma 3: attention scores and logits have soft caps; heads are not normed;
+every second layer has sliding-window attention; all layers have one rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Scores
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import gemma3
+from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
+from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
+from mlx_engine.models.gemma3 import AttentionScale, Layer, LocalLayers, ScaledEmbeddings, scale_factor
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.table import parts, tensors
+
+ARCHITECTURES = ("gemma2",)
+GGUF_ARCHITECTURE = "gemma2"
+
+# Every second layer is global, from the second on.
+PATTERN = 2
+# The number of layers of the 27B model, whose attention scale is (hidden_size / n_heads)**-0.5.
+LAYERS_OF_27B = 46
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """The setting of a soft cap, which has the same key in GGUF and config.json; null in config.json is no soft cap.
+
+    Attributes:
+        key: the key.
+        usual: the soft cap if the key is absent.
+    """
+
+    key: str
+    usual: float
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> float | None:
+        """Return the soft cap; None if there is none."""
+        return s.number_or_none(self.key, self.usual)
+
+    def to_gguf(self, value: float | None) -> Mapping[str, object]:
+        """Return the key. GGUF cannot express "no soft cap": without the key, llama.cpp has the usual one."""
+        return {} if value is None else {self.key: value}
+
+
+@dataclass(frozen=True)
+class Config(Declared):
+    """The sizes of a Gemma 2 model. Tokens of local layers attend to the last `window` tokens.
+
+    Fields have the defaults of transformers, because a config.json may omit them.
+    """
+
+    n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)
+    hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
+    intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 9216))
+    n_heads: int = whole("attention.head_count", ("num_attention_heads", 8))
+    n_kv_heads: int = whole(
+        ("attention.head_count_kv", one_per_head), ("num_key_value_heads", 4), condition=divides("n_heads")
+    )
+    head_dim: int = whole(
+        ("attention.key_length", 256), ("head_dim", 256),
+        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
+    )  # fmt: skip
+    vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 256_000))
+    context_length: int = whole("context_length", ("max_position_embeddings", 8192))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
+    rope: Rotation = rotation(rules=("linear",))
+    attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
+    score_softcap: float | None = declared(SoftCap("attn_logit_softcapping", 50.0))
+    logit_softcap: float | None = declared(SoftCap("final_logit_softcapping", 30.0))
+    window: int = whole(("attention.sliding_window", 4096), ("sliding_window", 4096))
+    is_local: tuple[bool, ...] = declared(LocalLayers(PATTERN))
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": False,
+            "use_bidirectional_attention": (None, False),
+            "sliding_window_pattern": PATTERN,  # transformers ignores the key
+            "tie_word_embeddings": True,
+        },
+        # transformers reads `hidden_activation` and `sliding_window` alone.
+        harmless=("hidden_act", "sliding_window_size", "cache_implementation"),
+    )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None for global layers."""
+        return tuple(self.window if is_local else None for is_local in self.is_local)
+
+
+# Gemma 3's tensors without the norms of heads.
+TENSORS = {
+    name: row
+    for name, row in gemma3.TENSORS.items()
+    if name not in ("blk.*.attn_q_norm.weight", "blk.*.attn_k_norm.weight")
+}
+QUERIES = "blk.*.attn_q.weight"
+
+
+class Model(ScaledEmbeddings):
+    """A Gemma 2 model: local and global layers, soft caps of scores and logits."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
+        scores = Scores(config.attention_scale, config.score_softcap)
+        layers = [
+            Layer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
+            for i, window in enumerate(config.windows)
+        ]
+        output_norm = parameters.rms_norm("output_norm", eps)
+        super().__init__(
+            config, parameters, backend, layers=layers, output_norm=output_norm, logit_softcap=config.logit_softcap
+        )
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    s = Settings(checkpoint.settings, where=checkpoint.where)
+    config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
+    if checkpoint.naming == "gguf":
+        # The head is tied, but some files have a matrix for it.
+        return Plan(config, tensors(config, TENSORS, "optional"))
+    factor = scale_factor(config, LAYERS_OF_27B)
+    table = {**TENSORS, QUERIES: replace(TENSORS[QUERIES], times=factor)}
+    # A folder may have a second copy of the tied head.
+    in_tensors = () if factor == 1 else ("attention_scale",)
+    return Plan(config, tensors(config, table, "absent"), ("lm_head.weight",), in_tensors)
