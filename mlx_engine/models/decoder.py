@@ -54,16 +54,21 @@ def decoder_layer(
         x = be.project_add(y, w.attn_output, x)
     else:
         x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
-    be.note(f"blk.{i}.attn_residual", x)
+    x = feed_forward(be, w, be.note(f"blk.{i}.attn_residual", x))
+    return be.note(f"blk.{i}.layer_out", x)
+
+
+def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
+    """Return x plus the feed-forward network of the normed x, which is dense or a mixture of experts."""
+    if w.ffn_up is None or w.ffn_down is None:
+        return be.norm_experts_add(x, w.ffn_norm, w.experts)
     if w.ffn_gate is None:
         h = be.norm_up(x, w.ffn_norm, w.ffn_up, w.activation)
     else:
         h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
     if w.post_ffw_norm is None:
-        x = be.project_add(h, w.ffn_down, x)
-    else:
-        x = be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x)
-    return be.note(f"blk.{i}.layer_out", x)
+        return be.project_add(h, w.ffn_down, x)
+    return be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x)
 
 
 def decoder_layers(
