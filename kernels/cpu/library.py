@@ -26,6 +26,7 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
+    "run_experts": "iiiiii",
     "attend": "iiiiiiiiiiiiiiifii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiiii",
@@ -134,6 +135,7 @@ class Library:
     project: Callable[..., None]
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
+    run_experts: Callable[..., None]
     attend: Callable[..., None]
     run_steps: Callable[..., None]
     embed: Callable[..., None]

@@ -168,7 +168,7 @@ class MlxBackend(Backend):
         return mlx_experts.route(logits, routing)
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
-        return mlx_experts.multiply(x, linear.weights, ids)
+        return mlx_experts.multiply(x, linear.weights, ids, row_by_row=False)
 
     def combine(self, y: Native, weights: Native) -> Native:
         return mlx_experts.combine(y, weights)

@@ -24,7 +24,10 @@ class Stack(Protocol):
     """The matrices (X, N, K) of all experts of a layer."""
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
-        """Return (..., 1, N): rows x (..., 1, K), each multiplied with the matrix of its expert."""
+        """Return (..., 1, N): rows x (..., 1, K), each multiplied with the matrix of its expert.
+
+        If the ids are sorted, MLX may multiply the rows of an expert together, in another order of summation.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,7 @@ class FloatStack:
     transposed: mx.array
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines."""
         return mx.gather_mm(x, self.transposed, rhs_indices=ids, sorted_indices=are_sorted)
 
 
@@ -46,6 +50,7 @@ class AffineStack:
     biases: mx.array
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines."""
         return mx.gather_qmm(
             x, self.wq, self.scales, self.biases, rhs_indices=ids, group_size=GROUP, bits=BITS,
             sorted_indices=are_sorted,
@@ -72,7 +77,7 @@ def _values(matrix: AffineMatrix) -> mx.array:
 
 
 def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
-    """Return ids and weights as `Backend.route` defines them; `mx.argsort` does not promise an order of equal logits."""
+    """Return ids and weights as `Backend.route` defines them. `mx.argsort` promises no order of equal logits."""
     n_experts, n_used = logits.shape[1], routing.n_used
     least = mx.sort(logits, axis=-1)[:, n_experts - n_used, None]
     above, equal = logits > least, (logits == least).astype(mx.int32)
@@ -84,14 +89,18 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
     return ids, weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
 
 
-def multiply(x: mx.array, stack: Stack, ids: mx.array) -> mx.array:
-    """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K)."""
+def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:
+    """Return (T*C, N) as `Backend.expert_linear` defines it; x is (T, K) or (T*C, K).
+
+    With `row_by_row`, many rows are also sorted, so that caches hold an expert's matrix for all its rows, but each is
+    multiplied alone: the order of summation is that of a few rows.
+    """
     each = ids.size // len(x)
     if ids.size < MANY:
         y = stack.multiply(x.reshape(len(ids), -1, 1, x.shape[-1]), ids, are_sorted=False)
         return y.reshape(ids.size, -1)
     order = mx.argsort(ids.reshape(-1))
-    y = stack.multiply(x[order // each][:, None], ids.reshape(-1)[order], are_sorted=True)
+    y = stack.multiply(x[order // each][:, None], ids.reshape(-1)[order], are_sorted=not row_by_row)
     return y.squeeze(1)[mx.argsort(order)]
 
 

@@ -107,6 +107,13 @@ class Layer:
         q, k = self.attn_q_norm, self.attn_k_norm
         return None if q is None or k is None else (q, k)
 
+    @property
+    def up_down(self) -> tuple[Linear, Linear]:
+        """Return the up and down projections of a dense FFN."""
+        if self.ffn_up is None or self.ffn_down is None:
+            raise ValueError(f"{self.attn_q.name}: expected a dense FFN, found a mixture of experts")
+        return self.ffn_up, self.ffn_down
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LlamaLayer(Layer):

@@ -99,7 +99,7 @@ class ScalarBackend(Backend):
         return [x[r] for r in rows]
 
     def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
-        ids = [sorted(sorted(range(len(row)), key=lambda e: (-row[e], e))[: routing.n_used]) for row in logits]  # noqa: B023
+        ids = [sorted(sorted(range(len(row)), key=lambda e: (-row[e], e))[: routing.n_used]) for row in logits]
         return ids, [_weights(row, chosen, routing) for row, chosen in zip(logits, ids, strict=True)]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:

@@ -60,15 +60,16 @@ def decoder_layer(
 
 def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
     """Return x plus the feed-forward network of the normed x, which is dense or a mixture of experts."""
-    if w.ffn_up is None or w.ffn_down is None:
+    if w.experts is not None:
         return be.norm_experts_add(x, w.ffn_norm, w.experts)
+    up, down = w.up_down
     if w.ffn_gate is None:
-        h = be.norm_up(x, w.ffn_norm, w.ffn_up, w.activation)
+        h = be.norm_up(x, w.ffn_norm, up, w.activation)
     else:
-        h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
+        h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, up, w.activation)
     if w.post_ffw_norm is None:
-        return be.project_add(h, w.ffn_down, x)
-    return be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x)
+        return be.project_add(h, down, x)
+    return be.project_norm_add(h, down, w.post_ffw_norm, x)
 
 
 def decoder_layers(

@@ -47,7 +47,7 @@ class Count:
     """The number of experts in each layer. In config.json its key depends on who wrote the file."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number; Hugging Face files have it as `num_experts` or, from transformers 5, `num_local_experts`."""
+        """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
         key = "expert_count"
         if naming == "hf":
             key = "num_experts" if s.whole_or_none("num_local_experts", None) is None else "num_local_experts"

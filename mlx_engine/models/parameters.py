@@ -74,7 +74,7 @@ class Parameters:
         return ExpertLinear(name, self._backend.stack(made), (shape[0], shape[1]), nbytes)
 
     def router(self, name: str) -> Linear:
-        """Return a linear layer of `name.weight` that is never quantised, because its errors change which experts run."""
+        """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""
         bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
         return Linear(name, self._vector(f"{name}.weight"), bias)
 

@@ -1,8 +1,9 @@
 """Make the checkpoints of Llama, Qwen2, Mistral and two mixtures of experts, and their golden files.
 
-Tiny models with random weights: a Llama 3 whose context is longer than that of its training, with a head of its own;
-a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice as wide as the model; a
-Qwen3-MoE that uses three of eight experts, and a Mixtral that uses two of four. The tests never run this. Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
+The tests never run this. Tiny models with random weights: a Llama 3 whose context is longer than that of its training,
+with a head of its own; a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice
+as wide as the model; a Qwen3-MoE that uses three of eight experts, and a Mixtral that uses two of four. Computed as in
+`make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
 
     python -m tests.golden.make_llama_goldens            # all
     python -m tests.golden.make_llama_goldens mistral    # some
@@ -73,7 +74,9 @@ MODELS = {
     ),
     "mixtral": (
         modeling_mixtral.MixtralForCausalLM,
-        MixtralConfig(**{**MOE_SIZES, "intermediate_size": 64}, rope_parameters=PLAIN, num_local_experts=4, num_experts_per_tok=2), 7,
+        MixtralConfig(
+            **{**MOE_SIZES, "intermediate_size": 64}, rope_parameters=PLAIN, num_local_experts=4, num_experts_per_tok=2,
+        ), 7,
     ),
 }  # fmt: skip
 
