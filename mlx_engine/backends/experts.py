@@ -35,12 +35,14 @@ class ExpertLinear:
         weights: the result of `Backend.stack`.
         shape: (N, K).
         nbytes: bytes of all matrices.
+        n_experts: X.
     """
 
     name: str
     weights: Native
     shape: tuple[int, int]
     nbytes: int
+    n_experts: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +59,24 @@ class Experts:
     gate: ExpertLinear
     up: ExpertLinear
     down: ExpertLinear
-    n_experts: int
     activation: Activation = "silu"
+
+    @property
+    def n_experts(self) -> int:
+        """X."""
+        return self.gate.n_experts
 
     @property
     def nbytes(self) -> int:
         """The bytes of all experts, without the router."""
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes
 
-    def n_read(self, n_rows: int) -> float:
-        """Return how many experts `n_rows` tokens read: exact for one, else expected, as if each chose at random."""
-        return self.n_experts * (1 - (1 - self.routing.n_used / self.n_experts) ** n_rows)
+    @property
+    def share(self) -> float:
+        """The share of the experts that one token uses, C / X."""
+        return self.routing.n_used / self.n_experts
+
+
+def share_read(share: float, n_tokens: int) -> float:
+    """Return the share of the experts that a pass reads: exact for one token, else expected for random choices."""
+    return 1 - (1 - share) ** n_tokens

@@ -122,4 +122,4 @@ def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
 def experts(p: Parameters, i: int, n_experts: int, routing: Routing) -> Experts:
     """Return the router and the experts of layer i."""
     gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
-    return Experts(f"blk.{i}.ffn_moe", p.router(f"blk.{i}.ffn_gate_inp"), routing, gate, up, down, n_experts)
+    return Experts(f"blk.{i}.ffn_moe", p.router(f"blk.{i}.ffn_gate_inp"), routing, gate, up, down)

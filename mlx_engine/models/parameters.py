@@ -71,7 +71,7 @@ class Parameters:
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
         # The backend may have copied the matrices into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
-        return ExpertLinear(name, self._backend.stack(made), (shape[0], shape[1]), nbytes)
+        return ExpertLinear(name, self._backend.stack(made), (shape[0], shape[1]), nbytes, n)
 
     def router(self, name: str) -> Linear:
         """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""
