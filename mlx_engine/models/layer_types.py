@@ -7,7 +7,7 @@ GROUPS = {
     # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
-    "ffn": ("ffn_gate", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+    "ffn": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate", "ffn_up", "ffn_down"),
 }
 
 
