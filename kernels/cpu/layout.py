@@ -90,12 +90,30 @@ GEMM_NEAR = 48
 # Words: the task, the numbers of query and key heads, their head dim, and the norms of both; a weight of 0 is no norm.
 HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT, K_NORM_EPS = range(8)
 
+# ---- a mixture of experts ----
+
+# Words: the entry of products; a norm of the input as in a block; the block of the router; the numbers of experts X and
+# of experts that a row uses C; whether the weights of a row add up to 1; D and F. From EX_TABLE on each expert has two
+# words, its block of gate and up and its block of down.
+(
+    EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
+    EX_INNER, EX_TABLE,
+) = range(11)  # fmt: skip
+
+
+def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
+    """Return the floats of the memory that a mixture needs: rows, logits, weights, and int64 numbers of pairs."""
+    per_token = (width, width, inner, width, n_experts, n_used, 2 * n_used, 2 * n_used)
+    fixed = (LANES, n_experts, 2 * n_experts + 2)
+    return sum(whole_vectors(n) + LANES for n in (*(n_tokens * size for size in per_token), *fixed))
+
+
 # ---- a program: the steps of a model's layers ----
 
 # Words of a program: the entries and tasks that its steps call, then from STEPS on the steps, STEP_WIDTH words each.
-ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, STEPS = range(6)
+ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, ENTRY_EXPERTS, STEPS = range(7)
 # Operations of a step (OP).
-PROJECT, HEADS, KV_APPEND, ATTENTION, COPY = range(5)
+PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, EXPERTS = range(6)
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.

@@ -23,7 +23,7 @@ from kernels.folder import cache_folder
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
     "products": ("embedding", "gemm", "gemv", "linear"),
-    "steps": ("attention", "heads", "jobs", "program", "soft_cap", "sum_exp"),
+    "steps": ("attention", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
 }
 # The storage formats; each is compiled alone. The module of a format has its name.
 FORMATS = ("float32", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
@@ -33,6 +33,7 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
+    "run_experts": "iiiiii",
     "attend": "iiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
@@ -176,6 +177,7 @@ class Library(Code):
     project: Callable[..., None]
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
+    run_experts: Callable[..., None]
     attend: Callable[..., None]
     run_steps: Callable[..., None]
     embed: Callable[..., None]

@@ -20,7 +20,9 @@ from kernels.cpu.layout import (
     COPY,
     COS,
     ENTRY_ATTEND,
+    ENTRY_EXPERTS,
     ENTRY_PROJECT,
+    EXPERTS,
     FROM_ALL,
     GROUP_SEQUENCES,
     GROUP_SLOTS,
@@ -106,6 +108,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
     kv = words(layers + 8 * KV_WIDTH * step[LAYER])
     if step[OP] == PROJECT:
         invoke(entries[ENTRY_PROJECT], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
+    elif step[OP] == EXPERTS:
+        invoke(entries[ENTRY_EXPERTS], (address, step[STEP_BLOCK], n_rows, a, work, out))
     elif step[OP] == HEADS:
         norm_rope_to(
             address, step[STEP_BLOCK], n_rows, of[PASS_POSITIONS], a, step[A_ROW], b, step[B_ROW], step[COS],
@@ -140,7 +144,7 @@ def run_steps(
         forward_pass: address of the words of the forward pass.
         layers: address of the words of each layer's keys and values.
         room: address of the memory of all values, a multiple of 64.
-        work: address of the memory that `project` needs (its `room`).
+        work: address of the memory that `project` and `run_experts` need (their `room`).
         parts: address of the memory that `attend` needs (its `parts`).
     """
     of = words(forward_pass)

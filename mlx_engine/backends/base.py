@@ -11,6 +11,7 @@ Shapes are written in axis letters, which have one meaning in the whole project:
     R  tokens whose logits are wanted      F  FFN size         N  outputs of a linear layer
     B  sequences in the forward pass       H  query heads      K  inputs of a linear layer
     S  cached tokens of a sequence         G  KV heads         E  head dim
+    X  experts of a layer                  C  experts that each token uses
 """
 
 from __future__ import annotations
@@ -24,7 +25,19 @@ import numpy as np
 
 from kernels.cpu.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
-from mlx_engine.backends.parameters import Activation, Array, HeadNorms, Linear, Norm, RMSNorm, Rope, Scores, Token
+from mlx_engine.backends.experts import ExpertLinear, Experts, Routing
+from mlx_engine.backends.parameters import (
+    Activation,
+    Array,
+    HeadNorms,
+    Linear,
+    Native,
+    Norm,
+    RMSNorm,
+    Rope,
+    Scores,
+    Token,
+)
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.observe.profiler import Profiler
@@ -66,6 +79,10 @@ class Backend(ABC):
     @abstractmethod
     def prepare(self, weight: Weight) -> Array:
         """Return a weight in this backend's own form: an (N, K) matrix, or a vector (a norm weight or a bias)."""
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        """Return the linear layers of X experts, which have one shape, in the form that `expert_linear` reads."""
+        return tuple(linears)
 
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
@@ -194,6 +211,28 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
+    def route(self, logits: Array, routing: Routing) -> tuple[Array, Array]:
+        """Return the experts that each token chooses, (T, C) ids in ascending order, and their weights (T, C).
+
+        `logits` is (T, X). The choice of a token depends on its row alone, as `Routing` defines.
+        """
+
+    @primitive
+    @abstractmethod
+    def expert_linear(self, x: Array, linear: ExpertLinear, ids: Array) -> Array:
+        """Return (T*C, N): for each token and each of its experts `ids` (T, C), the product with that expert's matrix.
+
+        x is (T, K), one row for all experts of a token, or (T*C, K), a row for each. Experts that no token has chosen
+        are not read.
+        """
+
+    @primitive
+    @abstractmethod
+    def combine(self, y: Array, weights: Array) -> Array:
+        """Return (T, D): the sum over c, in ascending order, of `weights[t, c] * y[t*C + c]`, for y (T*C, D)."""
+
+    @primitive
+    @abstractmethod
     def argmax(self, logits: Array) -> Token:
         """Return the index of the largest of (1, V) logits; if several are equal, the lowest index."""
 
@@ -290,6 +329,17 @@ class Backend(ABC):
     def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
         """Return `activation(up(h))`, (T, F), where h is the normed x: the first half of an FFN without a gate."""
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
+
+    @block
+    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts) -> Array:
+        """Return `x + sum of weight * expert(h)` over the experts that each token chooses, where h is the normed x."""
+        h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
+        logits = self.note(experts.router.name, self.linear(h, experts.router))
+        ids, weights = self.route(logits, experts.routing)
+        gated = self.activate(self.note(gate.name, self.expert_linear(h, gate, ids)), experts.activation)
+        inner = self.multiply(gated, self.note(up.name, self.expert_linear(h, up, ids)))
+        y = self.note(down.name, self.expert_linear(inner, down, ids))
+        return self.add(x, self.note(experts.name, self.combine(y, weights)))
 
     @block
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:

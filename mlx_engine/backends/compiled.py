@@ -17,7 +17,9 @@ from kernels.cpu import layout
 from kernels.cpu.library import FORMATS, Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
+from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
+from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
 from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
@@ -51,6 +53,7 @@ class CompiledBackend(SimdBackend):
         self._embedded: dict[Matrix, np.ndarray] = {}
         # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
+        self._mixtures: dict[tuple[Norm, Experts], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
@@ -146,6 +149,21 @@ class CompiledBackend(SimdBackend):
         if not norm_fits(norm):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
+
+    def norm_experts_add(self, x: Native, norm: Norm, experts: Experts) -> Native:
+        """Run router and experts in one call of the kernels."""
+        if not experts_fit(experts):
+            return super().norm_experts_add(x, norm, experts)
+        block, x = self._experts_of(norm, experts), contiguous(x)
+        y, scratch = aligned(*x.shape), self.scratch_address(block.floats(len(x)))
+        self.run_entry(self.library.run_experts, block.address, len(x), address(x), scratch, address(y))
+        return y
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        """Leave the matrices in the file until a token chooses their expert: do not read them ahead."""
+        unread = {id(linear.weight.data) for linear in linears}
+        self._mapped = [data for data in self._mapped if id(data) not in unread]
+        return super().stack(linears)
 
     def norm_head(self, x: Native, norm: Norm, head: Linear) -> Native:
         return self._project(x, self._block((head,), norm)) if norm_fits(norm) else super().norm_head(x, norm, head)
@@ -271,7 +289,7 @@ class CompiledBackend(SimdBackend):
             recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
         except CannotCompileError:
             return OpByOp(self, layers)
-        builders = Builders(self._block_of, self._head_block, heads_fit)
+        builders = Builders(self._block_of, self._head_block, heads_fit, self._experts_of)
         try:
             if self._overrides():
                 raise CannotCompileError("an operation that a subclass overrides")
@@ -285,6 +303,14 @@ class CompiledBackend(SimdBackend):
         names = (*LOWERED, "kv_write", "kv_append")
         kind = type(self)
         return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
+
+    def _experts_of(self, norm: Norm, experts: Experts) -> ExpertBlock:
+        """Return the kernel parameters of a mixture, which are made once and kept."""
+        block = self._mixtures.get((norm, experts))
+        if block is None:
+            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library)
+            self._mixtures[norm, experts] = block
+        return block
 
     def _block_of(
         self, linears: tuple[Linear, ...], norm: Norm | None, activation: Activation | None, post: Norm | None

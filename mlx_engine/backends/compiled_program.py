@@ -38,7 +38,7 @@ class _Steps:
     def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
         self._backend, self._of, self._positions = backend, lowered, 0
         library = backend.library
-        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span")
+        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "run_experts")
         self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
         self._words[: layout.STEPS] = [library.address(name) for name in called]
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
@@ -86,6 +86,7 @@ class _Steps:
         forward_pass = _pass_words(batch)
         parts = max(parts_of(batch.groups[0].spans, counts) for counts in (batch.lengths, batch.wanted))
         work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
+        work = max(work, *(block.floats(n) for block in of.experts)) if of.experts else work
         scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
         values = be.scratch[: n * of.floats]
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)

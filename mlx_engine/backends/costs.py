@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
+import numpy as np
+
 from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.experts import ExpertLinear, Experts, share_read
 from mlx_engine.backends.parameters import LayerNorm, Linear, Native, RMSNorm
 from mlx_engine.observe.spans import Cost
 
@@ -16,6 +19,8 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
     nbytes = sum(map(nbytes_of, arrays_of(args))) + nbytes_of(result)
     if name == "embed":
         return Cost(nbytes=2 * nbytes_of(result))
+    for of in (arg for arg in args if isinstance(arg, Experts | ExpertLinear)):
+        return _experts_cost(of, args, result)
     linears = [arg for arg in flattened(args) if isinstance(arg, Linear)]
     if linears:
         n_rows = len(result) if name == "norm_head" else len(args[0])
@@ -30,6 +35,17 @@ def cost_of(name: str, args: tuple[Any, ...], result: Native) -> Cost:
     if name == "kv_write":
         return Cost(nbytes=2 * sum(map(nbytes_of, arrays_of(args[2:]))))
     return Cost(nbytes=nbytes)
+
+
+def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Native) -> Cost:
+    """Return the cost of all products of experts; the bytes that are read are exact where the choice is known."""
+    n = len(result)
+    nbytes = nbytes_of(args[0]) + nbytes_of(result)
+    if isinstance(of, ExpertLinear):
+        n_read = len(set(np.asarray(args[2]).reshape(-1).tolist()))
+        return Cost(2.0 * n * math.prod(of.shape), nbytes + of.nbytes / of.n_experts * n_read)
+    used = 3 * math.prod(of.gate.shape) * of.routing.n_used + math.prod(shape_of(of.router.weight))
+    return Cost(2.0 * n * used, nbytes + nbytes_of(of.router.weight) + of.nbytes * share_read(of.share, n))
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:

@@ -15,6 +15,8 @@ import numpy as np
 
 from kernels.cpu import layout
 from mlx_engine.backends.buffers import Buffer, Place, allocate
+from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
+from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.matrices import Block, sinks_address
 from mlx_engine.backends.parameters import Activation, HeadNorms, LayerNorm, Linear, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused
@@ -28,6 +30,7 @@ class Builders:
     block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
     heads: Callable[[int, int, int, HeadNorms], int]
     attends: Callable[[int, int], bool]
+    experts: Callable[[Norm, Experts], ExpertBlock]
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Lowered:
         floats: scratch floats per token, for all values.
         inputs: K of the widest product; packing needs so many floats for each token of a panel.
         normed: K of the widest product whose input is normed or padded: so many floats for each token of the pass.
+        experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
         kv: the number of KV heads and the head dim, by layer.
         ropes: rotary embeddings, by the index of the step that uses them.
@@ -54,6 +58,7 @@ class Lowered:
     floats: int
     inputs: int
     normed: int
+    experts: list[ExpertBlock]
     parts: int
     kv: list[tuple[int, int]]
     ropes: dict[int, Rope]
@@ -73,6 +78,7 @@ class _Lowering:
     kv: dict[int, tuple[int, int]] = field(default_factory=dict)
     ropes: dict[int, Rope] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
+    experts: list[ExpertBlock] = field(default_factory=list)
     inputs: int = 0
     normed: int = 0
     parts: int = 0
@@ -150,6 +156,16 @@ class _Lowering:
 
     def norm_up(self, x: Value, norm: Norm, up: Linear, activation: Activation) -> tuple[Place, ...]:
         return (self.project(x, self.builders.block((up,), norm, activation, None)),)
+
+    def norm_experts_add(self, x: Value, norm: Norm, experts: Experts) -> tuple[Place, ...]:
+        if not experts_fit(experts):
+            raise CannotCompileError("a mixture of experts with biases")
+        source, block = self.whole(self.place(x)), self.builders.experts(norm, experts)
+        out = self.new(block.width, source.is_wanted)
+        step = self.emit(layout.EXPERTS, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
+        self.read(step, layout.A_AT, source)
+        self.experts.append(block)
+        return (out,)
 
     def heads(self, x: Value, head_dim: int) -> tuple[Place, ...]:
         return (replace(self.place(x), head_dim=head_dim),)
@@ -251,6 +267,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
         floats=n_floats,
         inputs=lowering.inputs,
         normed=lowering.normed,
+        experts=lowering.experts,
         parts=lowering.parts,
         kv=[lowering.kv[layer] for layer in range(len(lowering.kv))],
         ropes=lowering.ropes,
@@ -262,7 +279,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
 # The operations that have a step; `_Lowering` has a method of the same name for each.
 LOWERED = (
     *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "take"),
-    *("head_norm_rope", "attention"),
+    *("head_norm_rope", "attention", "norm_experts_add"),
 )
 
 

@@ -6,16 +6,18 @@ two more launches, for the norms.
 
 A row of the result is bit-identical for any number of rows in the pass, and at any place among them. Every product with
 a Q8_0 or float32 matrix sums over K in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of whole
-rows. The operations that remain in MLX work on one element or one row: biases, layer norms, norms of heads, activations
-without a gate. Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three
-cases results are within the tolerance but not bit-identical: a head dim above 256 or not a multiple of 8; float
-matrices of fewer than 8 columns; and kernels that the GPU refuses, which are replaced by MLX operations with a warning.
+rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX work on one element or one row:
+biases, layer norms, norms of heads, activations without a gate, the choice of experts. Attention sums over keys in
+blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance but not
+bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels that the
+GPU refuses, which are replaced by MLX operations with a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -25,10 +27,12 @@ from kernels.metal.attention import WIDEST_HEAD
 from kernels.metal.dense import NARROWEST
 from kernels.metal.head_norm_rope import rotation_table
 from kernels.metal.layout import BLOCK
+from mlx_engine.backends import mlx_experts
 from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_tuning import tuner
-from mlx_engine.backends.metal_weights import Half, SplitMatrix, joined, split
+from mlx_engine.backends.metal_weights import Half, SplitMatrix, affine, joined, split
 from mlx_engine.backends.mlx import MlxBackend, indices
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
@@ -70,6 +74,13 @@ class MetalBackend(MlxBackend):
             if matrix is not None:
                 return matrix
         return mx.array(weight.dequantize())
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        """Repack Q8_0 matrices for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
+        return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        return mlx_experts.multiply(x, linear.weights, ids, row_by_row=True)
 
     def warm_up(self, run: Callable[[], Native]) -> None:
         """Compile, try and tune every kernel of decode now, and not while a user waits for a token."""

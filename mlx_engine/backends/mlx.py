@@ -15,9 +15,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlx_engine.backends import mlx_device, mlx_sampling
+from mlx_engine.backends import mlx_device, mlx_experts, mlx_sampling
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
+from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.mlx_weights import BlockMatrix, reinterpret
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
@@ -168,6 +169,18 @@ class MlxBackend(Backend):
 
     def take(self, x: Native, rows: Sequence[int]) -> Native:
         return x[indices(np.asarray(rows))]
+
+    def stack(self, linears: Sequence[Linear]) -> Native:
+        return mlx_experts.stacked(linears)
+
+    def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
+        return mlx_experts.route(logits, routing)
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        return mlx_experts.multiply(x, linear.weights, ids, row_by_row=False)
+
+    def combine(self, y: Native, weights: Native) -> Native:
+        return mlx_experts.combine(y, weights)
 
     def argmax(self, logits: Native) -> Native:
         """`mx.argmax` returns the first of equal values, as required."""

@@ -7,7 +7,10 @@ Parameters are compared by identity, so that a backend can use them as keys of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.experts import Experts
 
 # A backend's own type: nested Python lists, np.ndarray or mx.array. The implementations of operations have this type in
 # place of `Array`, and so do parameters and KV views, which only backends read.
@@ -88,6 +91,7 @@ class Layer:
     Attributes:
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
         scores: the scale of the attention scores, their soft cap and sinks.
+        experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`).
     """
 
     attn_norm: Norm
@@ -103,20 +107,30 @@ class Layer:
     post_attention_norm: Norm | None = None
     ffn_norm: Norm
     ffn_gate: Linear | None = None
-    ffn_up: Linear
+    ffn_up: Linear | None = None
     activation: Activation
-    ffn_down: Linear
+    ffn_down: Linear | None = None
     post_ffw_norm: Norm | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
             raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
+        if {self.ffn_up is None, self.ffn_down is None} != {self.experts is not None}:
+            raise ValueError(f"{self.attn_q.name}: expected ffn_up and ffn_down, or experts in place of both")
 
     @property
     def head_norms(self) -> HeadNorms:
         """Return the norms of query and key heads; None if heads are not normed."""
         q, k = self.attn_q_norm, self.attn_k_norm
         return None if q is None or k is None else (q, k)
+
+    @property
+    def up_down(self) -> tuple[Linear, Linear]:
+        """Return the up and down projections of a dense FFN."""
+        if self.ffn_up is None or self.ffn_down is None:
+            raise ValueError(f"{self.attn_q.name}: expected a dense FFN, found a mixture of experts")
+        return self.ffn_up, self.ffn_down
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,6 +139,15 @@ class LlamaLayer(Layer):
 
     rope: Rope
     ffn_gate: Linear
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExpertLayer(Layer):
+    """A layer of the Llama family with a mixture of experts in place of the FFN."""
+
+    rope: Rope
+    experts: Experts
     activation: Activation = "silu"
 
 

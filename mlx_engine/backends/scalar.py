@@ -17,6 +17,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
+from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
 from mlx_engine.quant.weight import Weight
@@ -105,6 +106,19 @@ class ScalarBackend(Backend):
     def take(self, x: Native, rows: Sequence[int]) -> Native:
         return [x[r] for r in rows]
 
+    def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
+        ids = [sorted(sorted(range(len(row)), key=lambda e: (-row[e], e))[: routing.n_used]) for row in logits]
+        return ids, [_weights(row, chosen, routing) for row, chosen in zip(logits, ids, strict=True)]
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        chosen = [e for row in ids for e in row]
+        each = len(chosen) // len(x)
+        return [self.linear([x[i // each]], linear.weights[e])[0] for i, e in enumerate(chosen)]
+
+    def combine(self, y: Native, weights: Native) -> Native:
+        parts = iter(y)
+        return [[dot(row, column) for column in zip(*(next(parts) for _ in row), strict=True)] for row in weights]
+
     def argmax(self, logits: Native) -> Native:
         (row,) = logits
         return row.index(max(row))
@@ -187,6 +201,13 @@ def _attend(
     weights = [math.exp(s - top) for s in scores]
     total = sum(weights) + sum(math.exp(s - top) for s in sinks)
     return [sum(w * v[e] for w, v in zip(weights, values, strict=True)) / total for e in range(len(values[0]))]
+
+
+def _weights(logits: list[float], chosen: list[int], routing: Routing) -> list[float]:
+    top = max(logits)
+    p = [math.exp(v - top) for v in logits]
+    total = sum(p[e] for e in chosen) if routing.normalize else sum(p)
+    return [p[e] / total for e in chosen]
 
 
 def _sigmoid(v: float) -> float:

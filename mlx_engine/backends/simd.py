@@ -16,6 +16,7 @@ from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
+from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.quant.weight import Weight
@@ -129,6 +130,29 @@ class SimdBackend(Backend):
 
     def take(self, x: Native, rows: Sequence[int]) -> Native:
         return x[list(rows)]
+
+    def route(self, logits: Native, routing: Routing) -> tuple[Native, Native]:
+        """A stable sort keeps experts with equal logits in ascending order."""
+        ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
+        p = softmax(logits)
+        weights = np.take_along_axis(p, ids, axis=-1)
+        return ids, weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+
+    def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
+        """Multiply with one expert at a time, the rows of all its tokens together."""
+        chosen = ids.reshape(-1)
+        y, each = np.empty((len(chosen), linear.shape[0]), dtype=np.float32), len(chosen) // len(x)
+        for e in np.unique(chosen):
+            rows = np.flatnonzero(chosen == e)
+            y[rows] = self.linear(x[rows // each], linear.weights[e])
+        return y
+
+    def combine(self, y: Native, weights: Native) -> Native:
+        y = y.reshape(*weights.shape, -1)
+        total = weights[:, 0, None] * y[:, 0]
+        for c in range(1, weights.shape[1]):
+            total += weights[:, c, None] * y[:, c]
+        return total
 
     def argmax(self, logits: Native) -> Native:
         """`np.argmax` returns the first of equal values, as required."""

@@ -14,6 +14,7 @@ from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import model_file
 from mlx_engine.models.conversion import STORED, Conversion
+from mlx_engine.models.layer_types import layer_type
 from mlx_engine.models.plan import check
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
@@ -34,15 +35,17 @@ class Sizes:
     """Sizes of the weights and caches that a pass reads.
 
     Attributes:
-        layers: weights of the layers' matrices.
+        layers: weights of the layers' matrices that one token is multiplied with: of experts, the share that it uses.
         head: weights of the head.
-        nbytes: bytes of both, as the backend holds them.
+        nbytes: bytes of layers and head without experts, as the backend holds them.
         cached: bytes of keys and values per token, over all layers.
         scored: multiplications of attention per query and visible token, summed over all layers.
         local: the share of layers with a sliding window of `window` tokens.
         behind: weights of the last layer that are multiplied with the last token of a pass only.
         scored_last: the last layer's part of `scored`; it has only the last token's query.
         head_nbytes: the head's part of `nbytes`.
+        expert_nbytes: bytes of all experts.
+        expert_share: the share of the experts that one token uses.
     """
 
     layers: int
@@ -55,6 +58,8 @@ class Sizes:
     behind: int = 0
     scored_last: int = 0
     head_nbytes: float = 0.0
+    expert_nbytes: float = 0.0
+    expert_share: float = 1.0
 
 
 def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion: Conversion = STORED) -> Sizes:
@@ -68,6 +73,8 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
     head = HEAD if HEAD in tensors else TIED_HEAD
     counts = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
     layers = [n for n, tensor in tensors.items() if len(tensor.shape) == 2 and n not in (*LOOKED_UP, head)]
+    share = plan.config.n_experts_used / plan.config.n_experts if any(map(_is_expert, layers)) else 1.0
+    used = {name: counts[name] * (share if _is_expert(name) else 1) for name in layers}
     last = f"blk.{plan.config.n_layers - 1}."
     before = tuple(last + name for name in BEFORE_ATTENTION)
 
@@ -78,17 +85,23 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
     cfg: Any = plan.config
     windows: list[int] = [window for window in cfg.windows if window is not None]
     return Sizes(
-        layers=sum(counts[name] for name in layers),
+        layers=round(sum(used.values())),
         head=counts[head],
-        nbytes=sum(map(bytes_of, [*layers, head])),
+        nbytes=sum(bytes_of(name) for name in [*layers, head] if not _is_expert(name)),
         cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
         scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,
-        behind=sum(counts[name] for name in layers if name.startswith(last) and not name.startswith(before)),
+        behind=round(sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))),
         scored_last=2 * cfg.n_heads * cfg.head_dim,
         head_nbytes=bytes_of(head),
+        expert_nbytes=sum(bytes_of(name) for name in layers if _is_expert(name)),
+        expert_share=share,
     )
+
+
+def _is_expert(name: str) -> bool:
+    return layer_type(name).endswith("_exps")
 
 
 def bytes_per_weight(backend: Backend, type_: GGMLType) -> float:

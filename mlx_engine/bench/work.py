@@ -1,6 +1,7 @@
 """The minimum work of a test: bytes read from memory, and arithmetic. Computed from sizes, not measured.
 
-Every pass reads each matrix once, for any number of tokens. Embedding lookups are neglected. A tied embedding table
+Every pass reads each matrix once, for any number of tokens; of experts, the expected share that its tokens choose.
+Embedding lookups are neglected. A tied embedding table
 counts once, as the output head. The head, and the last layer after its keys and values, are computed for the last token
 of a pass only.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from mlx_engine.backends.experts import share_read
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sizes import Sizes
 from mlx_engine.decode.loop import CHUNK
@@ -31,7 +33,7 @@ def work(of: Sizes, test: Test, *, kv: bool) -> Work:
 
 def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = True) -> Work:
     """Return the work of one pass over parts of sequences: each (new tokens, cached tokens, rows of logits)."""
-    flops, cached, rows = 0.0, 0.0, 0
+    flops, cached, rows, n_tokens = 0.0, 0.0, 0, 0
     for n, before, wanted in parts:
         everything, latest = n * before + n * (n + 1) // 2, sum(min(of.window, before + i) for i in range(1, n + 1))
         scored = (of.scored - of.scored_last) * _mean(of, everything, latest)
@@ -39,8 +41,9 @@ def pass_work(of: Sizes, parts: Iterable[tuple[int, int, int]], *, kv: bool = Tr
         flops += 2.0 * (of.layers * n - of.behind * (n - wanted) + wanted * of.head + scored)
         # Keys and values visible to any of the new tokens are read.
         cached += of.cached * _mean(of, before + n, min(before + n, of.window - 1 + n)) if kv else 0
-        rows += wanted
-    return Work(flops, (of.nbytes if rows else of.nbytes - of.head_nbytes) + cached)
+        rows, n_tokens = rows + wanted, n_tokens + n
+    experts = of.expert_nbytes * share_read(of.expert_share, n_tokens)
+    return Work(flops, (of.nbytes if rows else of.nbytes - of.head_nbytes) + experts + cached)
 
 
 def _mean(of: Sizes, everywhere: int, nearby: int) -> float:

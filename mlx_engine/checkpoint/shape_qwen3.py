@@ -32,23 +32,30 @@ class Qwen3Shape:
 
 def write_shape(path: Path, name: str, shape: Qwen3Shape) -> None:
     """Write the GGUF file of a shape: Q8_0 matrices, F32 norms, a made-up vocabulary of the real size."""
-    metadata = {
-        "general.architecture": "qwen3",
+    write_gguf(path, settings("qwen3", name, shape), list(weights(shape)))
+
+
+def settings(architecture: str, name: str, shape: Qwen3Shape) -> dict[str, object]:
+    """Return the metadata of a shape's file."""
+    sizes = {
+        "block_count": shape.n_layers,
+        "context_length": shape.context_length,
+        "embedding_length": shape.hidden_size,
+        "feed_forward_length": shape.intermediate_size,
+        "attention.head_count": shape.n_heads,
+        "attention.head_count_kv": shape.n_kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": shape.rope_theta,
+    }
+    return {
+        "general.architecture": architecture,
         "general.name": f"{name} shape, random weights",
         "general.file_type": 7,
-        "qwen3.block_count": shape.n_layers,
-        "qwen3.context_length": shape.context_length,
-        "qwen3.embedding_length": shape.hidden_size,
-        "qwen3.feed_forward_length": shape.intermediate_size,
-        "qwen3.attention.head_count": shape.n_heads,
-        "qwen3.attention.head_count_kv": shape.n_kv_heads,
-        "qwen3.attention.key_length": shape.head_dim,
-        "qwen3.attention.value_length": shape.head_dim,
-        "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
-        "qwen3.rope.freq_base": shape.rope_theta,
+        **{f"{architecture}.{key}": value for key, value in sizes.items()},
         **gguf_metadata(shape.vocab_size),
     }
-    write_gguf(path, metadata, list(weights(shape)))
 
 
 def weights(shape: Qwen3Shape) -> Iterator[Weight]:
@@ -56,8 +63,8 @@ def weights(shape: Qwen3Shape) -> Iterator[Weight]:
     rng = np.random.default_rng(0)
     D, F = shape.hidden_size, shape.intermediate_size
     H, K = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-    yield _matrix(rng, "token_embd", shape.vocab_size, D, 0.6)
-    yield _norm(rng, "output_norm", D)
+    yield matrix(rng, "token_embd", shape.vocab_size, D, 0.6)
+    yield norm_weight(rng, "output_norm", D)
     for i in range(shape.n_layers):
         for norm, n in (
             ("attn_norm", D),
@@ -65,7 +72,7 @@ def weights(shape: Qwen3Shape) -> Iterator[Weight]:
             ("attn_q_norm", shape.head_dim),
             ("attn_k_norm", shape.head_dim),
         ):
-            yield _norm(rng, f"blk.{i}.{norm}", n)
+            yield norm_weight(rng, f"blk.{i}.{norm}", n)
         for name, rows, columns, gain in (
             ("attn_q", H, D, 1.0),
             ("attn_k", K, D, 1.0),
@@ -75,10 +82,10 @@ def weights(shape: Qwen3Shape) -> Iterator[Weight]:
             ("ffn_up", F, D, 1.0),
             ("ffn_down", D, F, 0.3),
         ):
-            yield _matrix(rng, f"blk.{i}.{name}", rows, columns, gain)
+            yield matrix(rng, f"blk.{i}.{name}", rows, columns, gain)
 
 
-def _matrix(rng: np.random.Generator, name: str, rows: int, columns: int, gain: float) -> Weight:
+def matrix(rng: np.random.Generator, name: str, rows: int, columns: int, gain: float) -> Weight:
     """Return a matrix of uniform random quants, which are fast to draw and as fast to multiply as real weights."""
     packed = np.empty(rows * columns // 32, blocks.Q8_0)
     packed["qs"] = rng.integers(-127, 128, (len(packed), 32), dtype=np.int8)
@@ -87,5 +94,6 @@ def _matrix(rng: np.random.Generator, name: str, rows: int, columns: int, gain: 
     return Weight(f"{name}.weight", (rows, columns), Q8_0, packed.view(np.uint8))
 
 
-def _norm(rng: np.random.Generator, name: str, n: int) -> Weight:
+def norm_weight(rng: np.random.Generator, name: str, n: int) -> Weight:
+    """Return the weight of a norm, of values around 1."""
     return Weight.pack(f"{name}.weight", 1 + 0.1 * rng.standard_normal(n), F32)

@@ -77,12 +77,14 @@ def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) ->
 
 
 def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
-    tensors = sorted(tensors, key=lambda tensor: (tensor.stored("gguf").rows or (0, 0))[0])
+    forms = {id(tensor): tensor.stored("gguf") for tensor in tensors}
+    tensors = sorted(tensors, key=lambda t: ((forms[id(t)].expert or (0, 0))[0], (forms[id(t)].rows or (0, 0))[0]))
     stored: Stored = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
-    # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products.
-    is_vector = len(shape) == 1 or stored.name == "position_embd.weight"
-    type_ = F32 if is_vector or stored.is_shifted else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
+    # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products. Routers
+    # are never quantised.
+    is_float = len(shape) == 1 or stored.name == "position_embd.weight" or stored.name.endswith(".ffn_gate_inp.weight")
+    type_ = F32 if is_float or stored.is_shifted else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 

@@ -138,12 +138,12 @@ def _write(
 
 
 def kind_of(name: str, n_dims: int) -> str | None:
-    """Return the layer type of a matrix, or None for tensors that are not converted."""
-    if n_dims != 2 or not name.endswith(".weight"):
+    """Return the layer type of a matrix, or of the matrices of all experts; None for tensors that are not converted."""
+    kind = layer_type(name)
+    if n_dims != (3 if kind.endswith("_exps") else 2) or not name.endswith(".weight"):
         return None
     if name == TABLE:
         return "token_embd"
-    kind = layer_type(name)
     return kind if kind in LAYER_TYPES else None
 
 

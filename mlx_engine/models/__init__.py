@@ -72,6 +72,8 @@ def model_file(checkpoint: Checkpoint) -> ModelFile:
         UnknownArchitectureError: no model file implements the architecture.
     """
     architecture, supported = checkpoint.architecture, list[str]()
+    if checkpoint.naming == "gguf" and architecture == "llama" and checkpoint.settings.get("expert_count"):
+        architecture = "mixtral"
     # Try the file with the architecture's name first: most files are named so, and no other has to be imported.
     for name in sorted((file.name for file in iter_modules(__path__)), key=lambda name: name != architecture):
         module: Any = importlib.import_module(f"{__name__}.{name}")

@@ -51,16 +51,22 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
         x = be.project_add(y, w.attn_output, x)
     else:
         x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
-    be.note(f"blk.{i}.attn_residual", x)
-    if w.ffn_gate is None:
-        h = be.norm_up(x, w.ffn_norm, w.ffn_up, w.activation)
-    else:
-        h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, w.ffn_up, w.activation)
-    if w.post_ffw_norm is None:
-        x = be.project_add(h, w.ffn_down, x)
-    else:
-        x = be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x)
+    x = feed_forward(be, w, be.note(f"blk.{i}.attn_residual", x))
     return be.note(f"blk.{i}.layer_out", x)
+
+
+def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
+    """Return x plus the feed-forward network of the normed x, which is dense or a mixture of experts."""
+    if w.experts is not None:
+        return be.norm_experts_add(x, w.ffn_norm, w.experts)
+    up, down = w.up_down
+    if w.ffn_gate is None:
+        h = be.norm_up(x, w.ffn_norm, up, w.activation)
+    else:
+        h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, up, w.activation)
+    if w.post_ffw_norm is None:
+        return be.project_add(h, down, x)
+    return be.project_norm_add(h, down, w.post_ffw_norm, x)
 
 
 def decoder_layers(

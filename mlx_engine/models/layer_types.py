@@ -6,7 +6,8 @@ from __future__ import annotations
 GROUPS = {
     # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
-    "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
+    # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
+    "ffn": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate", "ffn_up", "ffn_down"),
 }
 
 
@@ -17,6 +18,10 @@ LAYER_TYPES = (*GROUPS["attention"], *GROUPS["ffn"], HEAD)
 
 
 def layer_type(name: str) -> str:
-    """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight"."""
-    stem = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    """Return the layer type of a name: "attn_q" for "blk.0.attn_q" and for "blk.0.attn_q.weight".
+
+    A number at the end is that of an expert: "ffn_up_exps" for "blk.0.ffn_up_exps.3".
+    """
+    *_, before, last = ("", *name.removesuffix(".weight").split("."))
+    stem = before if last.isdigit() else last
     return HEAD if stem == "token_embd" else stem

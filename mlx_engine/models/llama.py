@@ -21,7 +21,7 @@ from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.table import Row, decoder_plan, parts
+from mlx_engine.models.table import Row, Table, decoder_plan, parts
 
 ARCHITECTURES = ("llama",)
 GGUF_ARCHITECTURE = "llama"
@@ -99,13 +99,13 @@ def _rope(p: Parameters, cfg: Config) -> Rope:
     return Rope(tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
 
 
-def plan(checkpoint: Checkpoint, config_type: type[Config] = Config) -> Plan:
+def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:
     """Return the config and the expected tensors of a checkpoint whose GGUF architecture is "llama".
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = decoder_plan(checkpoint, config_type, {**TENSORS, **DEALT})
+    made = decoder_plan(checkpoint, config_type, {**table, **DEALT})
     config: Config = made.config
     if checkpoint.naming == "gguf":
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.costs import nbytes_of
+from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
@@ -61,6 +63,20 @@ class Parameters:
         type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
         self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
         return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
+
+    def expert_linear(self, name: str, n: int) -> ExpertLinear:
+        """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
+        made = [self.linear(f"{name}.{e}") for e in range(n)]
+        shape = self._tensors[f"{name}.0.weight"].shape
+        nbytes = sum(nbytes_of(linear.weight) for linear in made)
+        # The backend may have copied the matrices into one array.
+        self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
+        return ExpertLinear(name, self._backend.stack(made), (shape[0], shape[1]), nbytes, n)
+
+    def router(self, name: str) -> Linear:
+        """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""
+        bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
+        return Linear(name, self._vector(f"{name}.weight"), bias)
 
     def rms_norm(self, name: str, eps: float) -> RMSNorm:
         """Return an RMS norm of weight `name.weight`."""

@@ -23,6 +23,7 @@ class Stored:
         plus: added to every stored value to get the model's value.
         times: factor by which every value, minus `plus`, is multiplied in the file.
         heads: number of heads, if the file interleaves the rows of each head's two halves.
+        expert: (index, of) if the stored tensor has a leading axis of `of` experts, and this is the tensor of one.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Stored:
     plus: float = 0.0
     heads: int | None = None
     times: float = 1.0
+    expert: tuple[int, int] | None = None
 
     @property
     def is_shifted(self) -> bool:
@@ -40,12 +42,16 @@ class Stored:
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the stored tensor, given the shape of the model's tensor."""
         whole = shape if self.rows is None else (self.rows[1], *shape[1:])
-        return whole[::-1] if self.transposed else whole
+        whole = whole[::-1] if self.transposed else whole
+        return whole if self.expert is None else (self.expert[1], *whole)
 
     def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
         """Return the model's tensor from the stored tensor: a view of its bytes if possible."""
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
+        if self.expert is not None:
+            e, n = self.expert
+            data = data[data.size // n * e : data.size // n * (e + 1)]
         if self.transposed:
             # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
@@ -77,6 +83,8 @@ class Stored:
         if self.transposed:
             data = data.view(f"u{type_.block_bytes}").reshape(shape).T.reshape(-1).view(np.uint8)
             shape = shape[::-1]
+        if self.expert is not None:
+            shape = (len(parts), *parts[0].shape)
         return Weight(self.name, shape, type_, data)
 
     def _dealt(self, part: Weight) -> NDArray[np.uint8]:

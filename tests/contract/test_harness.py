@@ -31,7 +31,7 @@ NOT_OPERATIONS = {
         "wait",
         "read_ahead",
     ),
-    *("warm_up", "embeds_stored", "tap", "note", "compile", "kv_append", "sum_exp"),
+    *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp"),
 }
 
 

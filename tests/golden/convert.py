@@ -56,9 +56,22 @@ LLAMA = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-NAMES = {"gpt2": GPT2, "gemma2": GEMMA3, "gemma3_text": GEMMA3, "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA}
+QWEN3 = {**LLAMA, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp"}
+MIXTRAL = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
+# The parts of an expert, which GGUF stacks.
+EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+NAMES = {
+    "gpt2": GPT2,
+    "gemma2": GEMMA3,
+    "gemma3_text": GEMMA3,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3_moe": QWEN3,
+    "mixtral": MIXTRAL,
+}
 # Values of config.json's model_type that have another name in GGUF.
-ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
 
 
 def convert(folder: Path, path: Path, type_: str) -> None:
@@ -67,15 +80,15 @@ def convert(folder: Path, path: Path, type_: str) -> None:
     kind = config["model_type"]
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(kind, kind))
     (_gpt2_settings if kind == "gpt2" else _settings)(writer, config)
-    for name, values in read_safetensors(folder / "model.safetensors").items():
+    for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
         *stem, part = name.split(".")
         layer = [f"blk.{stem[2]}"] if stem[1:2] in (["h"], ["layers"]) else []
-        known = NAMES[kind][".".join(stem[3:] if layer else stem)]
+        known = f"ffn_{stem[-1]}_exps" if "experts" in stem else NAMES[kind][".".join(stem[3:] if layer else stem)]
         if kind == "gpt2" and layer and values.ndim == 2:
             values = values.T
         if kind in ("gemma2", "gemma3_text") and values.ndim == 1:
             values = values + np.float32(1)
-        if kind in ("llama", "mistral") and known in ("attn_q", "attn_k"):
+        if kind in ("llama", "mistral", "mixtral") and known in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if known == "attn_q" else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         _add(writer, ".".join([*layer, known, part]), values, type_)
@@ -87,9 +100,23 @@ def convert(folder: Path, path: Path, type_: str) -> None:
     writer.close()
 
 
+def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with those of all experts of a layer as one, "... .experts.gate.weight"."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    rest = {}
+    for name, values in tensors.items():
+        before, is_expert, after = name.partition(".experts.")
+        if is_expert:
+            number, part, _ = after.split(".")
+            found.setdefault(f"{before}.experts.{EXPERTS[part]}.weight", {})[int(number)] = values
+        else:
+            rest[name] = values
+    return rest | {name: np.stack([of[e] for e in range(len(of))]) for name, of in found.items()}
+
+
 def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, type_: str) -> None:
     values = np.ascontiguousarray(values, dtype=np.float32)
-    if type_ == "F32" or values.ndim < 2 or name.startswith("position_embd"):
+    if type_ == "F32" or values.ndim < 2 or name.startswith("position_embd") or "ffn_gate_inp" in name:
         writer.add_tensor(name, values)
         return
     kind = gguf.GGMLQuantizationType[type_]
@@ -119,7 +146,12 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
         return
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    if config["model_type"] == "mistral":
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe"):
         return
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])

@@ -1,9 +1,10 @@
-"""Make the Llama, Qwen2, Mistral and Gemma 2 checkpoints of tests/data and their golden files. Tests never run this.
+"""Make the checkpoints of Llama, Qwen2, Mistral, Gemma 2 and two mixtures of experts, and their golden files.
 
-Tiny models with random weights: a Llama 3 whose context is longer than that of its training, with a head of its own;
-a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice as wide as the model;
-a Gemma 2 with a window of 8 in every second layer, and soft caps that most scores and logits come near to.
-Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
+The tests never run this. Tiny models with random weights: a Llama 3 whose context is longer than that of its training,
+with a head of its own; a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice
+as wide as the model; a Gemma 2 with a window of 8 in every second layer, and soft caps that most scores and logits come
+near to; a Qwen3-MoE that uses three of eight experts, and a Mixtral that uses two of four. Computed as in
+`make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
 
     python -m tests.golden.make_llama_goldens            # all
     python -m tests.golden.make_llama_goldens mistral    # some
@@ -12,19 +13,30 @@ Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a roun
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
 import gguf
 import numpy as np
 import torch
-from transformers import Gemma2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 from transformers import modeling_rope_utils as rope_utils
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 
@@ -32,6 +44,10 @@ SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "bos_token_id": None,
     "eos_token_id": None, "attn_implementation": "eager",
+}  # fmt: skip
+MOE_SIZES = {
+    **SIZES, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 128,
+    "experts_implementation": "eager",
 }  # fmt: skip
 # A short context, so that all three kinds of frequencies occur and their difference is visible within a prompt.
 LLAMA3 = {
@@ -46,6 +62,8 @@ GEMMA2 = {
     "attn_logit_softcapping": 5.0, "final_logit_softcapping": 12.0,
 }  # fmt: skip
 PROMPTS = (1, 7, 41)
+# The least lead of an expert that is chosen over one that is not, as a share of the spread of the router's logits.
+CLEAR_CHOICE = 1e-4
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
     "llama": (modeling_llama.LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), 1),
@@ -57,6 +75,19 @@ MODELS = {
         MistralConfig(**SIZES, rope_parameters=PLAIN, head_dim=32, sliding_window=None, rms_norm_eps=1e-5), 2,
     ),
     "gemma2": (modeling_gemma2.Gemma2ForCausalLM, Gemma2Config(**{**SIZES, **GEMMA2}, rope_parameters=SHORT), 1),
+    "qwen3moe": (
+        modeling_qwen3_moe.Qwen3MoeForCausalLM,
+        Qwen3MoeConfig(
+            **MOE_SIZES, rope_parameters=PLAIN, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
+            norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1,
+        ), 5,
+    ),
+    "mixtral": (
+        modeling_mixtral.MixtralForCausalLM,
+        MixtralConfig(
+            **{**MOE_SIZES, "intermediate_size": 64}, rope_parameters=PLAIN, num_local_experts=4, num_experts_per_tok=2,
+        ), 7,
+    ),
 }  # fmt: skip
 
 
@@ -73,19 +104,37 @@ def build(name: str) -> PreTrainedModel:
             values = random.uniform(0.5, 2.0, parameter.shape) - (name == "gemma2")
         else:
             # The output of a layer is small, so that rounding errors do not grow from layer to layer.
-            small = 0.3 if stem.split(".")[-2] in ("o_proj", "down_proj") else 1.0
-            scale = 0.5 if "embed" in stem else small * parameter.shape[1] ** -0.5
+            small = 0.3 if {"o_proj", "down_proj"} & set(stem.split(".")) else 1.0
+            scale = 0.5 if "embed" in stem else small * parameter.shape[-1] ** -0.5
             values = random.normal(0, scale, parameter.shape)
         # Rounded to float32, so that the file has exactly the weights of the computation.
         parameter.data = torch.from_numpy(values.astype(np.float32).astype(np.float64))
     return made.eval()
 
 
+@contextmanager
+def clear_choices(model: PreTrainedModel) -> Iterator[None]:
+    """Stop if a router of the model chooses between two experts that are nearly a tie."""
+
+    def check(_router: object, _inputs: object, output: tuple[torch.Tensor, ...]) -> None:
+        logits, chosen = output[0], output[2].shape[-1]
+        top = logits.sort(dim=-1, descending=True).values
+        lead = ((top[:, chosen - 1] - top[:, chosen]) / (top[:, 0] - top[:, -1])).min().item()
+        if lead < CLEAR_CHOICE:
+            raise SystemExit(f"an expert leads by {lead:.1e} of the spread of the logits; choose another seed")
+
+    routers = [module for module in model.modules() if type(module).__name__.endswith("Router")]
+    hooks = [router.register_forward_hook(check) for router in routers]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
 def to_q8_0(model: PreTrainedModel) -> None:
-    """Replace the matrices by their Q8_0 roundings."""
+    """Replace the matrices by their Q8_0 roundings, except routers."""
     kind = gguf.GGMLQuantizationType.Q8_0
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
+    for stem, parameter in model.named_parameters():
+        if parameter.ndim >= 2 and not stem.endswith("mlp.gate.weight"):
             blocks = gguf.quants.quantize(parameter.detach().numpy().astype(np.float32), kind)
             parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).astype(np.float64))
 
@@ -96,9 +145,13 @@ def make(name: str) -> None:
     folder = DATA / f"{name}-micro"
     (folder / "hf").mkdir(parents=True, exist_ok=True)
     random, golden = np.random.default_rng(seed + 1000), {}
-    prompts = [random.integers(0, SIZES["vocab_size"], n).tolist() for n in PROMPTS]
+    prompts = [random.integers(0, MODELS[name][1].vocab_size, n).tolist() for n in PROMPTS]
     with ExitStack() as stack:
-        for module in (modeling_gemma2, modeling_llama, modeling_qwen2, modeling_mistral, rope_utils):
+        modules = (
+            modeling_gemma2, modeling_llama, modeling_qwen2, modeling_mistral, modeling_qwen3_moe, modeling_mixtral,
+            rope_utils,
+        )  # fmt: skip
+        for module in modules:
             stack.enter_context(mock.patch.object(module, "torch", DoubleTorch()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
         model = build(name)
@@ -109,6 +162,7 @@ def make(name: str) -> None:
         for suffix in ("", "_q8"):
             if suffix:
                 to_q8_0(model)
+            stack.enter_context(clear_choices(model))
             for i, prompt in enumerate(prompts):
                 golden[f"prompt{i}"] = np.array(prompt, np.int32)
                 golden[f"logits{i}{suffix}"] = logits_of(model, prompt).astype(np.float32)

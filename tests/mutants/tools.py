@@ -148,7 +148,7 @@ MUTANTS = [
         "weights are read for each client",
         "mlx_engine/bench/work.py",
         "pass_work",
-        "(of.nbytes if rows else of.nbytes - of.head_nbytes) + cached",
-        "of.nbytes * rows + cached",
+        "(of.nbytes if rows else of.nbytes - of.head_nbytes) + experts + cached",
+        "of.nbytes * rows + experts + cached",
     ),
 ]

@@ -38,7 +38,7 @@ CHECKPOINTS = [
     *(str(path.relative_to(DATA)) for path in sorted(DATA.glob("*/model-*.gguf"))),
     *(
         f"{name}-micro/hf -> {type_}"
-        for name in ("gemma2", "gemma3", "gpt2", "llama", "qwen2")
+        for name in ("gemma2", "gemma3", "gpt2", "llama", "mixtral", "qwen2", "qwen3moe")
         for type_ in ("F32", "Q8_0")
     ),
 ]

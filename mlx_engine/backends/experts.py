@@ -1,0 +1,82 @@
+"""The parameters of a mixture of experts: a router, and feed-forward networks of which each token uses a few.
+
+Axis letters: X experts of a layer, C experts that each token chooses; F is the FFN size of one expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.backends.parameters import Activation, Linear, Native
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How the router's logits (X,) of a token choose experts and their weights.
+
+    The C largest logits choose; of equal logits, that of the lowest expert. The weight of an expert is its softmax
+    probability over all experts, divided by the sum over the chosen ones if `normalize` is set.
+
+    Attributes:
+        n_used: C.
+        normalize: whether the weights of a token's experts add up to 1, as in a softmax over the chosen logits alone.
+    """
+
+    n_used: int
+    normalize: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertLinear:
+    """A linear layer of each expert: X matrices of one shape (N, K).
+
+    Attributes:
+        name: the stem of the GGUF tensor ("blk.0.ffn_gate_exps").
+        weights: the result of `Backend.stack`.
+        shape: (N, K).
+        nbytes: bytes of all matrices.
+        n_experts: X.
+    """
+
+    name: str
+    weights: Native
+    shape: tuple[int, int]
+    nbytes: int
+    n_experts: int
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """A feed-forward network of experts, each `down(activation(gate(h)) * up(h))`.
+
+    Attributes:
+        router: X outputs, one logit for each expert.
+    """
+
+    name: str
+    router: Linear
+    routing: Routing
+    gate: ExpertLinear
+    up: ExpertLinear
+    down: ExpertLinear
+    activation: Activation = "silu"
+
+    @property
+    def n_experts(self) -> int:
+        """X."""
+        return self.gate.n_experts
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all experts, without the router."""
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+    @property
+    def share(self) -> float:
+        """The share of the experts that one token uses, C / X."""
+        return self.routing.n_used / self.n_experts
+
+
+def share_read(share: float, n_tokens: int) -> float:
+    """Return the share of the experts that a pass reads: exact for one token, else expected for random choices."""
+    return 1 - (1 - share) ** n_tokens

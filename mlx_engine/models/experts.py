@@ -1,0 +1,125 @@
+"""Mixtures of experts in files: the tensors of a layer's experts and of its router, and how each kind of file has them.
+
+In the model each expert has matrices of its own, which are views of the file's bytes. Files store them one by one or
+all experts of a layer in one tensor with a leading axis for the expert:
+
+    GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight
+    transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
+    transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
+    mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.backends.experts import Experts, Routing
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.config import Naming
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan, Tensor
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.stored import Stored
+
+# Far above any model. A damaged count would make a list of millions of missing tensors.
+MOST_EXPERTS = 100_000
+
+PARTS = ("gate", "up", "down")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of an architecture's experts in transformers.
+
+    Attributes:
+        block: the module of a layer that has router and experts.
+        parts: the published names of gate, up and down.
+    """
+
+    block: str = "mlp"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of experts in each layer. In config.json its key depends on who wrote the file."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
+        key = "expert_count"
+        if naming == "hf":
+            key = "num_experts" if s.whole_or_none("num_local_experts", None) is None else "num_local_experts"
+        n = s.whole(key)
+        most = max(1, MOST_EXPERTS // known.n_layers)
+        if n > most:
+            raise s.error(key, f"at most {most:,} in each of {known.n_layers:,} layers", n)
+        return n
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the GGUF key."""
+        return {"expert_count": value}
+
+
+def of_all(n_used: int, known: Any) -> str | None:
+    """Check the number of experts that a token uses."""
+    return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"
+
+
+def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: int) -> Plan:
+    """Return the plan with the tensors of each layer's router and experts.
+
+    The config has `n_layers`, `n_experts` and `hidden_size`; `expert_size` is the FFN size of one expert.
+    """
+    cfg = plan.config
+    made = list(plan.tensors)
+    for i in range(cfg.n_layers):
+        blocks = [f"model.layers.{i}.{block}" for block in dict.fromkeys((names.block, "mlp"))]
+        router = _existing(checkpoint, [f"{block}.gate.weight" for block in blocks])
+        made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
+        for part in range(len(PARTS)):
+            made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
+    return replace(plan, tensors=made)
+
+
+def _tensors(
+    checkpoint: Checkpoint, i: int, part: int, blocks: Sequence[str], names: Names, n: int, size: tuple[int, int]
+) -> list[Tensor]:
+    """Return the tensors of one part of all experts of layer i; `size` is (F, D)."""
+    stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
+
+    def form(*choices: Callable[[int], Stored]) -> Callable[[int], Stored]:
+        """Return the first form whose tensors the checkpoint has, else the first."""
+        return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
+
+    gguf = form(
+        lambda e: Stored(f"{stem}_exps.weight", expert=(e, n)),
+        lambda e: Stored(f"{stem}.{e}.weight"),
+    )
+    hf = form(
+        *(lambda e, block=block: Stored(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
+        *(
+            lambda e, block=block: Stored(f"{block}.switch_mlp.{PARTS[part]}_proj.weight", expert=(e, n))
+            for block in blocks
+        ),
+        *(lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks),
+    )
+    return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
+
+
+def _fused(stem: str, part: str, width: int, expert: tuple[int, int]) -> Stored:
+    """Return a part of transformers' fused tensors: gate is the first half of gate_up_proj's rows, up the second."""
+    if part == "down":
+        return Stored(f"{stem}.down_proj", expert=expert)
+    return Stored(f"{stem}.gate_up_proj", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
+
+
+def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
+    return next((name for name in names if name in checkpoint.shapes), names[0])
+
+
+def experts(p: Parameters, i: int, n_experts: int, routing: Routing) -> Experts:
+    """Return the router and the experts of layer i."""
+    gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
+    return Experts(f"blk.{i}.ffn_moe", p.router(f"blk.{i}.ffn_gate_inp"), routing, gate, up, down)

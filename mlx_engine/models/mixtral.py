@@ -1,0 +1,72 @@
+"""Mixtral: Mistral with a mixture of experts.
+
+Paper: "Mixtral of Experts", arXiv 2401.04088. Reference: Hugging Face transformers, models/mixtral.
+Difference from Mistral: every FFN is a mixture of experts. GGUF files have the architecture "llama" and a number of
+experts (`models/__init__.py` tells them apart).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.parameters import ExpertLayer, Scores
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import llama, mistral
+from mlx_engine.models.config import Expected, declared, whole, whole_or_none
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.table import parts
+
+ARCHITECTURES = ("mixtral",)
+GGUF_ARCHITECTURE = "llama"
+
+
+@dataclass(frozen=True)
+class Config(mistral.Config):
+    """Mistral's settings and the numbers of experts; `intermediate_size` is that of one expert."""
+
+    window: int | None = whole_or_none(None, ("sliding_window", None))
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 2), condition=of_all)
+
+    expected = Expected(
+        gguf={key: value for key, value in llama.Config.expected.gguf.items() if key != "expert_count"},
+        hf=mistral.Config.expected.hf,
+        harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
+    )
+
+
+TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in ("F D", "D F")}
+NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
+
+
+class Model(Decoder):
+    """A Mistral model whose FFNs are mixtures of experts."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        rope, eps, window = config.rope.for_heads(config.head_dim), config.norm_eps, config.window
+        routing = Routing(config.n_experts_used, normalize=True)
+        scores = Scores(config.head_dim**-0.5)
+        layers = [
+            ExpertLayer(
+                **parts(parameters, i, eps), rope=rope, window=window, scores=scores,
+                experts=experts(parameters, i, config.n_experts, routing),
+            )
+            for i in range(config.n_layers)
+        ]  # fmt: skip
+        output_norm = parameters.rms_norm("output_norm", eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    made = llama.plan(checkpoint, Config, TENSORS)
+    return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)

@@ -1,0 +1,100 @@
+"""Cases of mixtures of experts: the choice of experts, their products, and the whole block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import ExpertLinear, Experts, Routing
+from mlx_engine.backends.parameters import Linear
+from tests.contract.case import OpCase, Run, linear, norm_of, normal, weight
+
+# Four rows of seven logits: none equal; equal ones at the edge of the choice; all equal; far apart.
+LOGITS = [
+    [0.5, -1.0, 2.0, 0.25, -3.0, 1.5, 0.0],
+    [1.0, 2.0, 1.0, 1.0, 2.0, 0.0, 1.0],
+    [3.0] * 7,
+    [-1000.0, 0.0, 90.0, -90.0, 89.0, 1000.0, 1.0],
+]
+
+
+def chosen(be: Backend, ids: list[list[int]]) -> Any:
+    """Return ids as the backend's `route` returns them."""
+    like = be.array(np.zeros((1, 1), np.float32))
+    if isinstance(like, list | np.ndarray):
+        return ids if isinstance(like, list) else np.array(ids)
+    import mlx.core as mx
+
+    return mx.array(ids)
+
+
+def route(rows: list[list[float]], n_used: int, *, normalize: bool) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        ids, weights = be.route(be.array(np.array(rows, np.float32)), Routing(n_used, normalize))
+        return be.array(np.asarray(be.host(ids))), weights
+
+    return run
+
+
+def stack(be: Backend, rng: np.random.Generator, x: int, n: int, k: int, type_name: str = "F32") -> ExpertLinear:
+    return ExpertLinear("w", be.stack([linear(be, rng, n, k, type_name) for _ in range(x)]), (n, k), x * n * k * 4, x)
+
+
+def expert_linear(ids: list[list[int]], *, each: bool, type_name: str = "F32") -> Run:
+    """`each`: a row for each expert of a token, or one for all."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        rows = len(ids) * (len(ids[0]) if each else 1)
+        return be.expert_linear(be.array(normal(rng, rows, 64)), stack(be, rng, 5, 32, 64, type_name), chosen(be, ids))
+
+    return run
+
+
+def combine(t: int, c: int) -> Run:
+    return lambda be, rng: be.combine(be.array(normal(rng, t * c, 48)), be.array(normal(rng, t, c)))
+
+
+def block(
+    t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False
+) -> Run:
+    """`ties`: every second expert has the logits of the one before."""
+
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        rows = normal(rng, 6, 64, scale=0.125)
+        router = Linear("w", weight(be, np.repeat(rows[:3], 2, axis=0) if ties else rows))
+        parts = [stack(be, rng, 6, *size, type_name) for size in ((32, 64), (32, 64), (64, 32))]
+        experts = Experts("moe", router, Routing(n_used, normalize), *parts)
+        return be.norm_experts_add(be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind), experts)
+
+    return run
+
+
+FEW = [[0, 3], [3, 4], [1, 3]]
+MANY = [[i % 4, 4] for i in range(37)]
+
+CASES = [
+    OpCase("route", "softmax-over-chosen", route(LOGITS, 3, normalize=True)),
+    OpCase("route", "softmax-over-all", route(LOGITS, 2, normalize=False)),
+    OpCase("route", "all-experts", route(LOGITS, 7, normalize=True)),
+    OpCase("route", "one-expert", route(LOGITS[:1], 1, normalize=True)),
+    OpCase("expert_linear", "one-row-for-all", expert_linear(FEW, each=False)),
+    OpCase("expert_linear", "a-row-for-each", expert_linear(FEW, each=True)),
+    OpCase("expert_linear", "one-token", expert_linear([[1, 2]], each=False)),
+    OpCase("expert_linear", "many-rows", expert_linear(MANY, each=False)),
+    OpCase("expert_linear", "many-rows-for-each", expert_linear(MANY, each=True)),
+    OpCase("expert_linear", "q8_0", expert_linear(FEW, each=True, type_name="Q8_0")),
+    OpCase("expert_linear", "q8_0-many-rows", expert_linear(MANY, each=True, type_name="Q8_0")),
+    OpCase("combine", "rows", combine(3, 4)),
+    OpCase("combine", "one", combine(1, 1)),
+    OpCase("norm_experts_add", "one-row", block(1)),
+    OpCase("norm_experts_add", "rows", block(5)),
+    OpCase("norm_experts_add", "many-rows", block(50)),
+    OpCase("norm_experts_add", "q8_0-one-row", block(1, "Q8_0")),
+    OpCase("norm_experts_add", "q8_0", block(20, "Q8_0")),
+    OpCase("norm_experts_add", "softmax-over-all", block(3, normalize=False)),
+    OpCase("norm_experts_add", "all-experts", block(3, n_used=6)),
+    OpCase("norm_experts_add", "equal-logits", block(9, ties=True, n_used=3)),
+    OpCase("norm_experts_add", "layer-norm", block(3, kind="layer")),
+]
