@@ -19,7 +19,7 @@ from benchmarks.text import Row
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
 from mlx_engine.backends.costs import nbytes_of
-from mlx_engine.backends.parameters import Linear
+from mlx_engine.backends.parameters import Linear, Scores
 from mlx_engine.cache.pool import PAGE
 from mlx_engine.engine import Engine
 from tests.contract.check import BACKENDS, PLAIN
@@ -109,7 +109,7 @@ def attentions(be: Backend, cfg: Any, rng: np.random.Generator, T: int) -> Itera
     for _ in range(CACHES if T == FEW else 1):
         stores.append(be.kv_write(be.kv_empty(K, E, DEPTH), np.arange(DEPTH), k, v))
     span = KVSpan(np.arange(0, DEPTH, PAGE), DEPTH, T)
-    calls = [Call("attention", (q, KVView(store, PAGE, [span]), [T], E**-0.5), {}) for store in stores]
+    calls = [Call("attention", (q, KVView(store, PAGE, [span]), [T], Scores(E**-0.5)), {}) for store in stores]
     # Of T queries the first does not see the last T - 1 tokens.
     seen = T * DEPTH - T * (T - 1) // 2
     yield Sized(f"attention, {DEPTH} tokens, T={T}", calls, 4.0 * H * E * seen, 8.0 * K * E * DEPTH + 8.0 * T * H * E)
