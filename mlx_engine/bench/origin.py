@@ -73,4 +73,5 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
         "model_name": str(checkpoint.metadata.get("general.name") or checkpoint.architecture),
         "model_size": sum(weight.nbytes for weight in weights),
         "model_n_params": sum(math.prod(weight.shape) for weight in weights),
+        **({"notes": list(checkpoint.notes)} if checkpoint.notes else {}),
     }

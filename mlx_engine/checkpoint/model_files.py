@@ -26,6 +26,7 @@ class Checkpoint:
         metadata: all GGUF metadata; empty for a folder.
         shapes: every tensor's row-major shape.
         weight: return a stored tensor by name; its bytes are read from disk when first used.
+        notes: lines for the user about settings that are ignored.
     """
 
     where: str
@@ -35,6 +36,7 @@ class Checkpoint:
     metadata: Mapping[str, object]
     shapes: Mapping[str, tuple[int, ...]]
     weight: Callable[[str], Weight]
+    notes: tuple[str, ...] = ()
 
     @property
     def n_embeddings(self) -> int:
