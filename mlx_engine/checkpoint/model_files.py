@@ -9,8 +9,9 @@ from typing import Literal
 
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.hf_folder import read_json, shards
+from mlx_engine.checkpoint.kinds import refuse_other_folders, refuse_other_kinds
 from mlx_engine.checkpoint.safetensors import SafetensorsFile
-from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.errors import FormatError
 from mlx_engine.quant.weight import Weight
 
 
@@ -65,6 +66,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
             found=repr(architecture),
             hint="this GGUF holds no model; choose another file",
         )
+    refuse_other_kinds(file, architecture)
     prefix = architecture + "."
     return Checkpoint(
         where=str(file.path),
@@ -78,10 +80,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
 
 
 def _from_folder(folder: Path) -> Checkpoint:
-    if not (folder / "config.json").is_file():
-        ggufs = sorted(file.name for file in folder.glob("*.gguf"))
-        hint = f"name the file: {folder / ggufs[0]}" if ggufs else "name a GGUF file or another folder"
-        raise SourceError(f"{folder}: expected a folder with config.json and safetensors, found no config.json; {hint}")
+    refuse_other_folders(folder)
     config = read_json(folder / "config.json")
     files: dict[str, SafetensorsFile] = {}
     for shard in shards(folder):
