@@ -12,9 +12,9 @@ from collections.abc import Mapping
 _BOOKKEEPING = (
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
     "_experts_implementation", "_flash_attn_2_enabled", "_name_or_path", "_num_labels", "_output_attentions",
-    "architectures", "attn_implementation", "auto_map", "custom_pipelines", "dtype", "is_composition", "language",
-    "license", "mlx_lm_version", "model_name", "model_type", "name_or_path", "processor_class", "return_dict",
-    "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
+    "architectures", "attn_implementation", "auto_map", "custom_pipelines", "dtype", "is_composition", "is_decoder",
+    "language", "license", "mlx_lm_version", "model_name", "model_type", "name_or_path", "processor_class",
+    "return_dict", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
     "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_return_dict", "xla_device",
 )  # fmt: skip
 # Initial values, dropout and losses: training alone.
