@@ -64,7 +64,7 @@ class UnknownArchitectureError(ModelError):
     def __init__(self, *, where: str, architecture: str, supported: Sequence[str]) -> None:
         self.where, self.architecture, self.supported = where, architecture, tuple(supported)
         super().__init__(
-            f"{where}: expected an architecture among {', '.join(supported)}, found {architecture!r}; "
+            f"{where}: expected an architecture among {', '.join(supported)}, found {shown(architecture)}; "
             "choose another checkpoint, or add a file to mlx_engine/models"
         )
 

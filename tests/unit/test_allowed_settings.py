@@ -99,6 +99,15 @@ def test_a_gguf_key_has_the_prefix_of_the_architecture_or_not(tmp_path, name):
     assert "2.0 is not implemented" in load(path, name).notes[0]
 
 
+def test_a_report_has_the_notes(folder, tmp_path):
+    path, flag = folder(logit_scale=0.5), ("--allow-setting", "logit_scale")
+    how = ("-b", "simd", "-p", 2, "-n", 1, "-r", 1, "--budget", 0.1, "--out", tmp_path / "out")
+    assert cli("report", "-m", path, *how, *flag).exit_code == 0
+    (page,) = (tmp_path / "out").glob("*.md")
+    assert NOTE in page.read_text()
+    assert "--allow-setting logit_scale" in page.read_text().replace("\n", " ")
+
+
 def test_every_command_that_loads_takes_the_flag_and_shows_it(folder, tmp_path):
     path, flag = folder(logit_scale=0.5), ("--allow-setting", "logit_scale")
     shown = cli("generate", "a", "-m", path, "-n", 1, "-b", "simd", "--no-jit", *flag)
@@ -110,5 +119,8 @@ def test_every_command_that_loads_takes_the_flag_and_shows_it(folder, tmp_path):
     row = cli("bench", "-m", path, "-b", "simd", "-p", 1, "-n", 0, "-r", 1, "--no-jit", "-o", "json", *flag)
     assert json.loads(row.stdout)[0]["notes"] == [NOTE]
     assert NOTE in row.stderr
+    refused = cli("inspect", path, *flag)
+    assert "expected --verify with it" in refused.stderr
+    assert NOTE in cli("backends", "-m", path, *flag).stdout
     refused = cli("quantize", MICRO / "model-f32.gguf", tmp_path / "again.gguf", *flag)
     assert "all settings of a GGUF file are copied" in refused.stderr
