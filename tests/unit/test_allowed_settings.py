@@ -70,6 +70,12 @@ def test_an_implemented_setting_keeps_its_meaning(folder):
     assert engine.notes == ("--allow-setting rms_norm_eps: not needed, the setting is implemented or changes nothing",)
 
 
+def test_only_what_is_refused_is_ignored(folder):
+    engine = load(folder(logit_scale=0.5, rms_norm_eps=1e-3), "rms_norm_eps", "logit_scale")
+    assert engine.config.norm_eps == 1e-3
+    assert [("not needed" in note) for note in engine.notes] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["missing", "rope_theta.factor", "", "."])
 def test_a_name_that_the_file_lacks_is_an_error(folder, name):
     with pytest.raises(OptionError, match="a setting that"):
