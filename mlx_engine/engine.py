@@ -16,7 +16,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.metrics import Metrics
@@ -25,6 +25,7 @@ from mlx_engine.decode.output import Output
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, convert_model
+from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 from mlx_engine.models.count import count
 from mlx_engine.observe import log
@@ -104,8 +105,11 @@ class Engine:
         from mlx_engine import tokenizer
 
         if checkpoint.naming == "hf":
-            return tokenizer.load_tokenizer(self.path)
-        return tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
+            made = tokenizer.load_tokenizer(self.path)
+        else:
+            made = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
+        # A padded embedding table has more rows than there are tokens.
+        return made.padded(self.config.vocab_size)
 
     def logits(self, ids: Sequence[int]) -> mx.array:
         """Return float32 logits (T, V) at every position of `ids`, computed in one pass.
@@ -318,6 +322,7 @@ def load(
     *,
     quant_min_dim: int | str = AUTO,
     quant_layers: Mapping[str, str] | None = None,
+    allow_settings: Sequence[str] = (),
     jit: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
@@ -332,24 +337,27 @@ def load(
             which on quantising is faster, see `mlx_engine.models.conversion`.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
             names of layers, or the groups "attention" and "ffn".
+        allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
+            `notes` of the engine says so. "rope_scaling.factor" is a nested setting.
         jit: use compiled CPU kernels if they are available; without it, NumPy.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
 
     Raises:
-        OptionError: an option is invalid, or the model has no such layer.
+        OptionError: an option is invalid, or the model has no such layer or setting.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
     """
     sound = isinstance(source, str | Path)
     require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
     conversion = check_load_options(quant, threads, quant_min_dim, quant_layers)
+    check_allowed(allow_settings)
     if log.VARIABLE in os.environ and log.LOGGER.level == logging.NOTSET:
         configure_log()
     # Check the backend before anything is downloaded; create it when the model file has been opened.
     check_backend(backend)
     path = resolve(source, progress)
     start = time.perf_counter()
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path, allow_settings)
     opened = time.perf_counter()
     made = watched(create_backend(backend, threads=threads, jit=jit))
     warm = time.perf_counter()
@@ -359,7 +367,8 @@ def load(
     if made.profiler is None:  # a profiler would count the warm-up
         made.warm_up(lambda: forward_logits(model, New([0], model.scratch_kv(1))))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    return Engine(model, checkpoint, path, phases, (*converted.notes(), *model.program.fused.notes()))
+    notes = (*checkpoint.notes, *converted.notes(), *model.program.fused.notes())
+    return Engine(model, checkpoint, path, phases, notes)
 
 
 def configure_log(level: str | None = None) -> None:

@@ -29,7 +29,8 @@ from numbers import Integral, Real
 SHOWN = 20
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the repr of a value for a message, shortened to 80 characters."""
     try:
         text = repr(value)
     except RecursionError:
@@ -63,7 +64,7 @@ class UnknownArchitectureError(ModelError):
     def __init__(self, *, where: str, architecture: str, supported: Sequence[str]) -> None:
         self.where, self.architecture, self.supported = where, architecture, tuple(supported)
         super().__init__(
-            f"{where}: expected an architecture among {', '.join(supported)}, found {architecture!r}; "
+            f"{where}: expected an architecture among {', '.join(supported)}, found {shown(architecture)}; "
             "choose another checkpoint, or add a file to mlx_engine/models"
         )
 
@@ -71,11 +72,21 @@ class UnknownArchitectureError(ModelError):
 class UnsupportedConfigError(ModelError):
     """A setting of the model is not implemented; ignoring it would give wrong results."""
 
-    def __init__(self, *, where: str, key: str, expected: str, found: object) -> None:
-        self.where, self.key, self.expected, self.found = where, key, expected, found
+    def __init__(self, *, where: str, key: str, expected: str, found: object, name: str | None = None) -> None:
+        """Make the error.
+
+        Args:
+            where: the file, and for a nested setting the settings around it.
+            key: the setting.
+            expected: its implemented values.
+            found: its value.
+            name: the setting in `allow_settings`; None if the model cannot be built without it.
+        """
+        self.where, self.key, self.expected, self.found, self.name = where, key, expected, found, name
+        risk = f"; --allow-setting {name} ignores the setting at your own risk" if name else ""
         super().__init__(
-            f"{where}: expected {key} to be {expected}, found {_shown(found)}; "
-            "the setting is damaged, or the model needs what is not implemented here"
+            f"{where}: expected {key} to be {expected}, found {shown(found)}; "
+            f"the setting is damaged, or the model needs what is not implemented here{risk}"
         )
 
 
@@ -121,7 +132,7 @@ class OptionError(EngineError, ValueError):
 
     def __init__(self, *, option: str, expected: str, found: object) -> None:
         self.option, self.expected, self.found = option, expected, found
-        super().__init__(f"{option}: expected {expected}, found {_shown(found)}")
+        super().__init__(f"{option}: expected {expected}, found {shown(found)}")
 
 
 def is_whole(value: object) -> bool:

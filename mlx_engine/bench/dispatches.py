@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.stock_dispatches import STOCK, TWO_PASSES
 from mlx_engine.bench.work import work
 from mlx_engine.cache import New, begin
-from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.engine import Engine, load
+from mlx_engine.models.allowed import open_model
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,15 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
     return Dispatches({name: -(-count // n) for name, count in layers.items() if count}, dict(around))
 
 
-def decode_cost(model: str, backend: str) -> dict[str, Any]:
+def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) -> dict[str, Any]:
     """Return the dispatches and bytes of one token of a model on an MLX backend, as JSON fields.
 
     Raises:
         EngineError: the model cannot be loaded, or the backend is unavailable.
     """
-    engine = load(model, backend)
-    needed = sizes(open_checkpoint(engine.path), lambda type_: bytes_per_weight(engine.backend, type_))
+    engine = load(model, backend, allow_settings=allow_settings)
+    checkpoint = open_model(engine.path, allow_settings)
+    needed = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_))
     few, many, n_layers = dispatches(engine), dispatches(engine, TWO_PASSES), engine.config.n_layers
     return {
         "layers": n_layers,
@@ -86,6 +87,7 @@ def decode_cost(model: str, backend: str) -> dict[str, Any]:
         "weight_bytes": needed.nbytes,
         "cache_bytes_per_token": needed.cached,
         "bytes_per_token": work(needed, Test(n_gen=1), kv=True).nbytes,
+        **({"notes": list(checkpoint.notes)} if checkpoint.notes else {}),
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import mlx_engine
 from mlx_engine.bench import machine
 from mlx_engine.bench.machine import output_of
+from mlx_engine.checkpoint.gguf_split import part_files
 from mlx_engine.checkpoint.model_files import Checkpoint
 
 SCHEMA = 1
@@ -46,9 +47,9 @@ def commit() -> str | None:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a model file, or of all safetensors files of a folder in the order of their names."""
+    """Return the SHA-256 of a model file with all its parts, or of a folder's safetensors files in order of names."""
     total = hashlib.sha256()
-    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else part_files(path):
         with file.open("rb") as stream:
             while piece := stream.read(1 << 20):
                 total.update(piece)
@@ -73,4 +74,5 @@ def describe(checkpoint: Checkpoint) -> dict[str, object]:
         "model_name": str(checkpoint.metadata.get("general.name") or checkpoint.architecture),
         "model_size": sum(weight.nbytes for weight in weights),
         "model_n_params": sum(math.prod(weight.shape) for weight in weights),
+        **({"notes": list(checkpoint.notes)} if checkpoint.notes else {}),
     }

@@ -16,9 +16,10 @@ from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.samples import Result, Test
 from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
 from mlx_engine.bench.work import work
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.quant.types import F32, GGMLType
 
@@ -40,6 +41,7 @@ def rows(
     repetitions: int = 5,
     budget: float | None = None,
     jit: bool = True,
+    allow_settings: Sequence[str] = (),
     overlap: bool = True,
     apart: bool = False,
 ) -> Iterator[Row]:
@@ -53,14 +55,14 @@ def rows(
     """
     reasons = {name: None if name == "auto" else unavailable(name) for name in backends}
     path = resolve(model)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
     common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
     how: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
     for name in backends:
         bench: Bench | None = None  # frees the previous engine before the next one is loaded
         if reasons[name] is None:
-            engine = load(path, name, threads=threads, jit=jit, **quant.options())
+            engine = load(path, name, threads=threads, jit=jit, allow_settings=allow_settings, **quant.options())
             bench = Bench(engine, checkpoint, quant=quant, jit=jit)
             for test in tests:
                 check(test, bench.engine)

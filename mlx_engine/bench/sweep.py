@@ -23,10 +23,11 @@ from mlx_engine.bench.run import Bench, Row, held_type
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.sweep_plan import Plan
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
 from mlx_engine.models import model_file
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import F32_LAYERS, STORED, Conversion
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
@@ -46,7 +47,7 @@ def sweep(model: str, plan: Plan, announce: Announce = lambda done, total, title
     """
     rungs = plan.rungs()
     path = resolve(model)
-    climb = Climb(path, open_checkpoint(path), plan, announce, len(rungs) + 1)
+    climb = Climb(path, open_model(path, plan.allow_settings), plan, announce, len(rungs) + 1)
     found: list[Row] = []
     for done, rung in enumerate(rungs):
         for row in climb.rung(rung, done):
@@ -133,7 +134,8 @@ class Climb:
             if self._bench is not None:
                 self._bench.close()
             self._bench = None  # frees its weights before the next ones are loaded
-            engine = load(self.path, rung.backend, threads=self.plan.threads, jit=rung.jit, **quant.options())
+            how = {"threads": self.plan.threads, "allow_settings": self.plan.allow_settings, **quant.options()}
+            engine = load(self.path, rung.backend, jit=rung.jit, **how)
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench
 

@@ -31,6 +31,7 @@ class Plan:
     budget: float = BUDGET
     backends: Sequence[str] | None = None
     passes: int = PASSES
+    allow_settings: Sequence[str] = ()
 
     def rungs(self) -> list[Rung]:
         """Return the rungs of the chosen backends.

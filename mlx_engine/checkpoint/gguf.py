@@ -41,6 +41,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
+# The number of parts of a split file, see gguf_split.py.
+COUNT_KEY = "split.count"
 
 # Smallest key-value pair: key length (8), one byte of key, value type (4), one byte of value. Smallest tensor
 # record: name length (8), no name, number of dimensions (4), no dimensions, type (4), offset (8).
@@ -84,6 +86,11 @@ class GGUFFile:
         cursor.spend(512, field)  # each of two dicts gets a new entry
         self.kinds[key] = kind = read_value_type(cursor, f"{field}, type,")
         self.metadata[key] = read_value(cursor, kind, field)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the tensors are read from: one, or all parts of a split file."""
+        return [self.path]
 
     def typed_metadata(self) -> dict[str, Value]:
         """Return the metadata with its stored types; `write_gguf` writes it back byte for byte."""
@@ -153,13 +160,25 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a GGUF file and parse its header; no tensor data is read.
+    """Map a GGUF file and parse its header; no tensor data is read. Of a split file, all parts are opened as one.
 
     Raises:
-        SourceError: there is no such file, or it cannot be opened.
+        SourceError: there is no such file, it cannot be opened, or a part of a split file is missing.
         FormatError: the file is not valid GGUF; the message says where, what was expected and what was found.
     """
-    file = Path(path)
+    opened = _open_part(Path(path))
+    if COUNT_KEY not in opened.metadata:
+        return opened
+    from mlx_engine.checkpoint.gguf_split import open_split
+
+    try:
+        return open_split(opened, _open_part)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _open_part(file: Path) -> GGUFFile:
     try:
         if not file.is_file():  # opening a pipe would block until it has a writer
             what = "is a folder" if file.is_dir() else "there is no such file"

@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 from mlx_engine.checkpoint.lfs import refuse_pointer
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
-from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.errors import SHOWN, FormatError, SourceError
 
-INDEX = "model.safetensors.index.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 SHARD_NAME = re.compile(r"[\w.-]+\.safetensors")
 
 
+def has_safetensors(folder: Path) -> bool:
+    """Return whether a folder has model.safetensors, an index, or shards that are named as such."""
+    return any((folder / name).exists() for name in (INDEX, SINGLE)) or bool(_named_shards(folder))
+
+
 def shards(folder: Path) -> list[SafetensorsFile]:
-    """Open the safetensors files of a folder: the files in its index, or the only one.
+    """Open the safetensors files of a folder: the files in its index, the only one, or all shards without an index.
 
     Raises:
         SourceError: a file is missing.
         FormatError: the index or a file is damaged.
     """
-    if not (folder / INDEX).exists():
-        return [open_safetensors(folder / "model.safetensors")]
+    if (folder / INDEX).exists():
+        names, source = _indexed(folder), INDEX
+    elif (folder / SINGLE).exists():
+        names, source = [SINGLE], SINGLE
+    else:
+        names, source = _named_shards(folder) or [SINGLE], "the names of the others"
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        raise SourceError(
+            f"{folder}: expected {len(names):,} safetensors files, as {source} says, found no "
+            f"{', '.join(missing[:SHOWN])}{more}; download what is missing, "
+            f"`hf download ORG/NAME --local-dir {shlex.quote(str(folder))}`"
+        )
+    return [open_safetensors(folder / name) for name in names]
+
+
+def _indexed(folder: Path) -> list[str]:
     weight_map = read_json(folder / INDEX).get("weight_map")
     # A file name in the index is untrusted: it must not lead out of the folder.
     if not isinstance(weight_map, dict) or not all(
@@ -34,7 +57,16 @@ def shards(folder: Path) -> list[SafetensorsFile]:
             found=repr(weight_map)[:80],
             hint="download the folder again",
         )
-    return [open_safetensors(folder / name) for name in sorted(set(weight_map.values()))]
+    return sorted(set(weight_map.values()))
+
+
+def _named_shards(folder: Path) -> list[str]:
+    """Return the names of all shards, also of missing ones, if a file of the folder is named as a shard."""
+    for file in sorted(folder.glob("model-*.safetensors")):
+        match = NUMBERED.fullmatch(file.name)
+        if match:
+            return [f"model-{i:05}-of-{match[2]}.safetensors" for i in range(1, int(match[2]) + 1)]
+    return []
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from mlx_engine.checkpoint.gguf_split import part_names
 from mlx_engine.errors import SourceError
 
 # Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they
@@ -93,12 +94,16 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
     with _network():
         if file is None:
             return Path(snapshot_download(repo, allow_patterns=FOLDER_FILES, local_files_only=offline))
-        return Path(hf_hub_download(repo, file, local_files_only=offline))
+        # Of a split file, all parts; the first one stands for them.
+        paths = [Path(hf_hub_download(repo, name, local_files_only=offline)) for name in part_names(file)]
+        return paths[0]
 
 
 def _choose(repo: str, files: Sequence[str]) -> str | None:
     """Return the GGUF file to download, or None for the safetensors folder."""
-    ggufs = [name for name in files if name.lower().endswith(".gguf")]
+    # The first part stands for a split file; an encoder of images or sound is no model.
+    ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
+    ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:
         if "config.json" in files:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from mlx_engine.checkpoint.gguf_split import part_files
 from mlx_engine.errors import SourceError
 
 # Pieces that are read of each file, evenly spaced, and their size: 4 MiB in all.
@@ -21,12 +22,12 @@ def identity(path: Path) -> str:
         SourceError: a file cannot be read.
     """
     hashed = hashlib.sha256()
-    files = [*sorted(path.glob("*.safetensors")), path / "config.json"] if path.is_dir() else [path]
+    files = [*sorted(path.glob("*.safetensors")), path / "config.json"] if path.is_dir() else part_files(path)
     for file in files:
         try:
             with file.open("rb") as opened:
                 size = opened.seek(0, 2)
-                # The name of a single file is the user's choice.
+                # The name of a GGUF file is the user's choice.
                 hashed.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
                 step = max(PIECE_BYTES, size // PIECES)
                 for at in range(0, size, step):

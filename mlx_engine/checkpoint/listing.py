@@ -115,7 +115,7 @@ def open_listing(path: Path) -> Listing:
 def _of_gguf(path: Path) -> Listing:
     file = open_gguf(path)
     header = {
-        "file_bytes": path.stat().st_size,
+        "file_bytes": sum(part.stat().st_size for part in file.files),
         "version": file.version,
         "n_metadata": len(file.metadata),
         "n_tensors": len(file.tensors),

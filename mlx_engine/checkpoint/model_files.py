@@ -9,8 +9,9 @@ from typing import Literal
 
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.hf_folder import read_json, shards
+from mlx_engine.checkpoint.kinds import refuse_other_folders, refuse_other_kinds
 from mlx_engine.checkpoint.safetensors import SafetensorsFile
-from mlx_engine.errors import FormatError, SourceError
+from mlx_engine.errors import FormatError
 from mlx_engine.quant.weight import Weight
 
 
@@ -26,6 +27,7 @@ class Checkpoint:
         metadata: all GGUF metadata; empty for a folder.
         shapes: every tensor's row-major shape.
         weight: return a stored tensor by name; its bytes are read from disk when first used.
+        notes: lines for the user about settings that are ignored.
     """
 
     where: str
@@ -35,6 +37,7 @@ class Checkpoint:
     metadata: Mapping[str, object]
     shapes: Mapping[str, tuple[int, ...]]
     weight: Callable[[str], Weight]
+    notes: tuple[str, ...] = ()
 
     @property
     def n_embeddings(self) -> int:
@@ -63,6 +66,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
             found=repr(architecture),
             hint="this GGUF holds no model; choose another file",
         )
+    refuse_other_kinds(file, architecture)
     prefix = architecture + "."
     return Checkpoint(
         where=str(file.path),
@@ -76,10 +80,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
 
 
 def _from_folder(folder: Path) -> Checkpoint:
-    if not (folder / "config.json").is_file():
-        ggufs = sorted(file.name for file in folder.glob("*.gguf"))
-        hint = f"name the file: {folder / ggufs[0]}" if ggufs else "name a GGUF file or another folder"
-        raise SourceError(f"{folder}: expected a folder with config.json and safetensors, found no config.json; {hint}")
+    refuse_other_folders(folder)
     config = read_json(folder / "config.json")
     files: dict[str, SafetensorsFile] = {}
     for shard in shards(folder):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mlx_engine.commands.console import reports_errors
+from mlx_engine.commands.options import AllowSetting
 
 # Backends whose dispatches are counted.
 ON_GPU = ("mlx", "metal", "cuda")
@@ -19,6 +20,7 @@ def backends(
         str | None,
         typer.Option("--model", "-m", help="Also print the GPU dispatches and bytes of one token of this model."),
     ] = None,
+    allow_setting: AllowSetting = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the backends, slowest first, and say why this machine cannot run some of them."""
@@ -32,7 +34,7 @@ def backends(
 
         for row in rows:
             if row["name"] in ON_GPU and row["unavailable"] is None:
-                row["decode"] = decode_cost(model, row["name"])
+                row["decode"] = decode_cost(model, row["name"], allow_setting or ())
     if json:
         print(json_module.dumps({"auto": auto(), "backends": rows}))
         return
@@ -43,6 +45,7 @@ def backends(
     for row in rows:
         if "decode" in row:
             print(f"\nOne token of {model} on {row['name']}, as dispatched on Metal:")
+            print("".join(f"  {note}\n" for note in row["decode"].get("notes", ())), end="")
             print("\n".join(cost_lines(row["decode"])))
 
 

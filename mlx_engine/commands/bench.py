@@ -44,9 +44,9 @@ def bench(
     elif mode.compare is not None:
         print_comparison(*mode.compare, output.out)
     elif mode.sweep:
-        run_sweep(tests.model, plan_of(tests, timing, conversion, compute.threads), output.output, output.out)
+        run_sweep(tests.model, plan_of(tests, timing, conversion, compute), output.output, output.out)
     else:
-        how: dict[str, Any] = {"quant": conversion, "threads": compute.threads, "jit": not compute.no_jit}
+        how: dict[str, Any] = {"quant": conversion, **compute.options()}
         how |= {"repetitions": timing.repetitions, "budget": timing.budget, "overlap": not timing.no_overlap}
         how |= {"kv": (timing.kv is not False,)}
         chosen = tests.tests()
@@ -92,7 +92,7 @@ def clients_rows(
     if clients.url is not None:
         url, model = clients.url, tests.model if "model" in given else None
         return lambda announce: server_rows(Served(url, model=model, api_key=clients.api_key), plan, announce=announce)
-    how: dict[str, Any] = {"quant": compute.conversion(), "threads": compute.threads, "jit": not compute.no_jit}
+    how: dict[str, Any] = {"quant": compute.conversion(), **compute.options()}
     how |= {"overlap": not timing.no_overlap, "prefix_cache": clients.caches_prefixes}
     names = names_of(tests.backend or ["auto"])
     return lambda announce: engine_rows(tests.model, names, plan, announce=announce, **how)
@@ -165,6 +165,9 @@ def keep(found: list[Row], row: Row) -> None:
     """Append a row; warn once if the log timed every operation."""
     if row.get("watched") and not any(other.get("watched") for other in found):
         notice("warning: MLX_ENGINE_LOG is set, so every operation is timed: rates are lower than without it")
+    if not found:
+        for line in row.get("notes", ()):
+            notice(line)
     found.append(row)
 
 

@@ -10,6 +10,7 @@ from mlx_engine.errors import OptionError, is_number, require
 
 if TYPE_CHECKING:
     from mlx_engine.bench.sweep_plan import Plan
+    from mlx_engine.commands.options import ComputeOptions
     from mlx_engine.models.conversion import Conversion
 
 IGNORED_BY_SWEEP = ("both", "depth", "kv", "no_jit", "no_overlap")
@@ -50,7 +51,7 @@ def names_of(backends: list[str]) -> list[str]:
     return [name for given in backends for name in spelled.get(given, [given])]
 
 
-def plan_of(tests: MeasureOptions, timing: TimingOptions, conversion: Conversion, threads: int | None) -> Plan:
+def plan_of(tests: MeasureOptions, timing: TimingOptions, conversion: Conversion, compute: ComputeOptions) -> Plan:
     """Return the plan of a sweep; options that were not given have the plan's defaults.
 
     Raises:
@@ -67,7 +68,8 @@ def plan_of(tests: MeasureOptions, timing: TimingOptions, conversion: Conversion
         prompts=numbers("-p", tests.n_prompt, []) or None,
         n_gen=gens[0],
         quant=conversion,
-        threads=threads,
+        threads=compute.threads,
+        allow_settings=compute.allow_settings,
         repetitions=timing.repetitions,
         budget=BUDGET if timing.budget is None else timing.budget,
         backends=None if tests.backend is None else names_of(tests.backend),

@@ -56,7 +56,7 @@ def chat(
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
     with progress_bar("loading") as progress:
-        how = {"threads": compute.threads, "jit": not compute.no_jit, **conversion.options()}
+        how = {**compute.options(), **conversion.options()}
         loaded = engine.load(model, used, progress=progress, **how)
     conversation = Conversation(loaded, options, system=system)
     if not conversation.has_template:

@@ -84,7 +84,7 @@ def generate(
     texts = prompts.read()
     cached = None if output.is_silent else is_cached(model)
     with progress_bar("loading") as progress:
-        how = {"threads": compute.threads, "jit": not compute.no_jit, **conversion.options()}
+        how = {**compute.options(), **conversion.options()}
         engine = load(model, used, progress=progress, **how)
     start = time.perf_counter()
     runs = streams(engine, prompts.for_model(engine, texts), options)

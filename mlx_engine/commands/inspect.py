@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,13 @@ import typer
 
 from mlx_engine.commands.console import FAILED, notice, reports_errors
 from mlx_engine.commands.model_overview import print_all, print_value
+from mlx_engine.commands.options import AllowSetting
 from mlx_engine.commands.tensor_list import print_tensors
 from mlx_engine.commands.values import (
     plain,
     print_json,
 )
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, require
 
 
 @reports_errors
@@ -38,6 +40,7 @@ def inspect(
         str | None, typer.Option("--meta", help="Print only the value of this metadata key, in full.")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the model is complete and can be run.")] = False,
+    allow_setting: AllowSetting = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the header, metadata and tensors of a model without loading it."""
@@ -47,9 +50,10 @@ def inspect(
     list_tensors = tensors or filter_ is not None or stats or head is not None
     if list_tensors + (meta is not None) + verify > 1:
         raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found="several")
+    require(verify or not allow_setting, option="--allow-setting", expected="--verify with it", found=allow_setting)
     path = resolve(model)
     if verify:
-        raise typer.Exit(print_findings(path, as_json=json))
+        raise typer.Exit(print_findings(path, allow_setting or (), as_json=json))
     listing = open_listing(path)
     if meta is not None:
         print_value(listing, meta, as_json=json)
@@ -62,12 +66,12 @@ def inspect(
         print_all(listing, as_json=json)
 
 
-def print_findings(path: Path, *, as_json: bool) -> int:
+def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) -> int:
     """Print the outcome of every check and return the exit code."""
     from mlx_engine.convert.verify import Level
     from mlx_engine.convert.verify import verify as verified
 
-    findings = verified(path)
+    findings = verified(path, allow_settings)
     counts = {level.value: sum(finding.level is level for finding in findings) for level in Level}
     code = FAILED if counts["FAIL"] else 0
     if as_json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -33,9 +33,21 @@ Strict: TypeAlias = Annotated[
 ]
 
 
+# The option of every command that builds a model or its plan.
+AllowSetting: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-setting",
+        metavar="NAME",
+        help="Ignore this setting of the model if it is not implemented; results may be wrong. May be given several "
+        "times.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LoadOptions:
-    """Conversion of linear layers on load, and the number of threads."""
+    """Conversion of linear layers on load, settings that are ignored, and the number of threads."""
 
     quant: Annotated[
         str, typer.Option("--quant", help="Convert linear layers on load: keep, f32, q8_0, q4_0 or q4_1.")
@@ -52,12 +64,18 @@ class LoadOptions:
             help="Type of some layers, such as attn_v=f32, ffn=q4_0 or output=keep; may be given several times.",
         ),
     ] = None
+    allow_setting: AllowSetting = None
     threads: Annotated[
         int | None,
         typer.Option(
             "--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"
         ),
     ] = None
+
+    @property
+    def allow_settings(self) -> tuple[str, ...]:
+        """The settings that are ignored if they are not implemented."""
+        return tuple(self.allow_setting or ())
 
     def conversion(self) -> Conversion:
         """Return the conversion of linear layers.
@@ -76,6 +94,10 @@ class ComputeOptions(LoadOptions):
     """`LoadOptions`, and the choice of compiled kernels or NumPy."""
 
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
+
+    def options(self) -> dict[str, Any]:
+        """Return keyword arguments of `load`, without the conversion."""
+        return {"threads": self.threads, "jit": not self.no_jit, "allow_settings": self.allow_settings}
 
 
 @dataclass(frozen=True)

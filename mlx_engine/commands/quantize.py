@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
-from mlx_engine.commands.options import layers_of, min_dim_of
+from mlx_engine.commands.options import AllowSetting, layers_of, min_dim_of
 from mlx_engine.commands.values import columns, size
 from mlx_engine.errors import OptionError, require
 
@@ -42,6 +42,7 @@ def quantize(
             "--preserve-output", help="Keep the stored type of the output head; the same as --layer output=keep."
         ),
     ] = False,
+    allow_setting: AllowSetting = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.")] = False,
 ) -> None:
     """Quantise a model and write it as a GGUF file. Print bytes and quantisation error by layer type."""
@@ -59,7 +60,8 @@ def quantize(
     if out.exists() and not force:
         raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))
     with progress_bar("quantising") as progress:
-        lines = requantize(resolve(model), out, conversion, progress=progress)
+        how: dict[str, Any] = {"allow_settings": allow_setting or (), "note": notice, "progress": progress}
+        lines = requantize(resolve(model), out, conversion, **how)
     notice(table(lines))
     print(out)
 

@@ -67,7 +67,9 @@ def report(
     sound = is_number(tests.budget) and tests.budget >= 0
     require(sound, option="--budget", expected="a finite number of seconds >= 0", found=tests.budget)
     conversion = load.conversion()
-    settings = Settings(model, backend, load.threads, **vars(tests), **conversion.options())
+    settings = Settings(
+        model, backend, load.threads, **vars(tests), **conversion.options(), allow_settings=load.allow_settings
+    )
     old = None if to.against is None else read(to.against)
     if to.out is not None:
         make_folder(to.out)  # before measuring, so that a wrong path does not waste a run

@@ -52,6 +52,8 @@ def serve(
     address.check()
     capacity.check()
     options = {"jit": not compute.no_jit, **compute.conversion().options()}
+    if compute.allow_settings:
+        options["allow_settings"] = list(compute.allow_settings)
     used = choose_backend(backend, strict=False)
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)

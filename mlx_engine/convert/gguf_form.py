@@ -6,14 +6,15 @@ in the folder, and all its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import model_file
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.plan import Plan, Tensor, check
 from mlx_engine.models.stored import Stored
 from mlx_engine.quant.types import F32, GGMLType
@@ -32,14 +33,15 @@ class Part:
 
 @dataclass(frozen=True)
 class GGUFForm:
-    """The contents of a GGUF file."""
+    """The contents of a GGUF file, and lines for the user about settings that it does not have."""
 
     metadata: Mapping[str, object]
     parts: Mapping[str, Part]
+    notes: tuple[str, ...] = ()
 
 
-def from_folder(folder: Path) -> GGUFForm:
-    """Convert a Hugging Face folder's model and tokenizer.
+def from_folder(folder: Path, allow_settings: Sequence[str] = ()) -> GGUFForm:
+    """Convert a Hugging Face folder's model and tokenizer, without settings in `allow_settings` it cannot implement.
 
     Raises:
         SourceError: there is no such folder, or a file is missing.
@@ -49,7 +51,7 @@ def from_folder(folder: Path) -> GGUFForm:
     """
     from mlx_engine.convert.tokenizer_to_gguf import to_gguf  # here, because the tokenizers library loads slowly
 
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_model(folder, allow_settings)
     module = model_file(checkpoint)
     plan = module.plan(checkpoint)
     tensors, architecture = check(checkpoint, plan), module.GGUF_ARCHITECTURE
@@ -62,7 +64,7 @@ def from_folder(folder: Path) -> GGUFForm:
     }
     parts = _parts(checkpoint, tensors, plan)
     _read_back(checkpoint, plan, metadata, keys, parts)
-    return GGUFForm(metadata, parts)
+    return GGUFForm(metadata, parts, checkpoint.notes)
 
 
 def _parts(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Part]:

@@ -78,11 +78,18 @@ class Pending:
 
 
 def requantize(
-    source: Path, target: Path, conversion: Conversion, *, progress: Callable[[int, int], None] | None = None
+    source: Path,
+    target: Path,
+    conversion: Conversion,
+    *,
+    allow_settings: Sequence[str] = (),
+    note: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Line]:
     """Write `target` and return the totals per layer type. The file appears only when it is complete.
 
-    `progress` is called with (tensors written, total tensors).
+    `progress` is called with (tensors written, total tensors), and `note` with a line for each of `allow_settings`:
+    settings of a folder that are left out if they are not implemented.
 
     Raises:
         OptionError: the conversion has no type for all matrices or names a layer that the model does not have, source
@@ -98,7 +105,12 @@ def requantize(
     known = conversion.quant in FILE_TYPES
     require(known, option="quant", expected=" or ".join(FILE_TYPES), found=conversion.quant)
     if source.is_dir():
-        return _write(source, from_folder(source), target, conversion, progress)
+        form = from_folder(source, allow_settings)
+        for line in form.notes:
+            note(line)
+        return _write(source, form, target, conversion, progress)
+    expected = "a folder as IN, or no such option: all settings of a GGUF file are copied"
+    require(not allow_settings, option="--allow-setting", expected=expected, found=allow_settings)
     if target.exists() and source.samefile(target):
         raise OptionError(
             option="OUT", expected="another file than IN, which is read during writing", found=str(target)

@@ -14,6 +14,7 @@ from mlx_engine.checkpoint.listing import Listing, open_listing
 from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
 from mlx_engine.errors import EngineError, FormatError, ModelError, TensorMismatchError
 from mlx_engine.models import model_file
+from mlx_engine.models.allowed import allow
 from mlx_engine.models.plan import Plan, check
 from mlx_engine.quant import readable_types
 
@@ -35,13 +36,16 @@ class Finding:
     detail: str
 
 
-def verify(path: Path) -> list[Finding]:
+def verify(path: Path, allow_settings: Sequence[str] = ()) -> list[Finding]:
     """Check a GGUF file or a Hugging Face folder: the file, its settings, tensors and tokenizer.
 
     If no finding is FAIL, the model loads and generates. Only values of norms are checked.
 
+    Settings in `allow_settings` that are not implemented are WARN.
+
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
+        OptionError: the model has no setting of a name in `allow_settings`.
     """
     try:
         listing = open_listing(path)
@@ -52,6 +56,11 @@ def verify(path: Path) -> list[Finding]:
         checkpoint = open_checkpoint(path)
     except FormatError as error:
         return [*findings, Finding(Level.FAIL, "settings", str(error))]
+    try:
+        checkpoint = allow(checkpoint, allow_settings) if allow_settings else checkpoint
+    except ModelError as error:
+        return [*findings, Finding(Level.FAIL, "settings", str(error))]
+    findings += [Finding(Level.WARN, "settings", note) for note in checkpoint.notes]
     model, vocab_size = _model(checkpoint)
     return [*findings, *model, *_tokenizer(checkpoint, path, vocab_size)]
 

@@ -20,7 +20,7 @@ from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.settings import Settings
 from mlx_engine.models.stored import Stored
-from mlx_engine.models.table import Head, head_of, parts
+from mlx_engine.models.table import Head, head_of, padded, parts
 
 ARCHITECTURES = ("gpt2",)
 GGUF_ARCHITECTURE = "gpt2"
@@ -43,22 +43,17 @@ class Config(Declared):
     expected = Expected(
         gguf={"attention.causal": True},
         hf={
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the tanh form
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),  # names of the tanh form
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
+            "position_embedding_type": "absolute",
         },
         # They concern training or other tasks than the next token; `n_ctx` repeats `n_positions`.
         harmless=(
-            "_num_labels",
-            "attn_pdrop",
-            "embd_pdrop",
-            "gradient_checkpointing",
             "n_ctx",
             "n_special",
             "predict_special_tokens",
             "reorder_and_upcast_attn",  # the same result computed in another order, for half precision
-            "resid_pdrop",
             "summary_activation",
             "summary_first_dropout",
             "summary_proj_to_labels",
@@ -102,9 +97,10 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
-    config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     # Files of the model without a head have no "transformer." prefix.
     stem = "" if "wte.weight" in checkpoint.shapes else "transformer."
+    table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
+    config = padded(Config.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
     # Some files have the causal mask as a tensor, under one of two names, or a second copy of the tied head.
     masks = [f"{stem}h.{i}.attn.{name}" for i in range(config.n_layers) for name in ("bias", "masked_bias")]
     unused = (*masks, "lm_head.weight") if head == "absent" else tuple(masks)

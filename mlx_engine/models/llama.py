@@ -14,7 +14,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import LlamaLayer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError
-from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head, per_head
+from mlx_engine.models.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
 from mlx_engine.models.config import Declared, Expected, number, whole
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters
@@ -43,14 +43,21 @@ class Config(Declared):
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
-    context_length: int = whole("context_length", "max_position_embeddings")
+    # 2,048 is transformers' default: files of the first Llama have only `max_sequence_length`, which nothing reads.
+    context_length: int = whole("context_length", ("max_position_embeddings", 2048))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(rules=("linear", "llama3"))
 
     expected = Expected(
-        gguf={"attention.causal": True, "expert_count": 0},
-        hf={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_interleaved": False},
-        harmless=("is_llama_config", "pretraining_tp"),
+        gguf={
+            "attention.causal": True,
+            "expert_count": 0,
+            "expert_used_count": 0,
+            "tensor_data_layout": "Meta AI original pth",
+        },
+        hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")},
+        # Lengths and names that transformers' Llama does not read; `pretraining_tp` cuts matrices and adds the results.
+        harmless=("is_llama_config", "max_sequence_length", "max_window_layers", "model_max_length", "pretraining_tp"),
     )
 
 
@@ -110,11 +117,6 @@ def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Tabl
     if checkpoint.naming == "gguf":
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)
         return replace(made, tensors=[*made.tensors, factors])
-    # Old files have a tensor of the frequencies, which the settings already determine.
-    made = replace(
-        made,
-        unused=(*made.unused, *(f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.n_layers))),
-    )
     if config.rope.rule != "llama3":
         return made
     return replace(

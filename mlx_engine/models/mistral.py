@@ -28,7 +28,7 @@ class Config(llama.Config):
 
     window: int | None = whole_or_none(None, ("sliding_window", 4096))
 
-    expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu"})
+    expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu"}, harmless=("max_sequence_length",))
 
     @property
     def windows(self) -> tuple[int | None, ...]:

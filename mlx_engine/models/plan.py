@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,9 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import TensorMismatchError
 from mlx_engine.models.stored import Stored
 from mlx_engine.quant.weight import Weight
+
+# Tables that the settings determine and that modules of transformers once saved with the weights.
+ROTARY_BUFFER = re.compile(r"(?:^|\.)rotary_emb(?:_local)?\.(?:original_)?(?:inv_freq|cos_cached|sin_cached)$")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ def check(checkpoint: Checkpoint, plan: Plan) -> dict[str, Tensor]:
         if shape != expected:
             misshapen[f"{stored.name} (expected {expected}, found {shape})"] = None
     unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))
+    if checkpoint.naming == "hf":
+        unexpected = [name for name in unexpected if not ROTARY_BUFFER.search(name)]
     if missing or unexpected or misshapen:
         raise TensorMismatchError(
             where=checkpoint.where, missing=list(missing), unexpected=unexpected, misshapen=list(misshapen)

@@ -27,6 +27,8 @@ class Config(llama.Config):
         gguf={"attention.causal": True, "expert_count": 0},
         hf={
             "hidden_act": "silu",
+            "attention_bias": (True, False),  # transformers does not read it: queries, keys and values have biases
+            "qkv_bias": True,
             "use_sliding_window": False,
             "use_mrope": False,  # multimodal RoPE: three position coordinates, for images
             "layer_types": each_layer("full_attention"),

@@ -33,6 +33,7 @@ class Config(llama.Config):
     n_kv_heads: int = whole(
         ("attention.head_count_kv", one_per_head), "num_key_value_heads", condition=divides("n_heads")
     )
+    context_length: int = whole("context_length", "max_position_embeddings")
     head_dim: int = whole(
         ("attention.key_length", per_head), ("head_dim", 128),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,

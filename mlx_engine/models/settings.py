@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mlx_engine.errors import UnsupportedConfigError
+from mlx_engine.models.harmless import HARMLESS, OFF
 
 # The default of a setting that has none.
 REQUIRED: Any = object()
@@ -14,37 +15,12 @@ REQUIRED: Any = object()
 # Far above any model: otherwise a damaged count would make a list of millions of missing tensors.
 MOST_LAYERS = 10_000
 
-# Keys of config.json that any model may have and that change nothing in its forward pass: bookkeeping, training and
-# generation defaults.
-HF_HARMLESS = frozenset(
-    [
-        "_attn_implementation",
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "return_dict",
-        "task_specific_params",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    ]
-)
+# Keys of config.json that change nothing in the forward pass of any model.
+HF_HARMLESS = HARMLESS
+
+
+# Types whose values `in` compares as a whole; arrays are compared element by element.
+_COMPARABLE = (str, int, float, list, dict, type(None))
 
 
 class Settings:
@@ -53,8 +29,10 @@ class Settings:
     An ignored setting could mean wrong results, so model files call `refuse_rest` last.
     """
 
-    def __init__(self, values: Mapping[str, object], *, where: str) -> None:
-        self._values, self._where, self._read = values, where, set[str]()
+    def __init__(self, values: Mapping[str, object], *, where: str, path: str = "") -> None:
+        """Make a reader; `path` begins the names of nested settings, such as "rope_scaling."."""
+        self._values, self._where, self._path = values, where, path
+        self._read, self._required = set[str](), set[str]()
 
     def whole(self, key: str, default: Any = REQUIRED) -> int:
         """Return a whole number >= 1."""
@@ -95,7 +73,7 @@ class Settings:
             return None
         if not isinstance(value, Mapping):
             raise self.error(key, "a mapping", value)
-        return Settings(value, where=f"{self._where}: {key}")
+        return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
     def choice(self, key: str, default: str, *others: str) -> str:
         """Return one of several words."""
@@ -116,22 +94,26 @@ class Settings:
     def expect(self, key: str, *allowed: object) -> None:
         """Check that the setting is absent or has one of the allowed values; None allows null."""
         value = self._get(key, allowed[0])
-        # `in` would compare an array element by element.
-        if not isinstance(value, str | int | float | list | None) or value not in allowed:
+        if not isinstance(value, _COMPARABLE) or value not in allowed:
             raise self.error(key, " or ".join(map(repr, allowed)), value)
 
     def refuse_rest(self, harmless: Collection[str] = ()) -> None:
-        """Check that every key was read, or is harmless.
+        """Check that every key was read, is harmless, or has a value that switches a feature off.
 
         Raises:
-            UnsupportedConfigError: names the first key that is neither.
+            UnsupportedConfigError: names the first other key.
         """
         for key, value in self._values.items():
-            if key not in self._read and key not in harmless:
-                raise self.error(key, "absent", value)
+            if key in self._read or key in harmless:
+                continue
+            off = OFF.get(key, ())
+            if not isinstance(value, _COMPARABLE) or value not in off:
+                raise self.error(key, " or ".join(["absent", *map(repr, off)]), value)
 
     def _get(self, key: str, default: object) -> object:
         self._read.add(key)
+        if default is REQUIRED:
+            self._required.add(key)
         if key not in self._values and default is REQUIRED:
             raise self.error(key, "present", "nothing")
         value = self._values.get(key, default)
@@ -140,4 +122,6 @@ class Settings:
 
     def error(self, key: str, expected: str, found: object) -> UnsupportedConfigError:
         """Return the error about one setting, for the caller to raise."""
-        return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found)
+        # A model cannot be built without a setting that has no default.
+        name = None if key in self._required else self._path + key
+        return UnsupportedConfigError(where=self._where, key=key, expected=expected, found=found, name=name)

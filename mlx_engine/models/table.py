@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from mlx_engine.backends.parameters import Layer, Linear, Norm
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -19,7 +19,9 @@ from mlx_engine.models.stored import Stored
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
 }  # fmt: skip
-HEAD = "output.weight"
+EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
+
+C = TypeVar("C", bound=Declared)
 
 Head: TypeAlias = Literal["required", "optional", "absent"]
 
@@ -73,6 +75,17 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
     return made + [tensor(name, row, str(i)) for i in range(config.n_layers) for name, row in layer]
 
 
+def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
+    """Return the config with a vocabulary of all rows of the embedding table, if the file pads it with further rows.
+
+    The logits have a column for each row, as in transformers when a table was resized.
+    """
+    (rows, *_) = checkpoint.shapes.get(embeddings) or (0,)
+    if rows <= int(getattr(config, "vocab_size")):  # noqa: B009 - a field of every config
+        return config
+    return cast(C, replace(cast(Any, config), vocab_size=rows))
+
+
 def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Table) -> Plan:
     """Return the config and the expected tensors of a checkpoint, by a tensor table.
 
@@ -81,7 +94,8 @@ def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Tab
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s)
-    config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
+    embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
+    config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
     # A tied head needs no matrix, but some files have one.
     return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
 

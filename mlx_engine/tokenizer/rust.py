@@ -17,4 +17,4 @@ def refusals(where: str, what: str) -> Iterator[None]:
         if type(problem) is not Exception and type(problem).__name__ != "PanicException":
             raise
         reason = (str(problem).splitlines() or ["no reason given"])[0]
-        raise TokenizerError(f"{where}: {what}; the tokenizers library says: {reason}") from None
+        raise TokenizerError(f"{where}: {what}; the tokenizers library says: {reason:.300}") from None

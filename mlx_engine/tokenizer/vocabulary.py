@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal
@@ -63,6 +63,12 @@ class Vocabulary:
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None
+
+    def padded(self, size: int) -> Vocabulary:
+        """Return the vocabulary with at least `size` ids; those that are added have no text."""
+        n = max(0, size - len(self.tokens))
+        types = np.concatenate([self.types, np.full(n, TokenType.UNUSED, np.int8)])
+        return replace(self, tokens=[*self.tokens, *[""] * n], types=types)
 
     def ids_of(self, *types: TokenType) -> list[int]:
         """Return the ids of all tokens of these types, ascending."""

@@ -112,7 +112,7 @@ def test_an_absent_rung_is_listed_with_its_reason_and_nothing_stands_in_for_it(l
 
 @pytest.mark.parametrize("names", [["quick"], ["simd", "quick"]])
 def test_an_unknown_rung_is_refused_before_anything_is_loaded(names, loads, monkeypatch):
-    monkeypatch.setattr(run, "open_checkpoint", lambda path: pytest.fail("opened"))
+    monkeypatch.setattr(run, "open_model", lambda *args: pytest.fail("opened"))
     with pytest.raises(BackendUnavailableError, match="no backend has this name") as caught:
         rows(names, model="no such model")
     assert caught.value.name == "quick"

@@ -19,6 +19,7 @@ from mlx_engine.bench.bottlenecks.page import page, ranking
 from mlx_engine.bench.bottlenecks.report import Settings, described, loaded, measured, summed
 from mlx_engine.bench.bottlenecks.runs import Pass
 from mlx_engine.bench.origin import origin
+from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.observe.spans import Cost
 from tests.unit.test_spans import span
@@ -172,7 +173,7 @@ def reported(world: World, **options):
     engine = mlx_engine.load(MICRO, "simd", jit=False)
     rounds = measured(engine, settings, world, lambda *args: None, world)
     about = {"kind": "bottlenecks", **origin(), "settings": vars(settings)}
-    about |= described(engine, mlx_engine.engine.open_checkpoint(MICRO), "0" * 64)
+    about |= described(engine, open_checkpoint(MICRO), "0" * 64)
     return about | summed(engine, settings, [engine.phases], rounds, world)
 
 
@@ -320,7 +321,7 @@ def test_shares_never_add_up_to_more_than_all():
 @pytest.mark.parametrize(("kind", "bits"), [("q8_0", 8.5), ("f32", 32.0)])
 def test_the_model_is_told_as_its_backend_holds_it(kind, bits):
     engine = mlx_engine.load(MICRO.with_name(f"model-{kind}.gguf"), "parallel")
-    known = about.about(engine, mlx_engine.engine.open_checkpoint(engine.path), "0")
+    known = about.about(engine, open_checkpoint(engine.path), "0")
     n = 7 * known["layers"] + 1
     assert (known["linears"], known["linears_quantised"]) == (n, n if kind == "q8_0" else 0)
     assert set(known["bits"]) == {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "head"}

@@ -12,7 +12,10 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import mistral
 from tests.golden.goldens import DATA
-from tests.unit.test_published_settings import MISTRAL_7B_01, MISTRAL_NEMO
+from tests.published import PUBLISHED
+
+MISTRAL_7B_01 = PUBLISHED["mistralai/Mistral-7B-v0.1"]["config"]
+MISTRAL_NEMO = PUBLISHED["mistralai/Mistral-Nemo-Base-2407"]["config"]
 
 
 def plan(**changed: Any) -> Any:

@@ -1,101 +1,34 @@
-"""config.json as well-known repositories publish it: every key is understood, or known to change nothing."""
+"""config.json as well-known repositories publish it: the model runs, or is refused for a reason that is known."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import mlx_engine
+from mlx_engine import load_tokenizer
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.errors import UnsupportedConfigError
+from mlx_engine.errors import ModelError, OptionError, TensorMismatchError, UnsupportedConfigError
 from mlx_engine.models import model_file
+from mlx_engine.models.harmless import HARMLESS, OFF
+from mlx_engine.models.settings import Settings
+from tests.published import PUBLISHED, write_folder
 
-GPT2_MEDIUM = {
-    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
-    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
-    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1024, "n_head": 16, "n_layer": 24,
-    "n_positions": 1024, "n_special": 0, "predict_special_tokens": True, "resid_pdrop": 0.1,
-    "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
-    "summary_type": "cls_index", "summary_use_proj": True,
-    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
-}  # fmt: skip
-DISTILGPT2 = {
-    **{key: value for key, value in GPT2_MEDIUM.items() if key not in ("n_special", "predict_special_tokens")},
-    "_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "n_embd": 768, "n_head": 12,
-    "n_layer": 6,
-}  # fmt: skip
-GEMMA3_1B = {
-    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
-    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
-    "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
-    "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
-    "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
-    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
-    "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": True, "vocab_size": 262144,
-}  # fmt: skip
-GEMMA3_4B = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
-    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
-    },
-    "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
-    "vision_config": {"hidden_size": 1152, "image_size": 896, "model_type": "siglip_vision_model"},
-}  # fmt: skip
-QWEN25_05B = {
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
-    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
-    "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
-    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False, "use_sliding_window": False,
-    "vocab_size": 151936,
-}  # fmt: skip
-SMOLLM2_135M = {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
-    "eos_token_id": 0, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
-    "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
-    "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
-    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
-    "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.40.1",
-    "use_cache": True, "vocab_size": 49152,
-}  # fmt: skip
-LLAMA32_1B = {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
-    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
-    "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
-    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
-    "use_cache": True, "vocab_size": 128256,
-}  # fmt: skip
-MISTRAL_7B_01 = {
-    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
-    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16", "transformers_version": "4.34.0.dev0", "use_cache": True, "vocab_size": 32000,
-}  # fmt: skip
-MISTRAL_NEMO = {
-    **MISTRAL_7B_01, "attention_dropout": 0.0, "head_dim": 128, "hidden_size": 5120, "num_hidden_layers": 40,
-    "max_position_embeddings": 1024000, "rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 131072,
-}  # fmt: skip
+DATA = Path(__file__).parents[1] / "data"
+
 # Layers, width, query heads, key/value heads, head width, vocabulary, context.
 SIZES = {
-    "gpt2-medium": (GPT2_MEDIUM, (24, 1024, 16, 16, 64, 50257, 1024)),
-    "distilgpt2": (DISTILGPT2, (6, 768, 12, 12, 64, 50257, 1024)),
-    "gemma-3-1b": (GEMMA3_1B, (26, 1152, 4, 1, 256, 262144, 32768)),
-    "gemma-3-4b": (GEMMA3_4B, (34, 2560, 8, 4, 256, 262208, 131072)),
-    "Qwen2.5-0.5B": (QWEN25_05B, (24, 896, 14, 2, 64, 151936, 32768)),
-    "SmolLM2-135M": (SMOLLM2_135M, (30, 576, 9, 3, 64, 49152, 8192)),
-    "Llama-3.2-1B": (LLAMA32_1B, (16, 2048, 32, 8, 64, 128256, 131072)),
-    "Mistral-7B-v0.1": (MISTRAL_7B_01, (32, 4096, 32, 8, 128, 32000, 32768)),
-    "Mistral-Nemo": (MISTRAL_NEMO, (40, 5120, 32, 8, 128, 131072, 1024000)),
+    "openai-community/gpt2-medium": (24, 1024, 16, 16, 64, 50257, 1024),
+    "distilbert/distilgpt2": (6, 768, 12, 12, 64, 50257, 1024),
+    "google/gemma-3-1b-it": (26, 1152, 4, 1, 256, 262144, 32768),
+    "google/gemma-3-4b-it": (34, 2560, 8, 4, 256, 262208, 131072),
+    "Qwen/Qwen2.5-0.5B": (24, 896, 14, 2, 64, 151936, 32768),
+    "HuggingFaceTB/SmolLM2-135M": (30, 576, 9, 3, 64, 49152, 8192),
+    "meta-llama/Llama-3.2-1B": (16, 2048, 32, 8, 64, 128256, 131072),
+    "mistralai/Mistral-7B-v0.1": (32, 4096, 32, 8, 128, 32000, 32768),
+    "mistralai/Mistral-Nemo-Base-2407": (40, 5120, 32, 8, 128, 131072, 1024000),
 }
 
 
@@ -114,18 +47,123 @@ def plan(config: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_as_published(name: str):
-    config, sizes = SIZES[name]
-    found = plan(config).config
-    assert sizes == (
+    found = plan(PUBLISHED[name]["config"]).config
+    assert SIZES[name] == (
         found.n_layers, found.hidden_size, found.n_heads, found.n_kv_heads, found.head_dim, found.vocab_size,
         found.context_length,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("config", "key"),
-    [(SMOLLM2_135M, "rope_interleaved"), (QWEN25_05B, "use_mrope"), (QWEN25_05B, "use_sliding_window")],
+    ("name", "key"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M", "rope_interleaved"),
+        ("Qwen/Qwen2.5-0.5B", "use_mrope"),
+        ("Qwen/Qwen2.5-0.5B", "use_sliding_window"),
+        ("openai-community/gpt2", "add_cross_attention"),
+        ("meta-llama/Llama-3.2-1B", "is_encoder_decoder"),
+        ("mistralai/Mistral-7B-v0.1", "attention_bias"),
+    ],
 )
-def test_a_switch_that_is_off_when_published_is_refused_when_on(config: dict[str, Any], key: str):
-    with pytest.raises(UnsupportedConfigError, match=key):
+def test_a_switch_that_is_off_is_refused_when_on(name: str, key: str):
+    config = PUBLISHED[name]["config"]
+    plan({**config, key: False})
+    with pytest.raises(UnsupportedConfigError, match=f"expected {key} to be .*--allow-setting {key} ignores"):
         plan({**config, key: True})
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "refused" not in PUBLISHED[name]])
+def test_a_reduced_model_with_a_published_config_runs(name: str, tmp_path: Path):
+    engine = mlx_engine.load(write_folder(tmp_path / "model", PUBLISHED[name]), "simd", jit=False)
+    found = np.array(engine.logits(list(range(1, 16))))
+    assert found.shape == (15, engine.config.vocab_size)
+    assert np.isfinite(found).all()
+    assert engine.notes == ()
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "refused" in PUBLISHED[name]])
+def test_a_published_config_is_refused_for_the_reason_that_is_written_down(name: str, tmp_path: Path):
+    entry = PUBLISHED[name]
+    assert entry["refused"]["why"]
+    with pytest.raises(ModelError) as caught:
+        mlx_engine.load(write_folder(tmp_path / "model", entry), "simd")
+    assert entry["refused"]["setting"] in str(caught.value)
+
+
+# Keys that older versions of transformers wrote into every config.json, at the values that they wrote.
+OLD_KEYS = {
+    "_attn_implementation_autoset": True, "add_cross_attention": False, "bad_words_ids": None,
+    "begin_suppress_tokens": None, "chunk_size_feed_forward": 0, "cross_attention_hidden_size": None,
+    "decoder_start_token_id": None, "diversity_penalty": 0.0, "do_sample": False, "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": None, "finetuning_task": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "is_decoder": False, "is_encoder_decoder": False,
+    "length_penalty": 1.0, "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
+    "num_beams": 1, "num_return_sequences": 1, "output_past": True, "output_scores": False, "pad_token_id": -1,
+    "prefix": None, "pruned_heads": {}, "quantization_config": None, "remove_invalid_values": False,
+    "repetition_penalty": 1.0, "return_dict_in_generate": False, "sep_token_id": None, "suppress_tokens": None,
+    "temperature": 1.0, "tf_legacy_loss": False, "tie_encoder_decoder": False, "tokenizer_class": None,
+    "top_k": 50, "top_p": 1.0, "torchscript": False, "typical_p": 1.0, "use_bfloat16": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_keys_of_older_versions_change_nothing(name: str):
+    config = PUBLISHED[name]["config"]
+    assert plan(config | OLD_KEYS).config == plan(config).config
+
+
+def test_only_values_that_mean_off_pass():
+    settings = Settings({"pruned_heads": {"0": [1]}}, where="here")
+    with pytest.raises(UnsupportedConfigError, match="expected pruned_heads to be absent or None"):
+        settings.refuse_rest()
+    assert not HARMLESS & set(OFF)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("openai-community/gpt2", "transformer.wte.weight"),
+        ("Qwen/Qwen2.5-0.5B", "model.embed_tokens.weight"),
+        ("google/gemma-3-1b-it", "model.embed_tokens.weight"),
+    ],
+)
+def test_a_padded_table_gives_logits_for_all_its_rows(name: str, table: str, tmp_path: Path):
+    folder = write_folder(tmp_path / "model", PUBLISHED[name])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] - 10}))
+    engine = mlx_engine.load(folder, "simd", jit=False)
+    assert engine.logits([3, 1]).shape == (2, config["vocab_size"])
+    with pytest.raises(OptionError, match=f"token ids from 0 to {config['vocab_size'] - 1}"):
+        engine.logits([config["vocab_size"]])
+
+
+def test_ids_of_padding_have_no_text(tmp_path: Path):
+    """As in transformers; without padding, the tokenizer would refuse an id of the model."""
+    made = load_tokenizer(DATA / "qwen3-micro" / "hf")
+    padded = made.padded(made.vocab_size + 3)
+    assert padded.vocab_size == made.vocab_size + 3
+    assert padded.decode([5, made.vocab_size + 2, 6]) == made.decode([5, 6])
+    assert padded.encode("once") == made.encode("once")
+    assert made.padded(4) is made
+
+
+@pytest.mark.parametrize(
+    ("name", "is_derived"),
+    [
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", True),
+        ("model.rotary_emb.inv_freq", True),
+        ("rotary_emb_local.original_inv_freq", True),
+        ("model.layers.1.self_attn.rotary_emb.cos_cached", True),
+        ("model.layers.1.self_attn.rotary_emb.weight", False),
+        ("model.layers.1.inv_freq", False),
+        ("model.layers.1.self_attn.bias", False),
+    ],
+)
+def test_saved_rotary_tables_are_ignored_and_nothing_else(name: str, is_derived: bool, tmp_path: Path):
+    entry = PUBLISHED["meta-llama/Llama-3.2-1B"] | {"tensors": {name: [8]}}
+    folder = write_folder(tmp_path / "model", entry)
+    if is_derived:
+        mlx_engine.load(folder, "simd", jit=False)
+        return
+    with pytest.raises(TensorMismatchError, match=name):
+        mlx_engine.load(folder, "simd", jit=False)

@@ -19,6 +19,7 @@ def command(settings: Report) -> str:
     """Return the command that reproduces the report."""
     given = [(OPTIONS[name], value) for name, value in settings.items() if name in OPTIONS and value is not None]
     given += [("--quant-layer", f"{name}={quant}") for name, quant in settings["quant_layers"].items()]
+    given += [("--allow-setting", name) for name in settings.get("allow_settings", ())]
     return shlex.join(["python", "cli.py", "report", *(str(word) for pair in given for word in pair)])
 
 
@@ -33,6 +34,7 @@ def method(report: Report) -> str:
         else "The device's limits are unknown, and none are assumed."
     )
     lines = [
+        *report.get("notes", ()),
         f"{rounds} rounds, {excluded}. Each is a plain run, as in `generate`, and a profiled run: every operation is "
         "timed, layers run operation by operation, and a lazy backend waits for each operation.",
         "Whole passes are medians of the plain runs; prefill and decode are reported separately, and every decode step "

@@ -22,9 +22,10 @@ from mlx_engine.bench.origin import digest, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import Engine, load
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 
 Report = dict[str, Any]
@@ -49,6 +50,7 @@ class Settings:
     quant: str = KEEP
     quant_min_dim: int | str = AUTO
     quant_layers: Mapping[str, str] = field(default_factory=dict)
+    allow_settings: Sequence[str] = field(default_factory=list)
 
     @property
     def conversion(self) -> Conversion:
@@ -85,11 +87,10 @@ def report(
     """
     path = resolve(settings.model)
     progress(0, 1, "loading")
-    engine, phases = loaded(
-        lambda: load(path, settings.backend, threads=settings.threads, **settings.conversion.options())
-    )
+    how = {"threads": settings.threads, "allow_settings": settings.allow_settings, **settings.conversion.options()}
+    engine, phases = loaded(lambda: load(path, settings.backend, **how))
     check(settings.test, engine)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path, settings.allow_settings)
     known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
     known |= described(engine, checkpoint, digest(path))
     before(known)
@@ -133,6 +134,7 @@ def described(engine: Engine, checkpoint: Checkpoint, digest: str) -> Report:
         "model": about(engine, checkpoint, digest),
         "backend": {"name": be.name, "device": be.device, "threads": threads_of(be), "lazy": be.lazy},
         "watched": be.profiler is not None,
+        "notes": list(checkpoint.notes),
     }
 
 

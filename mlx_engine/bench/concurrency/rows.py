@@ -13,10 +13,10 @@ from mlx_engine.bench.concurrency.served import Served
 from mlx_engine.bench.origin import describe, digest, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import Bench
-from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.engine import load
 from mlx_engine.errors import require
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import STORED, Conversion
 
 
@@ -29,6 +29,7 @@ def engine_rows(
     quant: Conversion = STORED,
     threads: int | None = None,
     jit: bool = True,
+    allow_settings: Sequence[str] = (),
     overlap: bool = True,
     prefix_cache: bool = False,
 ) -> Iterator[list[Row]]:
@@ -40,7 +41,7 @@ def engine_rows(
     """
     reasons = {name: unavailable(name) for name in backends}
     path = resolve(model)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path), "quant": str(quant)}
     common |= {"jit": jit, "overlap": overlap, "kv": True, "prefix_cache": prefix_cache}
     found: list[Row] = []
@@ -50,7 +51,7 @@ def engine_rows(
             found += [{**about, **plan.load.numbers, "concurrency": n} for n in plan.concurrency]
             yield found
             continue
-        engine = load(path, name, threads=threads, jit=jit, **quant.options())
+        engine = load(path, name, threads=threads, jit=jit, allow_settings=allow_settings, **quant.options())
         context, longest = engine.config.context_length, plan.load.longest
         require(longest <= context, option=plan.load.name, expected=f"at most {context:,} tokens", found=longest)
         bench = Bench(engine, checkpoint, quant=quant, jit=jit)

@@ -1,0 +1,21 @@
+"""A damaged file of a folder loads or raises an EngineError. `python -m tests.properties.folder_damage` tries more."""
+
+import pytest
+
+from tests.properties.folder_damage import KINDS, run
+
+# Bytes of Python and NumPy for one load; the sound folders need less than a tenth.
+MOST = 32 << 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_damage_is_survived_or_refused_with_one_kind_of_error(kind, tmp_path):
+    counts, _ = run(kind, 150, seed=1, folder=tmp_path)
+    assert counts["loaded"] > 2  # otherwise all damage would be found by the first check
+    assert sum(counts.values()) - counts["loaded"] > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_damage_costs_little_memory(kind, tmp_path):
+    _, most = run(kind, 40, seed=2, folder=tmp_path, measure=True)
+    assert most < MOST
