@@ -23,7 +23,6 @@ import numpy as np
 from kernels.launch import ExecutorName, use
 from kernels.metal.attention import WIDEST_HEAD
 from kernels.metal.dense import NARROWEST
-from kernels.metal.head_norm_rope import rotation_table
 from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal_kernels import Kernels
@@ -33,6 +32,7 @@ from mlx_engine.backends.mlx import MlxBackend, indices
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, record
+from mlx_engine.backends.simd import rope_table
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -111,7 +111,7 @@ class MetalBackend(MlxBackend):
     def head_norm_rope(
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
-        if head_dim >= NARROWEST_HEAD:
+        if head_dim >= NARROWEST_HEAD and rope.growth is None:  # the kernel reads one table for queries and keys
             cos_sin = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
             made = self.kernels.head_norm_rope(q, k, v, cos_sin, head_dim, norms)
             if made is not None:
@@ -123,8 +123,8 @@ class MetalBackend(MlxBackend):
         """Return the cos/sin table (L, E/2, 2) of the first L >= `length` positions."""
         found = self._rope_tables.get(rope)
         if found is None or len(found) < length:
-            table = rotation_table(rope.frequencies, max(512, 1 << (length - 1).bit_length()))
-            found = self._rope_tables[rope] = mx.array(table)
+            table = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
+            found = self._rope_tables[rope] = mx.array(np.stack(table, axis=-1)[:, 0])
         return found
 
     def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:

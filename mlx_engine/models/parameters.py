@@ -13,6 +13,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
+from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 # Called with (prepared, total) tensors while a model is built.
@@ -62,9 +63,12 @@ class Parameters:
         self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
         return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
 
-    def rms_norm(self, name: str, eps: float) -> RMSNorm:
-        """Return an RMS norm of weight `name.weight`."""
-        return RMSNorm(name, self._vector(f"{name}.weight"), eps)
+    def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
+        """Return an RMS norm of weight `name.weight`, multiplied by `times`."""
+        if times == 1:
+            return RMSNorm(name, self._vector(f"{name}.weight"), eps)
+        weight = Weight.pack(f"{name}.weight", self.values(name) * np.float32(times), F32)
+        return RMSNorm(name, self._backend.prepare(weight), eps)
 
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """Return a layer norm of weight `name.weight` and bias `name.bias`."""

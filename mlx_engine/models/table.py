@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from mlx_engine.backends.parameters import Layer, Linear, Norm
@@ -32,6 +32,10 @@ class Row:
         hf: the name in transformers.
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
+        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
+        gguf: the GGUF name of the stored tensor, if this tensor is some of its rows.
+        before: the rows of the stored tensors before this one, in axis letters.
+        after: the rows of the stored tensors after this one.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
     """
@@ -41,6 +45,10 @@ class Row:
     heads: str | None = None
     plus: float = 0.0
     times: float = 1.0
+    rotated: str | None = None
+    gguf: str | None = None
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 Table: TypeAlias = Mapping[str, Row]
@@ -63,9 +71,17 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
         return math.prod(int(getattr(config, AXES[letter])) for letter in letters)
 
     def tensor(name: str, row: Row, layer: str = "*") -> Tensor:
-        gguf = Stored(name.replace("*", layer), heads=size(row.heads) if row.heads else None, times=row.times)
-        hf, required = Stored(row.hf.replace("*", layer), plus=row.plus), name != HEAD or head == "required"
-        return Tensor(gguf.name, hf, tuple(map(size, row.shape.split())), required, gguf)
+        shape, first = tuple(map(size, row.shape.split())), sum(map(size, row.before))
+        same: dict[str, Any] = {}
+        if row.before or row.after:
+            same["rows"] = first, first + shape[0] + sum(map(size, row.after))
+        if row.rotated is not None and config.rotary_dim != config.head_dim:
+            same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
+        hf = Stored(row.hf.replace("*", layer), plus=row.plus, **same)
+        gguf = Stored((row.gguf or name).replace("*", layer), times=row.times, **same)
+        if row.heads is not None:
+            gguf = replace(gguf, heads=size(row.heads))
+        return Tensor(name.replace("*", layer), hf, shape, name != HEAD or head == "required", gguf)
 
     outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
     layer = [(name, row) for name, row in table.items() if "*" in name]
@@ -73,14 +89,24 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
     return made + [tensor(name, row, str(i)) for i in range(config.n_layers) for name, row in layer]
 
 
-def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Table) -> Plan:
+def decoder_plan(
+    checkpoint: Checkpoint, config_type: type[Declared], table: Table, *, tied: bool = False,
+    settings: Settings | None = None,
+) -> Plan:  # fmt: skip
     """Return the config and the expected tensors of a checkpoint, by a tensor table.
+
+    Args:
+        checkpoint: the checkpoint.
+        config_type: the class of its config.
+        table: its tensors.
+        tied: whether the head is tied if config.json does not say so.
+        settings: those of the text model, if they are not all settings of the checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    s = Settings(checkpoint.settings, where=checkpoint.where)
-    head = head_of(checkpoint, s)
+    s = settings or Settings(checkpoint.settings, where=checkpoint.where)
+    head = head_of(checkpoint, s, tied=tied)
     config = config_type.read(s, checkpoint.naming, checkpoint.n_embeddings)
     # A tied head needs no matrix, but some files have one.
     return Plan(config, tensors(config, table, head), (table[HEAD].hf,) if head == "absent" else ())
