@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -76,6 +76,30 @@ class ComputeOptions(LoadOptions):
     """`LoadOptions`, and the choice of compiled kernels or NumPy."""
 
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
+
+
+@dataclass(frozen=True)
+class EngineOptions(ComputeOptions):
+    """`ComputeOptions`, and the context that the model is loaded for."""
+
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            metavar="N",
+            help="Load for texts of up to N tokens: LongRoPE and dynamic NTK have other frequencies for long contexts.",
+            show_default="that of the training",
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that change results.
+
+        Raises:
+            OptionError: a value in this group is invalid.
+        """
+        context = {} if self.context is None else {"context": self.context}
+        return {"jit": not self.no_jit, **context, **self.conversion().options()}
 
 
 @dataclass(frozen=True)

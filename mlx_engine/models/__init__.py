@@ -97,7 +97,11 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
 
 
 def convert_model(
-    checkpoint: Checkpoint, backend: Backend, conversion: Conversion, *, progress: Progress | None = None,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    conversion: Conversion,
+    *,
+    progress: Progress | None = None,
     context: int | None = None,
 ) -> Loaded:
     """Build a checkpoint's model on a backend, with its linear layers converted, for sequences of `context` tokens.

@@ -140,15 +140,15 @@ class Declared:
 
     def differences(self, other: object) -> list[str]:
         """Return the names of the fields in which `other` differs; a missing field counts as None."""
-        return [f.name for f in fields(self) if not _is_same(getattr(self, f.name), getattr(other, f.name, None))]
+        return [f.name for f in fields(self) if not is_same(getattr(self, f.name), getattr(other, f.name, None))]
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
     """Return whether two values are equal, with a tolerance for floats, also inside of dataclasses."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=CLOSE)
     if is_dataclass(a) and type(a) is type(b):
-        return all(_is_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        return all(is_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     return bool(a == b)
 
 

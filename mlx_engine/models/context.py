@@ -32,3 +32,11 @@ def for_context(config: Any, context: int | None) -> Any:
     if rope.rule == "longrope" and whole > rope.context:
         whole = config.context_length
     return replace(config, rope=rope.within(whole), context_length=whole)
+
+
+def context_notes(config: Any) -> tuple[str, ...]:
+    """Return a line for the user if a loaded model could have a longer context."""
+    rope = getattr(config, "rope", None)
+    if not isinstance(rope, Rotation) or rope.rule not in BY_LENGTH or rope.is_long:
+        return ()
+    return (f"context {config.context_length:,} tokens, with {rope.rule}; load with context=N (--context N) for more",)

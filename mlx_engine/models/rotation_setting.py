@@ -51,7 +51,9 @@ class RotationSetting:
         plain = Rotation(s.number(self.gguf, self._usual(known)), n_rotated=self._rotated_of_gguf(s, known))
         if not self.rules:
             return plain
-        rule = s.choice(f"{SCALING}type", "none", *(rule for rule in self.rules if rule in ("linear", "yarn", "longrope")))
+        rule = s.choice(
+            f"{SCALING}type", "none", *(rule for rule in self.rules if rule in ("linear", "yarn", "longrope"))
+        )
         # Written for some models whose positions are not scaled.
         s.flag(f"{SCALING}finetuned", True)
         context = s.whole(f"{SCALING}original_context_length", getattr(known, "context_length", 1))
@@ -76,7 +78,10 @@ class RotationSetting:
     def _yarn_of_gguf(self, s: Settings, r: Rotation, attention: float) -> Rotation:
         """Return YaRN as llama.cpp understands the keys: `attn_factor` multiplies the factor that YaRN computes."""
         s.expect(f"{SCALING}yarn_ext_factor", 1.0)
-        usual, times = yarn_attention(r.factor), s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0
+        usual, times = (
+            yarn_attention(r.factor),
+            s.number_or_zero(f"{SCALING}yarn_log_multiplier") if self.grows else 0.0,
+        )
         # llama.cpp ignores this key. Converters copy config.json's `attention_factor`, if it has one.
         repeated = s.number(f"{SCALING}yarn_attn_factor", usual)
         if not isclose(repeated, usual, rel_tol=CLOSE):

@@ -33,9 +33,9 @@ class Row:
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
         rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
-        gguf: the GGUF name of the stored tensor, if this tensor is some of its rows.
-        before: the rows of the stored tensors before this one, in axis letters.
-        after: the rows of the stored tensors after this one.
+        before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
+        after: the rows after this tensor's there.
+        gguf: the GGUF name of that tensor, if GGUF files have the same parts in one tensor.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
     """
@@ -78,6 +78,8 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
         if row.rotated is not None and config.rotary_dim != config.head_dim:
             same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
         hf = Stored(row.hf.replace("*", layer), plus=row.plus, **same)
+        if row.gguf is None:
+            same.pop("rows", None)
         gguf = Stored((row.gguf or name).replace("*", layer), times=row.times, **same)
         if row.heads is not None:
             gguf = replace(gguf, heads=size(row.heads))

@@ -169,8 +169,9 @@ def computed(name: str, seed: int, folder: Any) -> dict[str, np.ndarray]:
 
 def make_rotations() -> None:
     """Write the frequencies and attention factors of `SETTINGS`, and of some for twice the context."""
-    with mock.patch.object(rope_utils, "torch", DoubleTorch()), mock.patch.object(
-        torch.Tensor, "float", torch.Tensor.double
+    with (
+        mock.patch.object(rope_utils, "torch", DoubleTorch()),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
     ):
         made = {name: {"settings": settings, "usual": rotation(settings)} for name, settings in SETTINGS.items()}
         made["dynamic"]["long"] = rotation(SETTINGS["dynamic"], 2 * CONTEXT)
