@@ -188,10 +188,11 @@ class _Lowering:
         """Norm and rotate the heads of one or two values by one table."""
         out = [self.new(place.width, False, head_dim) for place in of]
         n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
+        words = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
+        block = self.builders.heads(n_heads, n_others, head_dim, norms)
         step = self.emit(
-            layout.HEADS, False, STEP_BLOCK=self.builders.heads(n_heads, n_others, head_dim, norms), N_HEADS=n_heads,
-            N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **dict(zip(("OUT", "OUT_2"), (o.buffer for o in out), strict=False)),
-        )  # fmt: skip
+            layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **words
+        )
         for first, place in zip((layout.A_AT, layout.B_AT), of, strict=False):
             self.read(step, first, place)
         self.ropes[len(self.steps) - 1] = rope

@@ -96,7 +96,7 @@ class MetalBackend(MlxBackend):
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
-    def norm_project(self, x: Native, norm: Norm, projections: Sequence[Linear]) -> list[Native]:
+    def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
         """Launch norm, q, k and v as one kernel, or norm and product as one kernel per projection."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
@@ -133,7 +133,7 @@ class MetalBackend(MlxBackend):
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
 
-    def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
+    def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)

@@ -56,5 +56,4 @@ def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
 
 def stated(value: str) -> Callable[[Settings, str, Any], object]:
     """Return a check that a setting is present and has this value; its default would be another one."""
-
     return lambda s, key, config: s.choice(key, REQUIRED, value)

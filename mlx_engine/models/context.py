@@ -19,24 +19,30 @@ def for_context(config: Any, context: int | None) -> Any:
     Raises:
         OptionError: the model's rotary embedding does not reach this context.
     """
-    rope = getattr(config, "rope", None)
     sound = context is None or (is_whole(context) and context >= 1)
     require(sound, option="context", expected="a whole number of tokens >= 1", found=context)
-    by_length = isinstance(rope, Rotation) and rope.rule in BY_LENGTH
-    if context is not None and context > config.context_length and not (by_length and rope.rule == "dynamic"):
-        raise OptionError(option="context", expected=f"at most the model's {config.context_length:,}", found=context)
-    if not by_length:
+    rope, whole = by_length(config), int(config.context_length)
+    if context is not None and context > whole and (rope is None or rope.rule != "dynamic"):
+        raise OptionError(option="context", expected=f"at most the model's {whole:,}", found=context)
+    if rope is None:
         return config
-    usual = config.context_length if rope.rule == "dynamic" else min(rope.context, config.context_length)
-    whole = max(context or usual, usual)
-    if rope.rule == "longrope" and whole > rope.context:
-        whole = config.context_length
-    return replace(config, rope=rope.within(whole), context_length=whole)
+    if rope.rule == "longrope":
+        # Up to the context of the training the short divisors, otherwise the long ones for all that the model has.
+        length = whole if (context or 0) > rope.context else min(rope.context, whole)
+    else:
+        length = max(context or whole, whole)
+    return replace(config, rope=rope.within(length), context_length=length)
+
+
+def by_length(config: Any) -> Rotation | None:
+    """Return the rotary settings of a config, if their rule depends on the length of the sequence; None otherwise."""
+    rope = getattr(config, "rope", None)
+    return rope if isinstance(rope, Rotation) and rope.rule in BY_LENGTH else None
 
 
 def context_notes(config: Any) -> tuple[str, ...]:
     """Return a line for the user if a loaded model could have a longer context."""
-    rope = getattr(config, "rope", None)
-    if not isinstance(rope, Rotation) or rope.rule not in BY_LENGTH or rope.is_long:
+    rope = by_length(config)
+    if rope is None or rope.is_long:
         return ()
     return (f"context {config.context_length:,} tokens, with {rope.rule}; load with context=N (--context N) for more",)

@@ -1,4 +1,4 @@
-"""Make the checkpoints of the smaller dense architectures in tests/data and their golden files. The tests never run this.
+"""Make the checkpoints of more dense architectures in tests/data and their golden files. The tests never run this.
 
 Tiny models with random weights, stored in bfloat16, whose windows and training contexts are much shorter than the
 prompts. Computed as in `make_llama_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0. Also

@@ -19,8 +19,8 @@ from mlx_engine.backends.compiled_program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import ContextLengthError, OptionError
-from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.config import is_same
+from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import EVERY_RULE, RotationSetting
 from mlx_engine.models.settings import Settings
