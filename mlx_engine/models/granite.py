@@ -1,8 +1,8 @@
 """Granite 3, and the dense models of Granite 4.
 
 Reference: Hugging Face transformers, models/granite, and models/granitemoehybrid where all layers have attention and
-none has experts. Differences from Llama: four multipliers: of the embeddings, of the attention scores, of what attention
-and FFN add to the hidden states, of the logits. Granite 4 stores gate and up as one matrix.
+none has experts. Differences from Llama: multipliers of the embeddings, of the attention scores, of what attention and
+FFN add to the hidden states, and of the logits. Granite 4 stores gate and up as one matrix.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
-from mlx_engine.models.conditions import halves, per_head
+from mlx_engine.models.conditions import each_layer, halves, per_head
 from mlx_engine.models.config import Expected, whole, whole_or_none
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
@@ -47,7 +47,9 @@ class Config(llama.Config):
     rope: Rotation = rotation(rules=("yarn",), grows=True)
     window: int | None = whole_or_none(None, ("sliding_window", None))
 
-    expected = Expected(gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": None})
+    expected = Expected(
+        gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")}
+    )
 
     @property
     def windows(self) -> tuple[int | None, ...]:

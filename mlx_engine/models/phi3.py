@@ -40,8 +40,15 @@ class Config(llama.Config):
 
     expected = Expected(
         gguf={"attention.causal": True},
-        hf={"hidden_act": "silu", "attention_bias": False},
-        harmless=("embd_pdrop", "resid_pdrop", "full_attn_mod", "interpolate_factor", "lm_head_bias"),
+        hf={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "lm_head_bias": False,
+            "full_attn_mod": 1,
+            "interpolate_factor": 1,
+        },
+        harmless=("embd_pdrop", "resid_pdrop"),
     )
 
     @property

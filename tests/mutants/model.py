@@ -218,7 +218,13 @@ MUTANTS = [
         "config.norm_eps / config.residual_multiplier**2",
         "config.norm_eps",
     ),
-    Mutant("rotated rows stay in the first half", "mlx_engine/models/stored.py", "Stored._order", "axis=1", "axis=0"),
+    Mutant(
+        "rotated rows stay in the first half",
+        "mlx_engine/models/stored.py",
+        "Stored._order",
+        "(turned, rest)",
+        "(rest, turned)",
+    ),
     Mutant("query and key norm forgotten", "mlx_engine/models/decoder.py", "decoder_layer", "w.head_norms", "None"),
     Mutant(
         "rope at position 0 always",
