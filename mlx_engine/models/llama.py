@@ -21,7 +21,7 @@ from mlx_engine.models.longrope import with_divisors
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.rotation_setting import EVERY_RULE, rotation
 from mlx_engine.models.table import Row, Table, decoder_plan, parts
 
 ARCHITECTURES = ("llama",)
@@ -46,7 +46,7 @@ class Config(Declared):
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", "max_position_embeddings")
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
-    rope: Rotation = rotation()
+    rope: Rotation = rotation(rules=EVERY_RULE)
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0},

@@ -32,9 +32,6 @@ class Config(llama.Config):
         ("attention.key_length", per_head), ("head_dim", per_head),
         repeated=("attention.value_length",), condition=halves,
     )  # fmt: skip
-    original_context: int = whole(
-        ("rope.scaling.original_context_length", 4096), ("original_max_position_embeddings", 4096)
-    )
     rope: Rotation = rotation(rules=("longrope",), partial=True)
     window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 0)))
 

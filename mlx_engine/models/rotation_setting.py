@@ -11,7 +11,7 @@ import numpy as np
 
 from mlx_engine.models.config import CLOSE, Naming, declared
 from mlx_engine.models.rotation import Rotation, longrope_attention, yarn_attention
-from mlx_engine.models.settings import Settings
+from mlx_engine.models.settings import REQUIRED, Settings
 
 # The kinds of layers with different rotary settings, as transformers 5 names them.
 LAYER_KINDS = ("full_attention", "sliding_attention")
@@ -131,12 +131,14 @@ class RotationSetting:
                 scaling = s.mapping("rope_scaling")
             else:
                 s.expect("rope_scaling", None)
+        # Phi-3 has the length of the training context beside the mapping.
+        original = s.whole_or_none(ORIGINAL, None) if "longrope" in self.rules else None
         if scaling is None:
             return Rotation(theta, n_rotated=self._rotated(s, part, known))
         if self.partial:
             part = scaling.number("partial_rotary_factor", part)
         found = Rotation(scaling.number("rope_theta", theta), n_rotated=self._rotated(s, part, known))
-        found = self._scaled(scaling, found, known, getattr(known, "original_context", None))
+        found = self._scaled(scaling, found, known, original)
         scaling.refuse_rest()
         # A base outside the mapping must equal the base in it.
         s.expect(self.hf, found.theta)
@@ -159,7 +161,9 @@ class RotationSetting:
             return r
         if rule == "linear":
             return replace(r, rule=rule, factor=s.number("factor"))
-        context = s.whole(ORIGINAL, original or getattr(known, "context_length", 1))
+        # Without the key, transformers takes 4,096 for Phi-3, and the whole context for other models.
+        usual = original or (REQUIRED if rule == "longrope" else getattr(known, "context_length", 1))
+        context = s.whole(ORIGINAL, usual)
         if original not in (None, context):
             raise s.error(ORIGINAL, f"{original}, as outside of this mapping", context)
         return _READ[rule](self, s, replace(r, rule=rule, context=context), known)
@@ -215,7 +219,7 @@ def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
 
 def rotation(
     *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
-    rules: tuple[str, ...] = EVERY_RULE, layers: str | None = None, always: bool = True, partial: bool = False,
+    rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
     grows: bool = False,
 ) -> Any:  # fmt: skip
     """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
