@@ -51,21 +51,23 @@ class RotationSetting:
         plain = Rotation(s.number(self.gguf, self._usual(known)), n_rotated=self._rotated_of_gguf(s, known))
         if not self.rules:
             return plain
-        rule = s.choice(
-            f"{SCALING}type", "none", *(rule for rule in self.rules if rule in ("linear", "yarn", "longrope"))
-        )
+        # As in llama.cpp, a file with a factor and without a type has linear scaling.
+        known_here = [rule for rule in ("linear", "yarn", "longrope") if rule in self.rules]
+        rule = s.choice(f"{SCALING}type", "linear" if "linear" in self.rules else "none", "none", *known_here)
         # Written for some models whose positions are not scaled.
         s.flag(f"{SCALING}finetuned", True)
         context = s.whole(f"{SCALING}original_context_length", getattr(known, "context_length", 1))
         factor, attention = s.number(f"{SCALING}factor", 1.0), s.number(f"{SCALING}attn_factor", 1.0)
         if rule == "yarn":
             return self._yarn_of_gguf(s, replace(plain, rule=rule, factor=factor, context=context), attention)
-        if rule == "longrope" or ("longrope" in self.rules and rule == "none" and attention != 1):
+        if rule != "linear" and factor != 1:
+            raise s.error(f"{SCALING}factor", "1.0", factor)
+        if rule == "longrope" or ("longrope" in self.rules and factor == 1 and attention != 1):
             # The divisors are tensors: `models/longrope.py` reads them.
             return replace(plain, rule="longrope", context=context, attention_factor=attention)
         if attention != 1:
             raise s.error(f"{SCALING}attn_factor", "1.0", attention)
-        return replace(plain, rule=rule, factor=factor) if rule == "linear" else plain
+        return plain if factor == 1 else replace(plain, rule=rule, factor=factor)
 
     def _rotated_of_gguf(self, s: Settings, known: Any) -> int | None:
         if not self.partial:

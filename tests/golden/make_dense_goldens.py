@@ -51,7 +51,8 @@ LONGROPE = {
     "short_factor": [1.0, 1.125, 1.25, 1.5, 2.0, 2.5], "long_factor": [1.0, 1.5, 3.0, 5.0, 8.0, 12.0],
 }  # fmt: skip
 MULTIPLIERS = {
-    "embedding_multiplier": 12.0, "attention_multiplier": 0.125, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "embedding_multiplier": 1.5, "attention_multiplier": 0.125, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "rms_norm_eps": 0.05,
 }  # fmt: skip
 # What is different from SIZES; AROUND are settings of layers that these models do not have.
 AROUND = {
