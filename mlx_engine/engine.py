@@ -26,6 +26,7 @@ from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
 from mlx_engine.models import Model, convert_model
 from mlx_engine.models.allowed import check_allowed, open_model
+from mlx_engine.models.context import context_notes
 from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 from mlx_engine.models.count import count
 from mlx_engine.observe import log
@@ -324,6 +325,7 @@ def load(
     quant_layers: Mapping[str, str] | None = None,
     allow_settings: Sequence[str] = (),
     jit: bool = True,
+    context: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -340,6 +342,8 @@ def load(
         allow_settings: names of settings that are ignored if they are not implemented, although results may be wrong;
             `notes` of the engine says so. "rope_scaling.factor" is a nested setting.
         jit: use compiled CPU kernels if they are available; without it, NumPy.
+        context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
+            frequencies for longer contexts, which are chosen here; None is the context of their training.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
 
     Raises:
@@ -361,13 +365,14 @@ def load(
     opened = time.perf_counter()
     made = watched(create_backend(backend, threads=threads, jit=jit))
     warm = time.perf_counter()
-    model, converted = convert_model(checkpoint, made, conversion, progress=progress)
+    model, converted = convert_model(checkpoint, made, conversion, progress=progress, context=context)
     made.read_ahead()
     loaded = time.perf_counter()
     if made.profiler is None:  # a profiler would count the warm-up
         made.warm_up(lambda: forward_logits(model, New([0], model.scratch_kv(1))))
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    notes = (*checkpoint.notes, *converted.notes(), *model.program.fused.notes())
+    program = model.program.fused.notes()
+    notes = (*checkpoint.notes, *converted.notes(), *program, *context_notes(model.config))
     return Engine(model, checkpoint, path, phases, notes)
 
 

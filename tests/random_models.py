@@ -47,6 +47,14 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
         "sliding_window": WINDOW, "hidden_act": "silu", "num_local_experts": 4, "num_experts_per_tok": 2,
     }),
+    "ministral3": ("gguf", {
+        **_DECODER, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 1.0,
+        "rope.scaling.original_context_length": 32, "attention.temperature_scale": 0.1,
+    }),
+    "olmo2": ("gguf", {
+        **_DECODER, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+    }),
+    "phi3": ("gguf", {**_DECODER, "rope.dimension_count": 48}),
     "qwen2": ("gguf", _DECODER),
     "qwen3": ("gguf", {**_DECODER, **_HEADS}),
     "qwen3moe": ("gguf", {

@@ -103,12 +103,13 @@ def _multiply_rows(control: Any, b: Any, n_tokens: int, x: int, residual: int, r
 
 @jit
 def _norm_add(b: Any, n_tokens: int, y: int, residual: int) -> None:
-    """`y = residual + norm(y)`, row by row."""
+    """`y = residual + norm(y)`, row by row; without a residual (0), `y = norm(y)`."""
     n, eps, out, added = b[N], np.float32(number(b[POST_NORM_EPS])), floats(y), floats(residual)
     for t in range(n_tokens):
         norm(out, t * n, n, b[POST_NORM_WEIGHT], b[POST_NORM_BIAS], eps, out, t * n)
-    for i in range(n_tokens * n):
-        put(out, i, get(added, i) + get(out, i))
+    if residual != 0:
+        for i in range(n_tokens * n):
+            put(out, i, get(added, i) + get(out, i))
 
 
 @entry

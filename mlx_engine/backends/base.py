@@ -152,7 +152,10 @@ class Backend(ABC):
     @primitive
     @abstractmethod
     def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
-        """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`."""
+        """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`.
+
+        The rotated pair is multiplied by `rope.lengths[j]` and by `rope.growth.at(positions[t])`, where they exist.
+        """
 
     @primitive
     @abstractmethod
@@ -286,27 +289,37 @@ class Backend(ABC):
     tap: Callable[[str, Array], None] | None = None
 
     @dispatch
-    def norm(self, x: Array, norm: Norm) -> Array:
-        """Return x normed by an RMS norm or a layer norm, as `norm` says."""
+    def norm(self, x: Array, norm: Norm | None) -> Array:
+        """Return x normed by an RMS norm or a layer norm, as `norm` says; None returns x."""
+        if norm is None:
+            return x
         if isinstance(norm, RMSNorm):
             return self.note(norm.name, self.rms_norm(x, norm.weight, norm.eps))
         return self.note(norm.name, self.layer_norm(x, norm.weight, norm.bias, norm.eps))
 
     @block
-    def norm_project(self, x: Array, norm: Norm, projections: Sequence[Linear]) -> list[Array]:
+    def norm_project(self, x: Array, norm: Norm | None, projections: Sequence[Linear]) -> list[Array]:
         """Return several projections of the normed x, such as q, k and v."""
         h = self.norm(x, norm)
         return [self.note(p.name, self.linear(h, p)) for p in projections]
 
     @block
+    def project_norm(self, x: Array, projection: Linear, norm: Norm) -> Array:
+        """Return `norm(projection(x))`, such as queries whose whole row is normed."""
+        return self.norm(self.note(projection.name, self.linear(x, projection)), norm)
+
+    @block
     def head_norm_rope(
         self, q: Array, k: Array, v: Array, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Array, Array, Array]:
-        """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads; norm (if `norms`) and rotate the heads of q and k."""
+        """Split q (T, H*E), k (T, G*E) and v (T, G*E) into heads; norm (if `norms`) and rotate the heads of q and k.
+
+        Queries are rotated by `rope`, keys by `rope.keys`.
+        """
         q, k, v = self.heads(q, head_dim), self.heads(k, head_dim), self.heads(v, head_dim)
         if norms is not None:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
-        return self.rope(q, rope, positions), self.rope(k, rope, positions), v
+        return self.rope(q, rope, positions), self.rope(k, rope.keys, positions), v
 
     @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
@@ -319,14 +332,14 @@ class Backend(ABC):
         return self.add(residual, self.norm(self.note(projection.name, self.linear(x, projection)), norm))
 
     @block
-    def norm_gate_up(self, x: Array, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Array:
+    def norm_gate_up(self, x: Array, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Array:
         """Return `activation(gate(h)) * up(h)`, (T, F), where h is the normed x: the first half of a gated FFN."""
         h = self.norm(x, norm)
         gated = self.activate(self.note(gate.name, self.linear(h, gate)), activation)
         return self.multiply(gated, self.note(up.name, self.linear(h, up)))
 
     @block
-    def norm_up(self, x: Array, norm: Norm, up: Linear, activation: Activation) -> Array:
+    def norm_up(self, x: Array, norm: Norm | None, up: Linear, activation: Activation) -> Array:
         """Return `activation(up(h))`, (T, F), where h is the normed x: the first half of an FFN without a gate."""
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 

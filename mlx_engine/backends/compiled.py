@@ -124,12 +124,15 @@ class CompiledBackend(SimdBackend):
     def linear(self, x: Native, linear: Linear) -> Native:
         return self._project(x, self._block((linear,)))
 
-    def norm_project(self, x: Native, norm: Norm, projections: Sequence[Linear]) -> list[Native]:
+    def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
         if not norm_fits(norm) or len(projections) > layout.MOST_MATRICES:
             return super().norm_project(x, norm, projections)
         block = self._block(tuple(projections), norm)
         y = self._project(x, block)
         return [y[:, columns] for columns in block.columns]
+
+    def project_norm(self, x: Native, projection: Linear, norm: Norm) -> Native:
+        return self._project(x, self._block((projection,), post=norm))
 
     def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
         """Add the residual in the same kernel as the product."""
@@ -139,13 +142,13 @@ class CompiledBackend(SimdBackend):
         """Norm the product and add the residual in the same call."""
         return self._project(x, self._block((projection,), post=norm), residual)
 
-    def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
+    def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
         """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
         if not norm_fits(norm) or not gate_fits(gate, up):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
-    def norm_up(self, x: Native, norm: Norm, up: Linear, activation: Activation) -> Native:
+    def norm_up(self, x: Native, norm: Norm | None, up: Linear, activation: Activation) -> Native:
         if not norm_fits(norm):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
@@ -213,6 +216,20 @@ class CompiledBackend(SimdBackend):
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
         """Norm and rotate each head in one read of its memory."""
+        if rope.growth is None:
+            rotated = self._norm_rope(q, k, head_dim, norms, rope, positions)
+        else:  # queries and keys have tables of their own
+            of_q, of_k = (None, None) if norms is None else ((norm, norm) for norm in norms)
+            rotated = (
+                self._norm_rope(q, q[:, :0], head_dim, of_q, rope, positions)[0],
+                self._norm_rope(k, k[:, :0], head_dim, of_k, rope.keys, positions)[0],
+            )
+        return (*rotated, v.reshape(len(v), -1, head_dim))
+
+    def _norm_rope(
+        self, q: Native, k: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
+    ) -> tuple[Native, Native]:
+        """Norm and rotate the heads of q (T, H*E) and k (T, G*E) by one table; G may be 0."""
         cos, sin = self.rope_table(rope, max(positions) + 1)
         at = np.array(positions, dtype=np.int64)
         n, n_q, n_k = len(q), q.shape[1] // head_dim, k.shape[1] // head_dim
@@ -223,7 +240,7 @@ class CompiledBackend(SimdBackend):
             self.library.norm_rope_pair, block, n, address(at), address(q), q.strides[0] // 4, address(k),
             k.strides[0] // 4, address(cos), address(sin), address(q_out), address(k_out),
         )  # fmt: skip
-        return q_out, k_out, v.reshape(n, -1, head_dim)
+        return q_out, k_out
 
     def _head_block(self, n_q: int, n_k: int, head_dim: int, norms: HeadNorms) -> int:
         """Return the address of the heads' kernel parameters (int64 words), which are made once and kept."""

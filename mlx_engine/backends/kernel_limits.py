@@ -6,9 +6,9 @@ from kernels.cpu import layout
 from mlx_engine.backends.parameters import Linear, Norm
 
 
-def norm_fits(norm: Norm) -> bool:
+def norm_fits(norm: Norm | None) -> bool:
     """Return whether a panel of normed vectors fits into a thread's scratch memory."""
-    return 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
+    return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
 
 
 def gate_fits(gate: Linear, up: Linear) -> bool:

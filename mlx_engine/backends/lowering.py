@@ -135,7 +135,7 @@ class _Lowering:
 
     # ---- operations, with the arguments of `Backend`'s ----
 
-    def norm_project(self, x: Value, norm: Norm, projections: Any) -> tuple[Place, ...]:
+    def norm_project(self, x: Value, norm: Norm | None, projections: Any) -> tuple[Place, ...]:
         block = self.builders.block(tuple(projections), norm, None, None)
         out = self.project(x, block)
         self.qkv += len(projections) == 3
@@ -147,14 +147,19 @@ class _Lowering:
     def project_add(self, x: Value, projection: Linear, residual: Value) -> tuple[Place, ...]:
         return (self.project(x, self.builders.block((projection,), None, None, None), residual),)
 
+    def project_norm(self, x: Value, projection: Linear, norm: Norm) -> tuple[Place, ...]:
+        return (self.project(x, self.builders.block((projection,), None, None, norm)),)
+
     def project_norm_add(self, x: Value, projection: Linear, norm: Norm, residual: Value) -> tuple[Place, ...]:
         return (self.project(x, self.builders.block((projection,), None, None, norm), residual),)
 
-    def norm_gate_up(self, x: Value, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> tuple[Place, ...]:
+    def norm_gate_up(
+        self, x: Value, norm: Norm | None, gate: Linear, up: Linear, activation: Activation
+    ) -> tuple[Place, ...]:
         self.gate_up += 1
         return (self.project(x, self.builders.block((gate, up), norm, activation, None)),)
 
-    def norm_up(self, x: Value, norm: Norm, up: Linear, activation: Activation) -> tuple[Place, ...]:
+    def norm_up(self, x: Value, norm: Norm | None, up: Linear, activation: Activation) -> tuple[Place, ...]:
         return (self.project(x, self.builders.block((up,), norm, activation, None)),)
 
     def norm_experts_add(self, x: Value, norm: Norm, experts: Experts) -> tuple[Place, ...]:
@@ -187,18 +192,27 @@ class _Lowering:
             raise CannotCompileError("heads of the wanted tokens only, or other positions than the batch's")
         if a.width % head_dim or b.width % head_dim or any(norm.weight.size != head_dim for norm in norms or ()):
             raise CannotCompileError("a head dim that does not match the norms or projections")
-        n_q, n_k = a.width // head_dim, b.width // head_dim
-        rotated = self.new(a.width, a.is_wanted, head_dim), self.new(b.width, b.is_wanted, head_dim)
-        step = self.emit(
-            layout.HEADS, a.is_wanted, OUT=rotated[0].buffer, OUT_2=rotated[1].buffer,
-            STEP_BLOCK=self.builders.heads(n_q, n_k, head_dim, norms), N_HEADS=n_q, N_KV_HEADS=n_k,
-            ROW_WIDTH=head_dim,
-        )  # fmt: skip
-        self.read(step, layout.A_AT, a)
-        self.read(step, layout.B_AT, b)
-        self.ropes[len(self.steps) - 1] = rope
+        if rope.growth is None:
+            rotated = self._rotated((a, b), head_dim, norms, rope)
+        else:  # queries and keys have tables of their own
+            of_q, of_k = (None, None) if norms is None else ((norm, norm) for norm in norms)
+            rotated = [*self._rotated((a,), head_dim, of_q, rope), *self._rotated((b,), head_dim, of_k, rope.keys)]
         self.kept.append(norms)
         return (*rotated, replace(self.place(v), head_dim=head_dim))
+
+    def _rotated(self, of: Sequence[Place], head_dim: int, norms: Any, rope: Rope) -> list[Place]:
+        """Norm and rotate the heads of one or two values by one table."""
+        out = [self.new(place.width, False, head_dim) for place in of]
+        n_heads, n_others = ([place.width // head_dim for place in of] + [0])[:2]
+        words = {"OUT": out[0].buffer} if len(out) == 1 else {"OUT": out[0].buffer, "OUT_2": out[1].buffer}
+        block = self.builders.heads(n_heads, n_others, head_dim, norms)
+        step = self.emit(
+            layout.HEADS, False, STEP_BLOCK=block, N_HEADS=n_heads, N_KV_HEADS=n_others, ROW_WIDTH=head_dim, **words
+        )
+        for first, place in zip((layout.A_AT, layout.B_AT), of, strict=False):
+            self.read(step, first, place)
+        self.ropes[len(self.steps) - 1] = rope
+        return out
 
     def kv_append(self, batch: object, layer: int, k: Value, v: Value) -> tuple[int, int]:
         """Return the layer and the number of KV heads of the KV view."""
@@ -278,17 +292,20 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
 
 # The operations that have a step; `_Lowering` has a method of the same name for each.
 LOWERED = (
-    *("norm_project", "linear", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads", "merge", "take"),
-    *("head_norm_rope", "attention", "norm_experts_add"),
+    *("norm_project", "linear", "project_norm", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads"),
+    *("merge", "take", "head_norm_rope", "attention", "norm_experts_add"),
 )
 
 
 def _width(recording: Recording) -> int:
-    """Return D, the width of the norm that reads the input of the first layer."""
+    """Return D, the width of the norm or of the linear layer that reads the input of the first layer."""
     for step in recording.steps:
-        if len(step.args) > 1 and step.args[0] is recording.x and isinstance(step.args[1], RMSNorm | LayerNorm):
-            return int(step.args[1].weight.size)
-    raise CannotCompileError("hidden states of unknown width: no norm reads the input")
+        reader = step.args[1] if len(step.args) > 1 and step.args[0] is recording.x else None
+        if isinstance(reader, RMSNorm | LayerNorm):
+            return int(reader.weight.size)
+        if isinstance(reader, Linear):
+            return int(reader.weight.shape[1])
+    raise CannotCompileError("hidden states of unknown width: no norm or linear layer reads the input")
 
 
 def _bits(number: float) -> int:

@@ -25,7 +25,6 @@ import numpy as np
 from kernels.launch import ExecutorName, use
 from kernels.metal.attention import WIDEST_HEAD
 from kernels.metal.dense import NARROWEST
-from kernels.metal.head_norm_rope import rotation_table
 from kernels.metal.layout import BLOCK
 from mlx_engine.backends import mlx_experts
 from mlx_engine.backends.batch import KVView
@@ -37,6 +36,7 @@ from mlx_engine.backends.mlx import MlxBackend, indices
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, record
+from mlx_engine.backends.simd import rope_table
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -107,7 +107,7 @@ class MetalBackend(MlxBackend):
         y = self.kernels.rms_norm(x, weight, eps) if x.ndim == 2 and x.shape[1] % BLOCK == 0 else None
         return super().rms_norm(x, weight, eps) if y is None else y
 
-    def norm_project(self, x: Native, norm: Norm, projections: Sequence[Linear]) -> list[Native]:
+    def norm_project(self, x: Native, norm: Norm | None, projections: Sequence[Linear]) -> list[Native]:
         """Launch norm, q, k and v as one kernel, or norm and product as one kernel per projection."""
         if isinstance(norm, RMSNorm) and (weights := _split(projections)):
             if len(weights) == 3:
@@ -122,7 +122,7 @@ class MetalBackend(MlxBackend):
     def head_norm_rope(
         self, q: Native, k: Native, v: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]
     ) -> tuple[Native, Native, Native]:
-        if head_dim >= NARROWEST_HEAD:
+        if head_dim >= NARROWEST_HEAD and rope.growth is None:  # the kernel reads one table for queries and keys
             cos_sin = self._table(rope, max(positions) + 1)[indices(np.asarray(positions))]
             made = self.kernels.head_norm_rope(q, k, v, cos_sin, head_dim, norms)
             if made is not None:
@@ -134,8 +134,8 @@ class MetalBackend(MlxBackend):
         """Return the cos/sin table (L, E/2, 2) of the first L >= `length` positions."""
         found = self._rope_tables.get(rope)
         if found is None or len(found) < length:
-            table = rotation_table(rope.frequencies, max(512, 1 << (length - 1).bit_length()))
-            found = self._rope_tables[rope] = mx.array(table)
+            table = rope_table(rope, range(max(512, 1 << (length - 1).bit_length())))
+            found = self._rope_tables[rope] = mx.array(np.stack(table, axis=-1)[:, 0])
         return found
 
     def project_add(self, x: Native, projection: Linear, residual: Native) -> Native:
@@ -144,7 +144,7 @@ class MetalBackend(MlxBackend):
         y = self.kernels.project_add(x, weights[0], residual) if weights else None
         return super().project_add(x, projection, residual) if y is None else y
 
-    def norm_gate_up(self, x: Native, norm: Norm, gate: Linear, up: Linear, activation: Activation) -> Native:
+    def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
         y = None
         if isinstance(norm, RMSNorm) and (weights := _split((gate, up))):
             y = self.kernels.norm_gate_up(x, norm, weights[0], weights[1], activation)

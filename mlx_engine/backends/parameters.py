@@ -6,8 +6,10 @@ Parameters are compared by identity, so that a backend can use them as keys of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from mlx_engine.backends.experts import Experts
@@ -89,23 +91,25 @@ class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
 
     Attributes:
+        norms_rows: whether attn_q_norm and attn_k_norm norm whole projections (H*E and G*E values), not single heads.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
         scores: the scale of the attention scores, their soft cap and sinks.
         experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`).
     """
 
-    attn_norm: Norm
+    attn_norm: Norm | None = None
     attn_q: Linear
     attn_k: Linear
     attn_v: Linear
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
+    norms_rows: bool = False
     rope: Rope | None = None
     window: int | None = None
     scores: Scores
     attn_output: Linear
     post_attention_norm: Norm | None = None
-    ffn_norm: Norm
+    ffn_norm: Norm | None = None
     ffn_gate: Linear | None = None
     ffn_up: Linear | None = None
     activation: Activation
@@ -116,14 +120,18 @@ class Layer:
     def __post_init__(self) -> None:
         if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
             raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
+        if self.experts is not None and self.ffn_norm is None:
+            raise ValueError(f"{self.attn_q.name}: expected a norm before the experts")
         if {self.ffn_up is None, self.ffn_down is None} != {self.experts is not None}:
             raise ValueError(f"{self.attn_q.name}: expected ffn_up and ffn_down, or experts in place of both")
+        if self.norms_rows and (self.attn_norm or not self.attn_q_norm):
+            raise ValueError(f"{self.attn_q.name}: expected norms of whole projections, and no norm before them")
 
     @property
     def head_norms(self) -> HeadNorms:
         """Return the norms of query and key heads; None if heads are not normed."""
         q, k = self.attn_q_norm, self.attn_k_norm
-        return None if q is None or k is None else (q, k)
+        return None if q is None or k is None or self.norms_rows else (q, k)
 
     @property
     def up_down(self) -> tuple[Linear, Linear]:
@@ -151,17 +159,40 @@ class ExpertLayer(Layer):
     activation: Activation = "silu"
 
 
+class Growth(NamedTuple):
+    """Llama 4's attention scaling: queries at position p are multiplied by `1 + beta * ln(1 + p // length)`."""
+
+    beta: float
+    length: int
+
+    def at(self, position: int) -> float:
+        """Return the factor of queries at a position."""
+        return 1 + self.beta * math.log(1 + position // self.length)
+
+
 @dataclass(frozen=True, eq=False)
 class Rope:
     """Rotary position embedding: pair j of a head is rotated by `position * frequencies[j]` radians.
 
-    The pairs are (j, j + head_dim/2), the layout of GGUF's "neox" models. Every scaling rule (linear, llama3, YaRN)
-    only changes the frequencies, so backends have no code for scaling.
+    The pairs are (j, j + head_dim/2), the layout of GGUF's "neox" models. Every scaling rule (linear, llama3, YaRN,
+    LongRoPE, dynamic NTK) only changes frequencies and lengths, so backends have no code for scaling. A pair that is
+    not rotated has the frequency 0.
+
+    Attributes:
+        lengths: factor of each pair: its cosine and sine are multiplied by it; None for 1.
+        growth: factor of queries that depends on the position; keys do not have it.
     """
 
     frequencies: tuple[float, ...]
+    lengths: tuple[float, ...] | None = None
+    growth: Growth | None = None
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
         """Return frequencies `theta ** (-2j / head_dim) / factor` for j < head_dim / 2 ("linear" scaling by factor)."""
         return cls(tuple(theta ** (-2 * j / head_dim) / factor for j in range(head_dim // 2)))
+
+    @cached_property
+    def keys(self) -> Rope:
+        """The rotation of keys: the same, without growth."""
+        return self if self.growth is None else replace(self, growth=None)

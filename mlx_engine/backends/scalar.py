@@ -183,8 +183,11 @@ def _rotate(head: list[float], rope: Rope, position: int) -> list[float]:
     if len(rope.frequencies) != half:
         raise ValueError(f"rope: expected {half} frequencies for heads of {len(head)}, found {len(rope.frequencies)}")
     out = list(head)
-    for j, frequency in enumerate(rope.frequencies):
-        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+    lengths = rope.lengths or (1.0,) * half
+    growth = 1.0 if rope.growth is None else rope.growth.at(position)
+    for j, (frequency, length) in enumerate(zip(rope.frequencies, lengths, strict=True)):
+        angle, size = position * frequency, growth * length
+        cos, sin = size * math.cos(angle), size * math.sin(angle)
         out[j] = head[j] * cos - head[j + half] * sin
         out[j + half] = head[j + half] * cos + head[j] * sin
     return out

@@ -189,7 +189,10 @@ def rope_table(rope: Rope, positions: Sequence[int]) -> tuple[np.ndarray, np.nda
     Angles are float64: at position 40,000 a float32 angle is wrong in the third decimal.
     """
     angles = np.outer(np.asarray(positions, dtype=np.float64), np.asarray(rope.frequencies))[:, None, :]
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    lengths = np.asarray(1.0 if rope.lengths is None else rope.lengths)
+    if rope.growth is not None:
+        lengths = lengths * np.array([rope.growth.at(position) for position in positions])[:, None, None]
+    return (np.cos(angles) * lengths).astype(np.float32), (np.sin(angles) * lengths).astype(np.float32)
 
 
 def hidden_keys(n_queries: int, n_keys: int, window: int | None) -> np.ndarray | None:

@@ -18,7 +18,7 @@ from mlx_engine.commands import chat_commands, chat_input
 from mlx_engine.commands.console import notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, Strict, options_of
+from mlx_engine.commands.options import Backend, EngineOptions, Model, RunOptions, SamplingOptions, Strict, options_of
 from mlx_engine.commands.prompts import NO_TEMPLATE
 from mlx_engine.errors import ContextLengthError, EngineError
 
@@ -44,7 +44,7 @@ def chat(
     backend: Backend = "auto",
     run: RunOptions,
     sampling: SamplingOptions,
-    compute: ComputeOptions,
+    compute: EngineOptions,
     strict: Strict = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
 ) -> None:
@@ -52,11 +52,10 @@ def chat(
     from mlx_engine import engine
     from mlx_engine.conversation import Conversation
 
-    options, conversion = options_of(run, sampling), compute.conversion()
+    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
     with progress_bar("loading") as progress:
-        how = {**compute.options(), **conversion.options()}
         loaded = engine.load(model, used, progress=progress, **how)
     conversation = Conversation(loaded, options, system=system)
     if not conversation.has_template:

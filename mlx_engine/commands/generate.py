@@ -14,7 +14,7 @@ import typer
 from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
-from mlx_engine.commands.options import Backend, ComputeOptions, Model, RunOptions, SamplingOptions, Strict, options_of
+from mlx_engine.commands.options import Backend, EngineOptions, Model, RunOptions, SamplingOptions, Strict, options_of
 from mlx_engine.commands.prompts import PromptOptions, streams
 from mlx_engine.errors import BackendUnavailableError
 
@@ -68,7 +68,7 @@ def generate(
     backend: Backend = "auto",
     run: RunOptions,
     sampling: SamplingOptions,
-    compute: ComputeOptions,
+    compute: EngineOptions,
     strict: Strict = False,
     output: OutputOptions,
 ) -> None:
@@ -77,14 +77,13 @@ def generate(
     from mlx_engine.commands import diagnostics
     from mlx_engine.engine import configure_log, load
 
-    options, conversion = options_of(run, sampling), compute.conversion()
+    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
     prompts.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
     texts = prompts.read()
     cached = None if output.is_silent else is_cached(model)
     with progress_bar("loading") as progress:
-        how = {**compute.options(), **conversion.options()}
         engine = load(model, used, progress=progress, **how)
     start = time.perf_counter()
     runs = streams(engine, prompts.for_model(engine, texts), options)

@@ -101,6 +101,32 @@ class ComputeOptions(LoadOptions):
 
 
 @dataclass(frozen=True)
+class EngineOptions(ComputeOptions):
+    """`ComputeOptions`, and the context that the model is loaded for."""
+
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            metavar="N",
+            help="Load for texts of up to N tokens: LongRoPE and dynamic NTK have other frequencies for long contexts.",
+            show_default="that of the training",
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that change results.
+
+        Raises:
+            OptionError: a value in this group is invalid.
+        """
+        given: dict[str, Any] = {} if self.context is None else {"context": self.context}
+        if self.allow_settings:
+            given["allow_settings"] = list(self.allow_settings)
+        return {"jit": not self.no_jit, **given, **self.conversion().options()}
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """Limits of a run, and its KV cache."""
 

@@ -15,7 +15,7 @@ import typer
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, ComputeOptions, Model
+from mlx_engine.commands.options import Backend, EngineOptions, Model
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, is_local
 from mlx_engine.commands.values import size
@@ -38,7 +38,7 @@ def serve(
     backend: Backend = "auto",
     address: AddressOptions,
     capacity: CapacityOptions,
-    compute: ComputeOptions,
+    compute: EngineOptions,
     journal: Annotated[
         Path | None,
         typer.Option("--journal", help="Append a line per request to this file; `replay` runs them again."),
@@ -51,9 +51,7 @@ def serve(
 
     address.check()
     capacity.check()
-    options = {"jit": not compute.no_jit, **compute.conversion().options()}
-    if compute.allow_settings:
-        options["allow_settings"] = list(compute.allow_settings)
+    options = compute.changes()
     used = choose_backend(backend, strict=False)
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)

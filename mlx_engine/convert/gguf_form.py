@@ -91,7 +91,8 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
 
 
 def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
-    return stored.put([tensor.weight(checkpoint).as_type(type_) for tensor in tensors])
+    parts = [tensor.stored("gguf").in_file_order(tensor.weight(checkpoint).as_type(type_)) for tensor in tensors]
+    return stored.put(parts)
 
 
 def _read_back(

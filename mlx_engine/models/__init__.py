@@ -14,6 +14,7 @@ from mlx_engine.backends.program import Program
 from mlx_engine.cache import KVLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
+from mlx_engine.models.context import for_context
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.parameters import Parameters, Progress
@@ -98,12 +99,17 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
 
 
 def convert_model(
-    checkpoint: Checkpoint, backend: Backend, conversion: Conversion, *, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    backend: Backend,
+    conversion: Conversion,
+    *,
+    progress: Progress | None = None,
+    context: int | None = None,
 ) -> Loaded:
-    """Build a checkpoint's model on a backend, with its linear layers converted.
+    """Build a checkpoint's model on a backend, with its linear layers converted, for sequences of `context` tokens.
 
     Raises:
-        OptionError: the conversion names a layer that the model does not have.
+        OptionError: the conversion names a layer that the model does not have, or the context is too long.
         UnknownArchitectureError: no model file implements the architecture.
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
         TensorMismatchError: the tensors do not match the settings.
@@ -118,5 +124,5 @@ def convert_model(
     tensors = check(checkpoint, plan)
     conversion.check(checkpoint.where, tensors)
     parameters = Parameters(checkpoint, tensors, backend, conversion=conversion, progress=progress)
-    model = module.Model(plan.config, parameters, backend)
+    model = module.Model(for_context(plan.config, context), parameters, backend)
     return Loaded(model, parameters.converted)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlx_engine.models.config import Condition
-from mlx_engine.models.settings import MOST_LAYERS, Settings
+from mlx_engine.models.settings import MOST_LAYERS, REQUIRED, Settings
 
 # Far above any model. A damaged file with a huge head dim would exhaust memory with rotary frequencies.
 WIDEST_HEAD = 65_536
@@ -52,3 +52,8 @@ def halves(head_dim: int, known: Any) -> str | None:
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
     """Return a check that a list, if it is present, has one of these kinds for every layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)
+
+
+def stated(value: str) -> Callable[[Settings, str, Any], object]:
+    """Return a check that a setting is present and has this value; its default would be another one."""
+    return lambda s, key, config: s.choice(key, REQUIRED, value)

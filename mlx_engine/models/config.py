@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
@@ -140,12 +140,16 @@ class Declared:
 
     def differences(self, other: object) -> list[str]:
         """Return the names of the fields in which `other` differs; a missing field counts as None."""
-
-        def is_same(a: object, b: object) -> bool:
-            both_floats = isinstance(a, float) and isinstance(b, float)
-            return math.isclose(a, b, rel_tol=CLOSE) if both_floats else a == b  # type: ignore[arg-type]
-
         return [f.name for f in fields(self) if not is_same(getattr(self, f.name), getattr(other, f.name, None))]
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Return whether two values are equal, with a tolerance for floats, also inside of dataclasses."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=CLOSE)
+    if is_dataclass(a) and type(a) is type(b):
+        return all(is_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return bool(a == b)
 
 
 def declared(setting: Setting) -> Any:

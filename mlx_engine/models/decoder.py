@@ -34,7 +34,7 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
             are computed for all tokens, attention and the FFN for wanted tokens only.
     """
-    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
+    q, k, v = _projections(be, w, x)
     if w.rope is None:
         q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
     else:
@@ -57,7 +57,7 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
 
 def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
     """Return x plus the feed-forward network of the normed x, which is dense or a mixture of experts."""
-    if w.experts is not None:
+    if w.experts is not None and w.ffn_norm is not None:
         return be.norm_experts_add(x, w.ffn_norm, w.experts)
     up, down = w.up_down
     if w.ffn_gate is None:
@@ -67,6 +67,17 @@ def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
     if w.post_ffw_norm is None:
         return be.project_add(h, down, x)
     return be.project_norm_add(h, down, w.post_ffw_norm, x)
+
+
+def _projections(be: Backend, w: Layer, x: Array) -> Sequence[Array]:
+    """Return queries (T, H*E), keys (T, G*E) and values (T, G*E), before they are split into heads."""
+    if w.norms_rows and w.attn_q_norm is not None and w.attn_k_norm is not None:
+        return (
+            be.project_norm(x, w.attn_q, w.attn_q_norm),
+            be.project_norm(x, w.attn_k, w.attn_k_norm),
+            be.note(w.attn_v.name, be.linear(x, w.attn_v)),
+        )
+    return be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
 
 
 def decoder_layers(

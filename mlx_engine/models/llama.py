@@ -17,10 +17,11 @@ from mlx_engine.errors import ModelError
 from mlx_engine.models.conditions import believable, divides, each_layer, halves, n_embeddings, one_per_head, per_head
 from mlx_engine.models.config import Declared, Expected, number, whole
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.longrope import with_divisors
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.rotation_setting import EVERY_RULE, rotation
 from mlx_engine.models.table import Row, Table, decoder_plan, parts
 
 ARCHITECTURES = ("llama",)
@@ -46,7 +47,7 @@ class Config(Declared):
     # 2,048 is transformers' default: files of the first Llama have only `max_sequence_length`, which nothing reads.
     context_length: int = whole("context_length", ("max_position_embeddings", 2048))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
-    rope: Rotation = rotation(rules=("linear", "llama3"))
+    rope: Rotation = rotation(rules=EVERY_RULE)
 
     expected = Expected(
         gguf={
@@ -88,14 +89,16 @@ class Model(Decoder):
     """A Llama model."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope = _rope(parameters, config)
-        scores, eps = Scores(config.head_dim**-0.5), config.norm_eps
-        layers = [LlamaLayer(**parts(parameters, i, eps), rope=rope, scores=scores) for i in range(config.n_layers)]
+        rope, eps, scores = rope_of(parameters, config), config.norm_eps, Scores(config.head_dim**-0.5)
+        layers = [
+            LlamaLayer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
+            for i, window in enumerate(config.windows)
+        ]
         output_norm = parameters.rms_norm("output_norm", eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
-def _rope(p: Parameters, cfg: Config) -> Rope:
+def rope_of(p: Parameters, cfg: Config) -> Rope:
     """Return the rotary embedding; GGUF files of Llama 3 have a tensor of divisors in place of a scaling rule."""
     rope = cfg.rope.for_heads(cfg.head_dim)
     if f"{FREQUENCIES}.weight" not in p:
@@ -103,16 +106,23 @@ def _rope(p: Parameters, cfg: Config) -> Rope:
     factors = p.values(FREQUENCIES).tolist()
     if not all(0 < factor < math.inf for factor in factors):
         raise ModelError("rope_freqs.weight: expected finite numbers > 0, found others; download the file again")
-    return Rope(tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
+    return replace(rope, frequencies=tuple(f / factor for f, factor in zip(rope.frequencies, factors, strict=True)))
 
 
-def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table = TENSORS) -> Plan:
-    """Return the config and the expected tensors of a checkpoint whose GGUF architecture is "llama".
+def plan(
+    checkpoint: Checkpoint, config_type: type[Config] = Config, table: Table | None = None, *, tied: bool = False
+) -> Plan:
+    """Return the config and the expected tensors of a checkpoint; without a table, as GGUF's architecture "llama".
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = decoder_plan(checkpoint, config_type, {**table, **DEALT})
+    return with_rotation(checkpoint, decoder_plan(checkpoint, config_type, table or {**TENSORS, **DEALT}, tied=tied))
+
+
+def with_rotation(checkpoint: Checkpoint, made: Plan) -> Plan:
+    """Return a plan with the tensors that encode a rule of rotary embedding: Llama 3's divisors, and LongRoPE's."""
+    made = with_divisors(checkpoint, made)
     config: Config = made.config
     if checkpoint.naming == "gguf":
         factors = Tensor(f"{FREQUENCIES}.weight", "", (config.head_dim // 2,), required=False)

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
 from mlx_engine.models.config import Expected, whole_or_none
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
-from mlx_engine.models.table import parts
 
 ARCHITECTURES = ("mistral",)
 GGUF_ARCHITECTURE = "llama"
@@ -36,18 +31,8 @@ class Config(llama.Config):
         return (self.window,) * self.n_layers
 
 
-class Model(Decoder):
+class Model(llama.Model):
     """A Llama model with sliding-window attention."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps, window = config.rope.for_heads(config.head_dim), config.norm_eps, config.window
-        scores = Scores(config.head_dim**-0.5)
-        layers = [
-            LlamaLayer(**parts(parameters, i, eps), rope=rope, window=window, scores=scores)
-            for i in range(config.n_layers)
-        ]
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -34,7 +34,7 @@ class Config(mistral.Config):
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 2), condition=of_all)
 
     expected = Expected(
-        gguf={key: value for key, value in llama.Config.expected.gguf.items() if key != "expert_count"},
+        gguf={key: value for key, value in llama.Config.expected.gguf.items() if not key.startswith("expert_")},
         hf=mistral.Config.expected.hf,
         harmless=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     )
@@ -68,5 +68,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made = llama.plan(checkpoint, Config, TENSORS)
+    made = llama.plan(checkpoint, Config, {**TENSORS, **llama.DEALT})
     return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)

@@ -15,6 +15,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
+from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 # Called with (prepared, total) tensors while a model is built.
@@ -78,9 +79,12 @@ class Parameters:
         bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
         return Linear(name, self._vector(f"{name}.weight"), bias)
 
-    def rms_norm(self, name: str, eps: float) -> RMSNorm:
-        """Return an RMS norm of weight `name.weight`."""
-        return RMSNorm(name, self._vector(f"{name}.weight"), eps)
+    def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
+        """Return an RMS norm of weight `name.weight`, multiplied by `times`."""
+        if times == 1:
+            return RMSNorm(name, self._vector(f"{name}.weight"), eps)
+        weight = Weight.pack(f"{name}.weight", self.values(name) * np.float32(times), F32)
+        return RMSNorm(name, self._backend.prepare(weight), eps)
 
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """Return a layer norm of weight `name.weight` and bias `name.bias`."""

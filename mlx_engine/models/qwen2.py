@@ -13,6 +13,8 @@ from mlx_engine.models import llama
 from mlx_engine.models.conditions import each_layer
 from mlx_engine.models.config import Expected
 from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.table import Row, decoder_plan
 
 ARCHITECTURES = ("qwen2",)
@@ -22,6 +24,8 @@ GGUF_ARCHITECTURE = "qwen2"
 @dataclass(frozen=True)
 class Config(llama.Config):
     """The sizes of a Qwen2 model, as in Llama."""
+
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
 
     expected = Expected(
         gguf={"attention.causal": True, "expert_count": 0},

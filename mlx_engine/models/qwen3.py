@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import LlamaLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
 from mlx_engine.models.conditions import divides, each_layer, halves, one_per_head, per_head
 from mlx_engine.models.config import Expected, number, whole
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.table import Row, decoder_plan, parts
+from mlx_engine.models.table import Row, decoder_plan
 
 ARCHITECTURES = ("qwen3",)
 GGUF_ARCHITECTURE = "qwen3"
@@ -39,12 +35,11 @@ class Config(llama.Config):
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
     norm_eps: float = number("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-    rope: Rotation = rotation()
+    rope: Rotation = rotation(rules=("linear", "dynamic", "yarn"))
 
     expected = Expected(
-        gguf={"rope.scaling.type": "none", "attention.causal": True, "expert_count": 0},
+        gguf={"attention.causal": True, "expert_count": 0},
         hf={
-            "rope_scaling": None,
             "hidden_act": "silu",
             "attention_bias": False,
             "use_sliding_window": False,
@@ -61,15 +56,8 @@ TENSORS = {
 }
 
 
-class Model(Decoder):
+class Model(llama.Model):
     """A Llama model with an RMS norm of each query and key head."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope = config.rope.for_heads(config.head_dim)
-        scores, eps = Scores(config.head_dim**-0.5), config.norm_eps
-        layers = [LlamaLayer(**parts(parameters, i, eps), rope=rope, scores=scores) for i in range(config.n_layers)]
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models.harmless import HARMLESS, OFF
 
@@ -46,6 +48,10 @@ class Settings:
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.whole(key, default)
 
+    def whole_or_zero(self, key: str, default: Any = 0) -> int:
+        """Return a whole number >= 0; null is 0."""
+        return 0 if self._get(key, default) == 0 else self.whole(key, default)
+
     def number(self, key: str, default: Any = REQUIRED) -> float:
         """Return a finite number > 0."""
         value = self._get(key, default)
@@ -58,6 +64,18 @@ class Settings:
         """Return a finite number > 0, or None for null; the default is for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.number(key, default)
+
+    def number_or_zero(self, key: str) -> float:
+        """Return a finite number >= 0; 0 if the key is absent."""
+        return 0.0 if self._get(key, 0) in (0, 0.0) else self.number(key)
+
+    def numbers(self, key: str, n: int) -> list[float]:
+        """Return a list of n finite numbers > 0."""
+        values = self._get(key, REQUIRED)
+        if not isinstance(values, list) or len(values) != n:
+            raise self.error(key, f"a list of {n} numbers", values)
+        each = Settings({str(i): value for i, value in enumerate(values)}, where=f"{self._where}: {key}")
+        return [each.number(str(i)) for i in range(n)]
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         """Return True or False."""
@@ -75,11 +93,12 @@ class Settings:
             raise self.error(key, "a mapping", value)
         return Settings(value, where=f"{self._where}: {key}", path=f"{self._path}{key}.")
 
-    def choice(self, key: str, default: str, *others: str) -> str:
+    def choice(self, key: str, default: Any, *others: str) -> str:
         """Return one of several words."""
         value = self._get(key, default)
-        if not isinstance(value, str) or value not in (default, *others):
-            raise self.error(key, " or ".join(map(repr, dict.fromkeys((default, *others)))), value)
+        words = others if default is REQUIRED else tuple(dict.fromkeys((default, *others)))
+        if not isinstance(value, str) or value not in words:
+            raise self.error(key, " or ".join(map(repr, words)), value)
         return value
 
     def words(self, key: str, n: int, *allowed: str) -> list[str] | None:
@@ -90,6 +109,16 @@ class Settings:
         if not isinstance(value, list) or len(value) != n or not all(word in allowed for word in value):
             raise self.error(key, f"{n} words among {', '.join(allowed)}", value)
         return value
+
+    def flags(self, key: str, n: int) -> tuple[bool, ...] | None:
+        """Return n flags from a list or an array of booleans or of 1 and 0; None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        flags = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(flags, list) or len(flags) != n or not all(flag in (0, 1) for flag in flags):
+            raise self.error(key, f"{n} flags", value)
+        return tuple(map(bool, flags))
 
     def expect(self, key: str, *allowed: object) -> None:
         """Check that the setting is absent or has one of the allowed values; None allows null."""

@@ -22,7 +22,10 @@ class Stored:
         transposed: whether the matrix is stored transposed, as in Conv1D layers.
         plus: added to every stored value to get the model's value.
         times: factor by which every value, minus `plus`, is multiplied in the file.
-        heads: number of heads, if the file interleaves the rows of each head's two halves.
+        heads: number of heads, if the file has the rows of each head in another order: the rows of its two halves
+            interleaved, or as `rotated` says.
+        rotated: number of rotated rows of each head, if they come first and the others are not rotated. In the model
+            each half of a head has half of the rotated rows, so that the rotated pairs are (j, j + head_dim/2).
         expert: (index, of) if the stored tensor has a leading axis of `of` experts, and this is the tensor of one.
     """
 
@@ -33,6 +36,7 @@ class Stored:
     heads: int | None = None
     times: float = 1.0
     expert: tuple[int, int] | None = None
+    rotated: int | None = None
 
     @property
     def is_shifted(self) -> bool:
@@ -59,7 +63,8 @@ class Stored:
         elif self.rows is not None:
             data = data[data.size * first // of : data.size * last // of]
         if self.heads is not None:
-            data = data.reshape(self.heads, shape[0] // self.heads // 2, 2, -1).transpose(0, 2, 1, 3).reshape(-1)
+            head_dim = shape[0] // self.heads
+            data = data.reshape(self.heads, head_dim, -1)[:, self._order(head_dim)].reshape(-1)
         taken = Weight(weight.name, shape, weight.type, data)
         if not self.is_shifted:
             return taken
@@ -67,7 +72,9 @@ class Stored:
         return Weight.pack(weight.name, values, F32)
 
     def put(self, parts: Sequence[Weight]) -> Weight:
-        """Return the stored tensor from the model's tensors that are its rows, in order: the inverse of `take`.
+        """Return the stored tensor from its rows in order, each part as `in_file_order` returns it.
+
+        With `in_file_order` it is the inverse of `take`.
 
         Raises:
             ValueError: the parts are of several types.
@@ -78,7 +85,7 @@ class Stored:
         if self.is_shifted:
             type_, plus, times = F32, np.float32(self.plus), np.float32(self.times)
             parts = [Weight.pack(part.name, (part.dequantize() - plus) * times, F32) for part in parts]
-        data = np.concatenate([self._dealt(part) for part in parts])
+        data = np.concatenate([part.data for part in parts])
         shape = (sum(part.shape[0] for part in parts), *width)
         if self.transposed:
             data = data.view(f"u{type_.block_bytes}").reshape(shape).T.reshape(-1).view(np.uint8)
@@ -87,9 +94,19 @@ class Stored:
             shape = (len(parts), *parts[0].shape)
         return Weight(self.name, shape, type_, data)
 
-    def _dealt(self, part: Weight) -> NDArray[np.uint8]:
-        """Return the bytes of a part, with the rows of each head's two halves interleaved if the file needs it."""
+    def in_file_order(self, part: Weight) -> Weight:
+        """Return the model's tensor with the rows of each head in the file's order."""
         if self.heads is None:
-            return part.data
-        halves = part.data.reshape(self.heads, 2, part.shape[0] // self.heads // 2, -1)
-        return halves.transpose(0, 2, 1, 3).reshape(-1)
+            return part
+        head_dim = part.shape[0] // self.heads
+        order = np.argsort(self._order(head_dim))
+        data = part.data.reshape(self.heads, head_dim, -1)[:, order].reshape(-1)
+        return Weight(part.name, part.shape, part.type, data)
+
+    def _order(self, head_dim: int) -> NDArray[np.intp]:
+        """Return for each row of a head in the model its place in the file."""
+        rows = np.arange(head_dim)
+        if self.rotated is None:
+            return rows.reshape(-1, 2).T.reshape(-1)
+        turned, rest = rows[: self.rotated].reshape(2, -1), rows[self.rotated :].reshape(2, -1)
+        return np.concatenate((turned, rest), axis=1).reshape(-1)

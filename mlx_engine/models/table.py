@@ -34,6 +34,10 @@ class Row:
         hf: the name in transformers.
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
+        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
+        before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
+        after: the rows after this tensor's there.
+        gguf: the GGUF name of that tensor, if GGUF files have the same parts in one tensor.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
     """
@@ -43,6 +47,10 @@ class Row:
     heads: str | None = None
     plus: float = 0.0
     times: float = 1.0
+    rotated: str | None = None
+    gguf: str | None = None
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 Table: TypeAlias = Mapping[str, Row]
@@ -65,9 +73,19 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
         return math.prod(int(getattr(config, AXES[letter])) for letter in letters)
 
     def tensor(name: str, row: Row, layer: str = "*") -> Tensor:
-        gguf = Stored(name.replace("*", layer), heads=size(row.heads) if row.heads else None, times=row.times)
-        hf, required = Stored(row.hf.replace("*", layer), plus=row.plus), name != HEAD or head == "required"
-        return Tensor(gguf.name, hf, tuple(map(size, row.shape.split())), required, gguf)
+        shape, first = tuple(map(size, row.shape.split())), sum(map(size, row.before))
+        same: dict[str, Any] = {}
+        if row.before or row.after:
+            same["rows"] = first, first + shape[0] + sum(map(size, row.after))
+        if row.rotated is not None and config.rotary_dim != config.head_dim:
+            same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
+        hf = Stored(row.hf.replace("*", layer), plus=row.plus, **same)
+        if row.gguf is None:
+            same.pop("rows", None)
+        gguf = Stored((row.gguf or name).replace("*", layer), times=row.times, **same)
+        if row.heads is not None:
+            gguf = replace(gguf, heads=size(row.heads))
+        return Tensor(name.replace("*", layer), hf, shape, name != HEAD or head == "required", gguf)
 
     outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
     layer = [(name, row) for name, row in table.items() if "*" in name]
@@ -86,14 +104,24 @@ def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:
     return cast(C, replace(cast(Any, config), vocab_size=rows))
 
 
-def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Table) -> Plan:
+def decoder_plan(
+    checkpoint: Checkpoint, config_type: type[Declared], table: Table, *, tied: bool = False,
+    settings: Settings | None = None,
+) -> Plan:  # fmt: skip
     """Return the config and the expected tensors of a checkpoint, by a tensor table.
+
+    Args:
+        checkpoint: the checkpoint.
+        config_type: the class of its config.
+        table: its tensors.
+        tied: whether the head is tied if config.json does not say so.
+        settings: those of the text model, if they are not all settings of the checkpoint.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    s = Settings(checkpoint.settings, where=checkpoint.where)
-    head = head_of(checkpoint, s)
+    s = settings or Settings(checkpoint.settings, where=checkpoint.where)
+    head = head_of(checkpoint, s, tied=tied)
     embeddings = EMBEDDINGS if checkpoint.naming == "gguf" else table[EMBEDDINGS].hf
     config = padded(config_type.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, embeddings)
     # A tied head needs no matrix, but some files have one.

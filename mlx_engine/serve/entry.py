@@ -22,7 +22,7 @@ from mlx_engine.serve.job import Mark
 LEFT_OUT = ("sampling", "logprobs", "timeout")
 
 # The options of `load` that a line may have: it is given to `load` as it is.
-LOAD_OPTIONS = ("allow_settings", "jit", "quant", "quant_min_dim", "quant_layers")
+LOAD_OPTIONS = ("allow_settings", "jit", "context", "quant", "quant_min_dim", "quant_layers")
 
 
 class ModelId(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVSpan, KVView
-from mlx_engine.backends.parameters import RMSNorm, Rope, Scores
+from mlx_engine.backends.parameters import Growth, RMSNorm, Rope, Scores
 from tests.contract.case import OpCase, Run, norm_weight, normal, weight
 
 
@@ -21,7 +21,15 @@ def rope(positions: Sequence[int], heads: int, head_dim: int, theta: float = 1e4
     return run
 
 
-def head_norm_rope(positions: Sequence[int], *, normed: bool) -> Run:
+# Three rotated pairs of eight, longer than they were; queries grow every 16 tokens.
+SCALED = Rope((1.0, 0.5, 0.1, *(0.0,) * 5), (1.2, 1.2, 1.2, *(1.0,) * 5), Growth(0.3, 16))
+
+
+def scaled_rope(positions: Sequence[int]) -> Run:
+    return lambda be, rng: be.rope(be.array(normal(rng, len(positions), 2, 16)), SCALED, positions)
+
+
+def head_norm_rope(positions: Sequence[int], *, normed: bool, rope: Rope | None = None) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         q, k, v = (be.array(normal(rng, len(positions), n)) for n in (64, 32, 32))
         norms = (
@@ -29,7 +37,7 @@ def head_norm_rope(positions: Sequence[int], *, normed: bool) -> Run:
             if normed
             else None
         )
-        return be.head_norm_rope(q, k, v, 16, norms, Rope.plain(16, 1e4), positions)
+        return be.head_norm_rope(q, k, v, 16, norms, rope or Rope.plain(16, 1e4), positions)
 
     return run
 
@@ -120,6 +128,7 @@ CASES = [
     OpCase("rope", "start", rope(range(5), 2, 8)),
     OpCase("rope", "one-token-deep", rope([4095], 4, 16)),
     OpCase("rope", "far", rope(range(40_000, 40_003), 2, 32, theta=1e6)),
+    OpCase("rope", "scaled", scaled_rope([0, 15, 16, 47, 1000])),
     OpCase("rope", "several-sequences", rope([7, 8, 9, 0, 1, 700, 3], 2, 16)),
     OpCase("attention", "prefill", attention(6, 0, 4, 4)),
     OpCase("attention", "decode", attention(1, 9, 4, 4)),
@@ -163,5 +172,7 @@ CASES = [
     OpCase("kv_nbytes", "law", kv_nbytes),
     OpCase("head_norm_rope", "normed", head_norm_rope(range(2, 5), normed=True)),
     OpCase("head_norm_rope", "plain", head_norm_rope([7], normed=False)),
+    OpCase("head_norm_rope", "queries-grow", head_norm_rope([40, 41, 0, 3, 1000], normed=True, rope=SCALED)),
+    OpCase("head_norm_rope", "queries-grow-plain", head_norm_rope([7, 17], normed=False, rope=SCALED)),
     OpCase("head_norm_rope", "several-sequences", head_norm_rope([40, 41, 0, 3, 1000], normed=True)),
 ]  # fmt: skip

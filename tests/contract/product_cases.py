@@ -148,6 +148,22 @@ def project_norm_add(t: int, type_name: str = "F32", *, kind: str = "rms") -> Ru
     return run
 
 
+def project_norm(t: int, type_name: str = "F32") -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x, layer = be.array(normal(rng, t, 64)), linear(be, rng, 32, 64, type_name)
+        return be.project_norm(x, layer, norm_of(be, rng, 32, "rms"))
+
+    return run
+
+
+def without_norm(t: int, type_name: str = "F32") -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x, gate, up = be.array(normal(rng, t, 64)), *(linear(be, rng, 48, 64, type_name) for _ in range(2))
+        return be.norm_gate_up(x, None, gate, up, "silu")
+
+    return run
+
+
 def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool = False) -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x, n = be.array(normal(rng, t, 64)), RMSNorm("n", norm_weight(be, rng, 64), 1e-6)
@@ -246,6 +262,11 @@ CASES = [
     OpCase("project_norm_add", "q8_0", project_norm_add(1, "Q8_0")),
     OpCase("project_norm_add", "q8_0-matrix", project_norm_add(9, "Q8_0")),
     OpCase("project_norm_add", "layer", project_norm_add(2, kind="layer")),
+    OpCase("project_norm", "vector", project_norm(1)),
+    OpCase("project_norm", "matrix", project_norm(9)),
+    OpCase("project_norm", "q8_0", project_norm(3, "Q8_0")),
+    OpCase("norm_gate_up", "without-norm", without_norm(1)),
+    OpCase("norm_gate_up", "without-norm-q8_0", without_norm(9, "Q8_0")),
     OpCase("norm_gate_up", "silu", norm_gate_up(1, "silu")),
     OpCase("norm_gate_up", "gelu", norm_gate_up(4, "gelu")),
     OpCase("norm_gate_up", "q8_0", norm_gate_up(1, "silu", "Q8_0")),

@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant(
         "values projected with attn_k",
         "mlx_engine/models/decoder.py",
-        "decoder_layer",
+        "_projections",
         "(w.attn_q, w.attn_k, w.attn_v)",
         "(w.attn_q, w.attn_k, w.attn_k)",
     ),
@@ -172,6 +172,58 @@ MUTANTS = [
         "decoder_layers",
         'want if i == len(layers) - 1 else "every"',
         '"some" if i == len(layers) - 1 else "every"',
+    ),
+    Mutant(
+        "norms of whole rows exchanged",
+        "mlx_engine/models/decoder.py",
+        "_projections",
+        "be.project_norm(x, w.attn_k, w.attn_k_norm)",
+        "be.linear(x, w.attn_k)",
+    ),
+    Mutant(
+        "keys grow like queries", "mlx_engine/backends/parameters.py", "Rope.keys", "replace(self, growth=None)", "self"
+    ),
+    Mutant(
+        "growth without steps",
+        "mlx_engine/backends/parameters.py",
+        "Growth.at",
+        "position // self.length",
+        "position / self.length",
+    ),
+    Mutant(
+        "unrotated elements are longer too",
+        "mlx_engine/models/rotation.py",
+        "Rotation.for_heads",
+        "(1.0,) * rest",
+        "(self.attention_factor,) * rest",
+    ),
+    Mutant(
+        "YaRN's limits exchanged",
+        "mlx_engine/models/rotation.py",
+        "yarn",
+        "pair(r.high), pair(r.low)",
+        "pair(r.low), pair(r.high)",
+    ),
+    Mutant(
+        "LongRoPE's divisors exchanged",
+        "mlx_engine/models/rotation.py",
+        "longrope",
+        "r.long if r.is_long else r.short",
+        "r.short if r.is_long else r.long",
+    ),
+    Mutant(
+        "epsilon of scaled hidden states",
+        "mlx_engine/models/granite.py",
+        "Model.__init__",
+        "config.norm_eps / config.residual_multiplier**2",
+        "config.norm_eps",
+    ),
+    Mutant(
+        "rotated rows stay in the first half",
+        "mlx_engine/models/stored.py",
+        "Stored._order",
+        "(turned, rest)",
+        "(rest, turned)",
     ),
     Mutant("query and key norm forgotten", "mlx_engine/models/decoder.py", "decoder_layer", "w.head_norms", "None"),
     Mutant(
@@ -224,7 +276,13 @@ MUTANTS = [
         "self.window if is_local else None",
         "None",
     ),
-    Mutant("a window is lost", "mlx_engine/models/mistral.py", "Model.__init__", "config.window", "None"),
+    Mutant(
+        "a window is lost",
+        "mlx_engine/models/llama.py",
+        "Model.__init__",
+        "enumerate(config.windows)",
+        "enumerate([None] * config.n_layers)",
+    ),
     Mutant(
         "what repeats a setting is not compared", "mlx_engine/models/config.py", "", "s.expect(again, value)", "pass"
     ),
@@ -262,9 +320,9 @@ MUTANTS = [
     Mutant(
         "heads are not dealt for GGUF",
         "mlx_engine/models/stored.py",
-        "Stored._dealt",
-        "return halves.transpose(0, 2, 1, 3).reshape(-1)",
-        "return halves.reshape(-1)",
+        "Stored.in_file_order",
+        "np.argsort(self._order(head_dim))",
+        "self._order(head_dim)",
     ),
     Mutant(
         "biases forgotten", "mlx_engine/models/parameters.py", "Parameters.linear", 'f"{name}.bias" in self', "False"
@@ -297,7 +355,7 @@ MUTANTS = [
         "unexpected = sorted(set(checkpoint.shapes) - names - set(plan.unused))",
         "unexpected = []",
     ),
-    Mutant("attention scale forgotten", "mlx_engine/models/qwen3.py", "Model.__init__", "config.head_dim**-0.5", "1.0"),
+    Mutant("attention scale forgotten", "mlx_engine/models/llama.py", "Model.__init__", "config.head_dim**-0.5", "1.0"),
     Mutant(
         "logits without their soft cap", "mlx_engine/models/decoder.py", "Decoder._logits", "self.logit_softcap", "None"
     ),

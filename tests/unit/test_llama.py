@@ -11,7 +11,7 @@ from mlx_engine.backends.parameters import Rope
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import llama
-from mlx_engine.models.rotation import llama3
+from mlx_engine.models.rotation import Rotation, llama3
 from mlx_engine.models.rotation_setting import RotationSetting
 from mlx_engine.models.settings import Settings
 from mlx_engine.models.stored import Stored
@@ -52,7 +52,7 @@ def test_fast_rotations_stay_and_slow_ones_are_slowed_down():
 def test_between_the_two_the_change_is_gradual():
     """Halfway from 1 turn to 4, half of each."""
     f = 2.5 * 2 * math.pi / 100
-    (found,) = llama3(Rope((f,)), factor=4.0, low=1.0, high=4.0, context=100).frequencies
+    (found,) = llama3(Rotation(1e4, "llama3", factor=4.0, low=1.0, high=4.0, context=100), (f,))
     assert found == pytest.approx(0.5 * f + 0.5 * f / 4)
 
 

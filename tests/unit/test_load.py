@@ -211,7 +211,7 @@ def test_a_tensor_of_an_unreadable_type_is_refused_by_name(folder, stored):
 
 REFUSED = {
     "rope scaling": ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
-    "rope type": ("rope_parameters", {"rope_theta": 1e6, "rope_type": "linear"}, "rope_type"),
+    "rope type": ("rope_parameters", {"rope_theta": 1e6, "rope_type": "longrope"}, "rope_type"),
     "rope factor": ("rope_parameters", {"rope_theta": 1e6, "rope_type": "default", "factor": 2.0}, "factor"),
     "rope theta": ("rope_parameters", {"rope_theta": 0, "rope_type": "default"}, "rope_theta"),
     "rope theta huge": ("rope_parameters", {"rope_theta": 10**400, "rope_type": "default"}, "rope_theta"),
@@ -255,8 +255,8 @@ def test_a_setting_that_would_change_the_computation_is_refused_by_name(folder, 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope.scaling.type", "yarn"),
-        ("rope.scaling.factor", 4.0),
+        ("rope.scaling.type", "longrope"),
+        ("rope.scaling.factor", 0.0),
         ("expert_count", 8),
         ("expert_count", [8, 8]),
         ("attention.sliding_window", 4096),

@@ -60,14 +60,20 @@ def test_what_is_stored_as_the_model_has_it_is_not_copied():
 
 @pytest.mark.parametrize("type_", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("heads", [None, 2, 4])
-def test_what_is_put_back_is_as_it_was_stored(type_: str, transposed: bool, heads: int | None):
+@pytest.mark.parametrize(("heads", "rotated"), [(None, None), (2, None), (4, None), (2, 12), (4, 4)])
+def test_what_is_put_back_is_as_it_was_stored(type_: str, transposed: bool, heads: int | None, rotated: int | None):
     whole = packed(FUSED.T if transposed else FUSED, type_)
-    of = [Stored("stored", (32 * i, 96), transposed=transposed, heads=heads) for i in range(3)]
+    of = [Stored("stored", (32 * i, 96), transposed=transposed, heads=heads, rotated=rotated) for i in range(3)]
     parts = [stored.take(whole, (32, 64)) for stored in of]
-    again = of[0].put(parts)
+    again = of[0].put([stored.in_file_order(part) for stored, part in zip(of, parts, strict=True)])
     assert (again.name, again.shape, again.type) == ("stored", whole.shape, whole.type)
     np.testing.assert_array_equal(again.data, whole.data)
+
+
+def test_rotated_rows_are_dealt_to_both_halves_of_each_head():
+    taken = Stored("stored", heads=2, rotated=4).take(packed(np.arange(16, dtype=np.float32).reshape(16, 1)), (16, 1))
+    order = [0, 1, 4, 5, 2, 3, 6, 7]
+    np.testing.assert_array_equal(taken.dequantize()[:, 0], [*order, *(8 + i for i in order)])
 
 
 def test_what_was_added_is_taken_off_again():

@@ -1,0 +1,82 @@
+"""Ministral 3, and the text models of Mistral Small 3.1 and later.
+
+Reference: Hugging Face transformers, models/ministral3 and models/mistral3. Differences from Llama: YaRN, and queries
+that grow with their position (Llama 4's attention scaling). Folders of models that also read images have the settings
+of the text model under `text_config`; the image encoder is not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import llama
+from mlx_engine.models.conditions import each_layer, halves, per_head
+from mlx_engine.models.config import Expected, whole, whole_or_none
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.settings import HF_HARMLESS, Settings
+from mlx_engine.models.table import HEAD, decoder_plan
+
+ARCHITECTURES = ("ministral3", "mistral3")
+GGUF_ARCHITECTURE = "mistral3"
+
+# Keys beside `text_config` in config.json that do not change the text model.
+AROUND_TEXT = {
+    *HF_HARMLESS,
+    "image_token_index",
+    "multimodal_projector_bias",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "vision_config",
+    "vision_feature_layer",
+}
+# Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
+STEMS = (("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", ""))
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes, and the window: the latest tokens that a token attends to; None for all tokens."""
+
+    head_dim: int = whole(
+        ("attention.key_length", per_head), ("head_dim", per_head),
+        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
+    )  # fmt: skip
+    rope: Rotation = rotation(rules=("yarn",), grows=True)
+    window: int | None = whole_or_none(None, ("sliding_window", None))
+
+    expected = Expected(
+        gguf=llama.Config.expected.gguf, hf={"hidden_act": "silu", "layer_types": each_layer("full_attention")}
+    )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, the same for all."""
+        return (self.window,) * self.n_layers
+
+
+class Model(llama.Model):
+    """A Llama model whose queries may grow with their position."""
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    settings, table = Settings(checkpoint.settings, where=checkpoint.where), {**llama.TENSORS, **llama.DEALT}
+    if checkpoint.naming == "gguf":
+        return llama.plan(checkpoint, Config)
+    text, unused = settings.mapping("text_config"), list[str]()
+    if text is not None:
+        settings.refuse_rest(AROUND_TEXT)
+        unused = [name for name in checkpoint.shapes if "vision_tower." in name or "multi_modal_projector." in name]
+    model, head = next((of for of in STEMS if f"{of[0]}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
+    for name, row in table.items():
+        hf = f"{head}{row.hf}" if name == HEAD else row.hf.replace("model.", model, 1)
+        table[name] = replace(row, hf=hf)
+    made = decoder_plan(checkpoint, Config, table, settings=text)
+    return llama.with_rotation(checkpoint, replace(made, unused=(*made.unused, *unused)))

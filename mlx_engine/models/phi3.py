@@ -1,0 +1,84 @@
+"""Phi-3, Phi-3.5 and Phi-4, dense, with Phi-4-mini.
+
+Papers: "Phi-3 Technical Report", arXiv 2404.14219; "Phi-4-Mini Technical Report", arXiv 2503.01743. Reference: Hugging
+Face transformers, models/phi3. Differences from Llama: files store queries, keys and values as one matrix, gate and up
+as another; LongRoPE; some releases have sliding-window attention; in Phi-4-mini only the first three quarters of each
+head are rotated. llama.cpp ignores the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import llama
+from mlx_engine.models.conditions import halves, per_head
+from mlx_engine.models.config import Expected, Key, declared, whole
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.table import Row
+
+ARCHITECTURES = ("phi3",)
+GGUF_ARCHITECTURE = "phi3"
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes, and the window: the latest tokens that a token attends to; 0 for all tokens."""
+
+    head_dim: int = whole(
+        ("attention.key_length", per_head), ("head_dim", per_head),
+        repeated=("attention.value_length",), condition=halves,
+    )  # fmt: skip
+    rope: Rotation = rotation(rules=("longrope",), partial=True)
+    window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 0)))
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "lm_head_bias": False,
+            "full_attn_mod": 1,
+            "interpolate_factor": 1,
+        },
+        harmless=("embd_pdrop", "resid_pdrop"),
+    )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, the same for all."""
+        return (self.window or None,) * self.n_layers
+
+    @property
+    def rotary_dim(self) -> int:
+        """The number of elements of each head that are rotated."""
+        return self.rope.n_rotated or self.head_dim
+
+
+QKV = ("model.layers.*.self_attn.qkv_proj.weight", "blk.*.attn_qkv.weight")
+GATE_UP = ("model.layers.*.mlp.gate_up_proj.weight", "blk.*.ffn_up.weight")
+TENSORS = {
+    **llama.TENSORS,
+    "blk.*.attn_q.weight": Row(QKV[0], "HE D", gguf=QKV[1], after=("GE", "GE"), rotated="H"),
+    "blk.*.attn_k.weight": Row(QKV[0], "GE D", gguf=QKV[1], before=("HE",), after=("GE",), rotated="G"),
+    "blk.*.attn_v.weight": Row(QKV[0], "GE D", gguf=QKV[1], before=("HE", "GE")),
+    "blk.*.ffn_gate.weight": Row(GATE_UP[0], "F D", gguf=GATE_UP[1], after=("F",)),
+    "blk.*.ffn_up.weight": Row(GATE_UP[0], "F D", gguf=GATE_UP[1], before=("F",)),
+}
+
+
+class Model(llama.Model):
+    """A Llama model whose heads may be rotated in part."""
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    return llama.plan(checkpoint, Config, TENSORS)

@@ -1,0 +1,198 @@
+"""Make the checkpoints of more dense architectures in tests/data and their golden files. The tests never run this.
+
+Tiny models with random weights, stored in bfloat16, whose windows and training contexts are much shorter than the
+prompts. Computed as in `make_llama_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0. Also
+the frequencies of every scaling rule of rotary embedding, for settings as repositories publish them.
+
+    python -m tests.golden.make_dense_goldens          # all
+    python -m tests.golden.make_dense_goldens phi3     # some
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import modeling_rope_utils as rope_utils
+from transformers.models.granite import modeling_granite
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid
+from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.olmo2 import modeling_olmo2
+from transformers.models.olmo3 import modeling_olmo3
+from transformers.models.phi3 import modeling_phi3
+from transformers.models.smollm3 import modeling_smollm3
+
+from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
+from tests.golden.make_llama_goldens import to_q8_0
+
+MODULES = (
+    rope_utils, modeling_granite, modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3,
+    modeling_phi3, modeling_smollm3,
+)  # fmt: skip
+VOCAB = 64
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+    "num_key_value_heads": 1, "vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": None, "attn_implementation": "eager", "tie_word_embeddings": True,
+}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 16,
+    "beta_fast": 4.0, "beta_slow": 1.0,
+}  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.125, 1.25, 1.5, 2.0, 2.5], "long_factor": [1.0, 1.5, 3.0, 5.0, 8.0, 12.0],
+}  # fmt: skip
+MULTIPLIERS = {
+    "embedding_multiplier": 1.5, "attention_multiplier": 0.125, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "rms_norm_eps": 0.05,
+}  # fmt: skip
+# What is different from SIZES; AROUND are settings of layers that these models do not have.
+AROUND = {
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 4, "rope_parameters": {**PLAIN, "rope_theta": 5e4}},
+    "phi3": {
+        "model_type": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 64,
+        "sliding_window": 20,
+    },
+    "ministral3": {
+        "model_type": "ministral3", "tie_word_embeddings": False,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+    },
+    "granite": {"model_type": "granite", "rope_parameters": PLAIN, **MULTIPLIERS},
+    "granite4": {
+        "model_type": "granitemoehybrid", "rope_parameters": PLAIN, **MULTIPLIERS, **AROUND,
+        "shared_intermediate_size": 64, "position_embedding_type": "rope", "layer_types": ["full_attention"] * 2,
+    },
+    "olmo2": {"model_type": "olmo2", "rope_parameters": PLAIN, "tie_word_embeddings": False},
+    "olmo3": {
+        "model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
+}  # fmt: skip
+PROMPTS = (5, 39)
+# Longer than the training context of LongRoPE; without greedy ids, and for a model that is loaded for such a context.
+LONG = {"phi3": 100}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn mscale": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.5,
+    },
+    "yarn attention_factor": {
+        "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 8192,
+        "attention_factor": 1.25, "beta_fast": 16.0, "beta_slow": 2.0,
+    },
+    "yarn truncate": {
+        "rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "longrope": {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+        "short_factor": [1 + j / 64 for j in range(32)], "long_factor": [1 + j for j in range(32)],
+    },
+}  # fmt: skip
+CONTEXT, HEAD_DIM = 131_072, 64
+
+
+def build(name: str, seed: int) -> PreTrainedModel:
+    """Set random weights for which every part matters, rounded to bfloat16, so that the file has exactly these."""
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **MODELS[name]}))
+    random = np.random.default_rng(seed)
+    for stem, parameter in made.named_parameters():
+        if parameter.ndim == 1:
+            values = random.uniform(0.5, 2.0, parameter.shape)
+        else:
+            small = 0.5 if stem.split(".")[-2] in ("o_proj", "down_proj", "output_linear") else 1.2
+            values = random.normal(0, 0.5 if "embed" in stem else small * parameter.shape[1] ** -0.5, parameter.shape)
+        parameter.data = torch.from_numpy(values).to(torch.bfloat16).to(torch.float64)
+    return made.eval()
+
+
+def make(name: str) -> None:
+    """Write a folder of tests/data, with the first seed for which no greedy step is nearly a tie."""
+    folder = DATA / f"{name}-micro"
+    (folder / "hf").mkdir(parents=True, exist_ok=True)
+    for seed in range(100):
+        try:
+            golden = computed(name, seed, folder)
+            break
+        except ValueError as error:
+            print(name, seed, error)
+    np.savez_compressed(folder / "golden.npz", **golden)
+    (folder / "hf" / "generation_config.json").unlink(missing_ok=True)
+    print(folder.name, {key: values.shape for key, values in golden.items()})
+
+
+def computed(name: str, seed: int, folder: Any) -> dict[str, np.ndarray]:
+    """Write the checkpoint and return the results."""
+    random, golden = np.random.default_rng(seed + 1000), {}
+    prompts = [random.integers(0, VOCAB, n).tolist() for n in PROMPTS]
+    with ExitStack() as stack:
+        for module in MODULES:
+            stack.enter_context(mock.patch.object(module, "torch", DoubleTorch()))
+        stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        model = build(name, seed)
+        stored = {stem: values.to(torch.bfloat16) for stem, values in model.state_dict().items()}
+        if model.config.tie_word_embeddings:
+            del stored["lm_head.weight"]
+        model.save_pretrained(folder / "hf", state_dict=stored)
+        if name in LONG:
+            golden["long"] = random.integers(0, VOCAB, LONG[name]).astype(np.int32)
+            golden["logits_long"] = logits_of(model, golden["long"].tolist()).astype(np.float32)
+        for suffix in ("", "_q8"):
+            if suffix:
+                to_q8_0(model)
+            for i, prompt in enumerate(prompts):
+                golden[f"prompt{i}"] = np.array(prompt, np.int32)
+                golden[f"logits{i}{suffix}"] = logits_of(model, prompt).astype(np.float32)
+                golden[f"greedy{i}{suffix}"] = np.array(greedy(model, prompt), np.int32)
+    return golden
+
+
+def make_rotations() -> None:
+    """Write the frequencies and attention factors of `SETTINGS`, and of some for twice the context."""
+    with (
+        mock.patch.object(rope_utils, "torch", DoubleTorch()),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        made = {name: {"settings": settings, "usual": rotation(settings)} for name, settings in SETTINGS.items()}
+        made["dynamic"]["long"] = rotation(SETTINGS["dynamic"], 2 * CONTEXT)
+        made["longrope"]["long"] = rotation(SETTINGS["longrope"], CONTEXT)
+    (DATA / "rope-scaling.json").write_text(json.dumps(made, indent=1) + "\n")
+
+
+def rotation(settings: dict[str, Any], length: int | None = None) -> dict[str, Any]:
+    """Return what transformers makes of a setting."""
+    config = AutoConfig.for_model(
+        "llama", head_dim=HEAD_DIM, max_position_embeddings=CONTEXT, rope_parameters=dict(settings)
+    )
+    frequencies, factor = rope_utils.ROPE_INIT_FUNCTIONS[settings["rope_type"]](config, seq_len=length)
+    return {"frequencies": frequencies.tolist(), "attention_factor": factor}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for chosen in sys.argv[1:] or (*MODELS, "rotations"):
+        if chosen == "rotations":
+            make_rotations()
+        else:
+            make(chosen)

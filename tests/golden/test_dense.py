@@ -1,0 +1,143 @@
+"""Logits and greedy ids of the smaller dense architectures against transformers, from folders and GGUF files.
+
+Windows, training contexts and steps of Llama 4's attention scaling are shorter than half of the prompts.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.backends.compiled_program import CompiledProgram
+from mlx_engine.backends.program import OpByOp
+from mlx_engine.convert.requantize import requantize
+from mlx_engine.errors import ContextLengthError, OptionError
+from mlx_engine.models.config import is_same
+from mlx_engine.models.conversion import Conversion
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import EVERY_RULE, RotationSetting
+from mlx_engine.models.settings import Settings
+from tests.contract.check import EMULATED
+from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
+from tests.unit.test_gguf_form import bytes_only
+
+ARCHITECTURES = ("granite", "granite4", "ministral3", "olmo2", "olmo3", "phi3", "smollm3")
+ROPES = json.loads((DATA / "rope-scaling.json").read_text())
+Goldens = Callable[[str, str], Golden]
+
+
+@pytest.fixture(scope="module")
+def goldens(tmp_path_factory: pytest.TempPathFactory) -> Goldens:
+    made = tmp_path_factory.mktemp("gguf")
+    return cache(lambda name, file: golden(name, file, made))
+
+
+def golden(name: str, file: str, made: Path) -> Golden:
+    folder = DATA / f"{name}-micro"
+    if file == "hf":
+        return Golden(name, folder / "hf", folder / "golden.npz")
+    path = made / f"{name}.gguf"
+    requantize(with_tokenizer(folder / "hf", made / name), path, Conversion(file))
+    return Golden(name, path, folder / "golden.npz", "_q8")
+
+
+def with_tokenizer(folder: Path, copy: Path) -> Path:
+    """Return a copy with a tokenizer.json of the 64 tokens of these models."""
+    shutil.copytree(folder, copy)
+    tokenizer = bytes_only("llama-bpe")
+    tokenizer["model"]["vocab"] = {text: i for text, i in tokenizer["model"]["vocab"].items() if i < 64}  # type: ignore[index]
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("backend", "file"),
+    [
+        # `scalar` expands Q8_0 on load; the emulator takes long.
+        pytest.param(
+            backend, file, marks=[pytest.mark.slow] * ((backend, file) in (("scalar", "q8_0"), (EMULATED, "hf")))
+        )
+        for backend in BACKENDS
+        for file in ("hf", "q8_0")
+    ],
+)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_and_greedy_ids(goldens: Goldens, name: str, backend: str, file: str):
+    of = goldens(name, file)
+    for i in (1,) if backend in ("scalar", EMULATED) else (0, 1):
+        check_close(of.logits(i), np.asarray(engine(of.checkpoint, backend).logits(of.prompt(i))))
+    if backend not in ("scalar", EMULATED):
+        assert greedy(of, 0, backend, kv=True) == of.greedy(0)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_bits_do_not_depend_on_chunks_and_pages(name: str):
+    of = golden(name, "hf", Path())
+    ids, of_one = of.prompt(1), engine(of.checkpoint, "simd").logits(of.prompt(1))
+    for chunk, page in ((1, 64), (7, 5), (16, 16)):
+        np.testing.assert_array_equal(in_chunks(of.checkpoint, "simd", ids, chunk, page=page), np.asarray(of_one))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_layers_run_as_a_compiled_program_with_the_bits_of_single_operations(name: str):
+    ids, loaded = golden(name, "hf", Path()).prompt(1), mlx_engine.load(DATA / f"{name}-micro" / "hf", "simd")
+    assert isinstance(loaded.model.program, CompiledProgram)
+    at_once = np.asarray(loaded.logits(ids))
+    model: Any = loaded.model
+    model.program = OpByOp(model.backend, model.definition)
+    np.testing.assert_array_equal(np.asarray(loaded.logits(ids)), at_once)
+
+
+def test_longrope_has_the_divisors_of_the_context_that_it_is_loaded_for(tmp_path: Path):
+    """The context of the training is 64 tokens. llama.cpp chooses the divisors in the same way."""
+    of, arrays = golden("phi3", "hf", Path()), np.load(DATA / "phi3-micro" / "golden.npz")
+    ids, short = arrays["long"].tolist(), engine(of.checkpoint, "simd")
+    assert short.config.context_length == 64
+    assert "--context" in short.notes[-1]
+    with pytest.raises(ContextLengthError):
+        short.logits(ids)
+    requantize(with_tokenizer(of.checkpoint, tmp_path / "hf"), tmp_path / "out.gguf", Conversion("f32"))
+    for path in (of.checkpoint, tmp_path / "out.gguf"):
+        long = mlx_engine.load(path, "simd", context=65)
+        assert long.config.context_length == 512
+        check_close(arrays["logits_long"], np.asarray(long.logits(ids)))
+
+
+@pytest.mark.parametrize("context", [513, 0, True, 1.5])
+def test_a_context_that_the_model_does_not_have_is_refused(context: object):
+    with pytest.raises(OptionError, match="context"):
+        mlx_engine.load(DATA / "phi3-micro" / "hf", "simd", context=context)  # type: ignore[arg-type]
+
+
+def rotation(settings: dict[str, object]) -> Rotation:
+    """Return the rotation of a model with a context of 131,072 tokens and heads of 64."""
+    known = SimpleNamespace(context_length=131_072, head_dim=64)
+    setting = RotationSetting("rope.freq_base", "rope_theta", 1e4, EVERY_RULE, layers=None, always=True)
+    return setting.read(Settings({"rope_parameters": settings}, where="here"), "hf", known)
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_frequencies_of_every_scaling_rule(name: str):
+    of = ROPES[name]
+    for kind, context in (("usual", 4096), ("long", 262_144 if name == "dynamic" else 131_072)):
+        if kind in of:
+            rope = rotation(of["settings"]).within(context).for_heads(64)
+            np.testing.assert_allclose(rope.frequencies, of[kind]["frequencies"], rtol=1e-12)
+            factor = of[kind]["attention_factor"]
+            np.testing.assert_allclose(rope.lengths or (1.0,) * 32, (factor,) * 32, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "yarn", "yarn mscale", "yarn attention_factor"])
+def test_gguf_keys_of_a_rule_give_the_same_rotation(name: str):
+    setting = RotationSetting("rope.freq_base", "rope_theta", 1e4, EVERY_RULE, layers=None, always=True)
+    there = rotation(ROPES[name]["settings"])
+    keys = {key: float(np.float32(v)) if isinstance(v, float) else v for key, v in setting.to_gguf(there).items()}
+    back = setting.read(Settings(keys, where="here"), "gguf", SimpleNamespace(context_length=131_072, head_dim=64))
+    assert is_same(back, there)
