@@ -16,6 +16,7 @@ pytest.importorskip("numba")
 from kernels.cpu import (
     attention,
     embedding,
+    experts,
     gemm,
     gemv,
     heads,
@@ -150,7 +151,9 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
-    modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, linear, program, sum_exp)}
+    modules = {
+        module.__name__ for module in (attention, embedding, experts, gemm, gemv, heads, jobs, linear, program, sum_exp)
+    }
     assert {f"kernels.cpu.{name}" for part in machine_code.PARTS for name in part} == modules
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
