@@ -42,11 +42,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
         "sliding_window": WINDOW, "tie_word_embeddings": True, "hidden_act": "silu",
     }),
-    "mixtral": ("hf", {
-        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
-        "sliding_window": WINDOW, "hidden_act": "silu", "num_local_experts": 4, "num_experts_per_tok": 2,
-    }),
     "ministral3": ("gguf", {
         **_DECODER, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 1.0,
         "rope.scaling.original_context_length": 32, "attention.temperature_scale": 0.1,
@@ -58,12 +53,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("gguf", _DECODER),
     "qwen3": ("gguf", {**_DECODER, **_HEADS}),
     "qwen3moe": ("gguf", {
-        **_DECODER, **_HEADS, "expert_count": 12, "expert_used_count": 3, "expert_feed_forward_length": 256,
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
     }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.
 _FLOATS = ("position_embd",)
-_ROUTERS = ("ffn_gate_inp", "block_sparse_moe.gate")
 
 
 def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
@@ -86,7 +80,7 @@ def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
         return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
     *rows, k = shape
     n = math.prod(rows)
-    is_float = name.startswith(_FLOATS) or any(router in name for router in _ROUTERS)
+    is_float = name.startswith(_FLOATS) or "ffn_gate_inp" in name
     if type_name == "Q4_K" and not is_float:
         return replace(random_blocks(rng, name, type_name, n, k, k**-0.5), shape=shape)
     values = (rng.standard_normal(shape) * k**-0.5).astype(np.float32)

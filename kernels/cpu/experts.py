@@ -43,7 +43,7 @@ def _vectors(n: int) -> Any:
 
 @jit
 def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int) -> None:
-    """Write the ids of the largest `n_used` of `logits[at ...]`, of equal ones the first, in ascending order."""
+    """Write the ids of the largest `n_used` of `logits[at ...]`, of equal ones the first."""
     n = 0
     for e in range(n_experts):
         value = get(logits, at + e)
@@ -53,12 +53,6 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
         i = n if n < n_used else n - 1
         n = i + 1
         while i > 0 and value > get(logits, at + ids[to + i - 1]):
-            ids[to + i] = ids[to + i - 1]
-            i -= 1
-        ids[to + i] = e
-    for j in range(1, n_used):
-        e, i = ids[to + j], j
-        while i > 0 and ids[to + i - 1] > e:
             ids[to + i] = ids[to + i - 1]
             i -= 1
         ids[to + i] = e

@@ -11,13 +11,6 @@ MUTANTS = [
         "not value >= get(logits, at + ids[to + n - 1])",
     ),
     Mutant(
-        "experts in the order of their logits",
-        "kernels/cpu/experts.py",
-        "choose",
-        "range(1, n_used)",
-        "range(1, 1)",
-    ),
-    Mutant(
         "weights always normalised",
         "kernels/cpu/experts.py",
         "weigh",
