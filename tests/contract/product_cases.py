@@ -9,7 +9,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear, RMSNorm
 from tests.contract.case import OpCase, Run, linear, norm_of, norm_weight, normal, weight
-from tests.random_blocks import random_blocks
+from tests.random_blocks import SPREAD, random_blocks
 
 
 def embed(ids: list[int], type_name: str = "F32") -> Run:

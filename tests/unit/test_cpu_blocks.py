@@ -5,6 +5,7 @@ Both bit for bit, from anywhere in memory, and products against float64 as well.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import gguf
@@ -17,7 +18,7 @@ from kernels import blocks as layout
 
 pytest.importorskip("numba")
 
-from kernels.cpu import blocks_numpy, float32, order_numpy, q4_0, q4_1, q4_k, q6_k, q8_0
+from kernels.cpu import blocks_numpy, float32, library, order_numpy
 from kernels.cpu.formats import FORMAT_ROOM
 from kernels.cpu.layout import LANES, STRETCH
 from kernels.cpu.sums import PANEL_SIZES
@@ -26,11 +27,10 @@ from kernels.cpu.vectors import PART
 U = 2.0**-24
 # By name: the kernels, the twin that expands, and the weights of a block.
 FORMATS = {
-    "Q8_0": (q8_0, blocks_numpy.q8_0, 32),
-    "Q4_0": (q4_0, blocks_numpy.q4_0, 32),
-    "Q4_1": (q4_1, blocks_numpy.q4_1, 32),
-    "Q4_K": (q4_k, blocks_numpy.q4_k, 256),
-    "Q6_K": (q6_k, blocks_numpy.q6_k, 256),
+    name.upper(): (importlib.import_module(f"kernels.cpu.{name}"), getattr(blocks_numpy, name), size)
+    for name in library.FORMATS
+    if name != "float32"
+    for size in [importlib.import_module(f"kernels.cpu.{name}").BLOCK]
 }
 ROOM = np.empty(FORMAT_ROOM, dtype=np.uint8)
 seeds = st.integers(0, 2**32 - 1)
@@ -44,6 +44,8 @@ def matrix(name: str, seed: int, n_blocks: int) -> np.ndarray:
     for field in ("d", "m", "dmin"):
         if field in kind.names:
             made[field] = rng.standard_normal(n_blocks) * 10.0 ** rng.integers(-3, 2, n_blocks)
+    if name == "MXFP4":  # products of larger powers of two are infinite
+        made["e"] = rng.integers(100, 140, n_blocks)
     return at_an_odd_address(made.view(np.uint8))
 
 
@@ -112,6 +114,16 @@ def test_rows_of_four_places(
     blocks = matrix(name, seed, 7 * n_blocks)
     weights = exact(name, blocks).reshape(7, -1)
     check_four_rows(kernels.four_rows, blocks, weights, rows, n_vectors, count, seed + 1, gaps)
+
+
+def test_the_smallest_and_the_largest_powers_of_two_are_exact():
+    """Every byte of MXFP4's scale, also those whose scales are subnormal, and products that are infinite."""
+    blocks = np.random.default_rng(0).integers(0, 256, (256, 17), dtype=np.uint8)
+    blocks[:, 0] = np.arange(256)
+    found, kernels = np.empty(256 * 32, dtype=np.float32), FORMATS["MXFP4"][0]
+    kernels.dequantize(blocks.reshape(-1), 0, 256, found, 0, LANES, PART, 0)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, exact("MXFP4", blocks))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

@@ -21,7 +21,7 @@ from mlx_engine.backends.host_memory import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
-from tests.random_blocks import random_blocks
+from tests.random_blocks import SPREAD, random_blocks
 
 U = 2.0**-24
 EPS = 1e-6
