@@ -168,8 +168,8 @@ def norm_head(type_name: str = "F32", *, t: int = 3, kind: str = "rms") -> Run:
     return run
 
 
-# Formats of 4 and 6 bits, not all of which this project can write.
-STORED = ("Q4_0", "Q4_1", "Q4_K", "Q6_K")
+# Formats of 2 to 6 bits, not all of which this project can write.
+STORED = tuple(SPREAD)
 EXTREMES = [-1e4, -100.0, -20.0, -1e-6, 0.0, 1e-6, 0.5, 20.0, 100.0, 1e4]
 
 CASES = [
