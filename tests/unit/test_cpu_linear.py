@@ -44,7 +44,7 @@ class Layer:
     """Return a linear layer of the backend, and its dense matrix and bias in float64."""
 
     def __init__(self, rng: np.random.Generator, kind: str, n: int, k: int, *, bias: bool = False) -> None:
-        if kind.endswith("_K"):
+        if kind in SPREAD and kind not in ("Q4_0", "Q4_1"):
             weight = random_blocks(rng, "w", kind, n, k)
         else:
             weight = Weight.pack("w", rng.standard_normal((n, k)), BY_NAME[kind])
