@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from kernels.cpu.layout import LANES
 from kernels.cpu.quants import lanes
-from kernels.cpu.vectors import element_address, vector
+from kernels.cpu.vectors import element_address, everywhere, register_lanes, vector
 
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VECTOR, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_I32, LANES)
@@ -60,6 +60,16 @@ def load_fields(n_bytes: int, offset: int, *fields: Field) -> Any:
     return load
 
 
+def _spread(builder: Any, bits: Any) -> Any:
+    """Return 16 in the lanes whose bit of an i16 is 1, else 0."""
+    sixteen = ir.Constant(_INTS, [16] * LANES)
+    if register_lanes() == LANES:  # the bits are a mask register
+        mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
+        return builder.select(mask, sixteen, ir.Constant(_INTS, None))
+    shifted = everywhere(builder, builder.shl(builder.zext(bits, _I32), ir.Constant(_I32, 4)))
+    return builder.and_(builder.lshr(shifted, ir.Constant(_INTS, list(range(LANES)))), sixteen)
+
+
 @intrinsic
 def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
     """Return 32 quants of 5 bits as floats, in two vectors.
@@ -76,12 +86,10 @@ def load_5_bits(typing: Any, data: Any, low: Any, high: Any) -> Any:
         found = []
         for half in range(2):
             bits = builder.extract_element(fifth, ir.Constant(_I32, half))
-            mask = builder.bitcast(bits, ir.VectorType(ir.IntType(1), LANES))
             quants = builder.and_(
                 builder.lshr(words, ir.Constant(_INTS, [4 * half] * LANES)), ir.Constant(_INTS, [15] * LANES)
             )
-            more = builder.or_(quants, ir.Constant(_INTS, [16] * LANES))
-            found.append(builder.sitofp(builder.select(mask, more, quants), _VECTOR))
+            found.append(builder.sitofp(builder.or_(quants, _spread(builder, bits)), _VECTOR))
         return context.make_tuple(builder, signature.return_type, found)
 
     return types.UniTuple(vector, 2)(data, types.int64, types.int64), generate
@@ -110,9 +118,6 @@ def load_half_power(typing: Any, data: Any, at: Any) -> Any:
         normal = builder.shl(builder.sub(e, ir.Constant(_I32, 1)), ir.Constant(_I32, 23))
         subnormal = builder.shl(ir.Constant(_I32, 1 << 21), builder.and_(e, ir.Constant(_I32, 1)))
         bits = builder.select(builder.icmp_unsigned("<", e, ir.Constant(_I32, 2)), subnormal, normal)
-        undefined = ir.Constant(_INTS, ir.Undefined)
-        first = builder.insert_element(undefined, bits, ir.Constant(_I32, 0))
-        every = builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
-        return builder.bitcast(every, _VECTOR)
+        return builder.bitcast(everywhere(builder, bits), _VECTOR)
 
     return vector(data, types.int64), generate
