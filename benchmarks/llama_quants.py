@@ -1,6 +1,7 @@
 """Files quantised by llama.cpp: our speed and our error on each, and llama.cpp's speed.
 
     python -m benchmarks.llama_quants --python PATH      appends to benchmarks/results/llama_quants.jsonl
+    python -m benchmarks.llama_quants --python PATH --files q4_k_m,q5_k_m,q3_k_m --rounds 3 --out new.jsonl
 
 PATH is a Python that has llama-cpp-python. The files are quantised from the 0.6B shape in Q8_0 once and kept beside it.
 In each round every contestant generates 64 tokens in a fresh process, after a warm-up.
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,11 @@ TEST = Test(n_gen=64)
 # The source file, and the files that llama.cpp quantises from it: its number of the type, and whether all tensors have
 # that type.
 AS_IS = "q8_0"
-MADE = {"q4_0-pure": (2, True), "q4_0": (2, False), "q4_k_m": (15, False)}
-# The most common type of published files.
-COMMON = "q4_k_m"
+MADE = {
+    "q4_0-pure": (2, True), "q4_0": (2, False), "q4_k_m": (15, False), "q5_k_m": (17, False), "q3_k_m": (12, False),
+}  # fmt: skip
+# The most common types of published files, which llama.cpp runs too; of the first one the head is measured.
+COMMON = ("q4_k_m", "q5_k_m", "q3_k_m")
 PROMPTS = [[(7 * i * i + 31 * i) % 150_000 for i in range(12)], [5], [1000 + i for i in range(33)]]
 
 _QUANTIZE = """
@@ -70,17 +73,22 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
+    parser.add_argument("--files", help=f"measure only these, beside {AS_IS}: {', '.join(MADE)}")
     options = parser.parse_args()
+    wanted = list(MADE) if options.files is None else options.files.split(",")
+    if unknown := set(wanted) - set(MADE):
+        parser.error(f"--files: expected names among {', '.join(MADE)}, found {', '.join(sorted(unknown))}")
     log = Log("llama_quants", options.out)
-    files = made(resolve(MODEL), options.python)
+    files = made(resolve(MODEL), options.python, wanted)
     for row in rows(files, options.python, options.rounds):
         log.append(row)
 
 
-def made(source: Path, python: str) -> dict[str, Path]:
-    """Return all files by name; quantise those that are missing."""
+def made(source: Path, python: str, wanted: Sequence[str] = tuple(MADE)) -> dict[str, Path]:
+    """Return the source and the wanted files by name; quantise those that are missing."""
     files = {AS_IS: source}
-    for name, (number, pure) in MADE.items():
+    for name in wanted:
+        number, pure = MADE[name]
         files[name] = path = source.with_name(f"{source.stem.removesuffix('-q8_0')}-{name}.gguf")
         if not path.exists():
             part = path.with_suffix(".part")
@@ -97,7 +105,8 @@ def rows(files: dict[str, Path], python: str, rounds: int) -> Iterator[Row]:
     """Yield a row per contestant, then the error of each file, then the time of the output head of two files."""
     entries = [Entry(name, Contestant(OURS, {"backend": "parallel"})) for name in files]
     cores = usable_cores()
-    entries += [Entry(COMMON, Contestant(LLAMA, threads=n)) for n in sorted({1, cores})]
+    common = [name for name in COMMON if name in files]
+    entries += [Entry(name, Contestant(LLAMA, threads=n)) for name in common for n in sorted({1, cores})]
     seconds: list[list[float]] = [[] for _ in entries]
     for number in range(rounds):
         order = list(zip(entries, seconds, strict=True))
@@ -113,7 +122,7 @@ def rows(files: dict[str, Path], python: str, rounds: int) -> Iterator[Row]:
         error = error_of(path)
         print(f"{name}: relative error {error:.1e}")
         yield {"what": "error", "file": name, "error": error}
-    for name in (AS_IS, COMMON):
+    for name in (AS_IS, *common[:1]):
         head = head_of(files[name])
         print(f"{name}: a head of {head['type']} takes {statistics.median(head['seconds']) * 1e3:.2f} ms")
         yield {"what": "head", "file": name, **head}

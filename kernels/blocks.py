@@ -1,8 +1,9 @@
 """The binary layout of quantised blocks: one NumPy structured dtype per format, with fields in file order.
 
-A quantised tensor is rows of blocks; a block holds 32 or 256 consecutive weights of one row. `d` (and `m`,
+A quantised tensor is rows of blocks; a block holds 32, 64 or 256 consecutive weights of one row. `d` (and `m`,
 `dmin`) are float16 scales (and minima), `qs` the low bits of the quants, `qh` and `hmask` the high bits,
-`scales` the packed scales of sub-blocks. `mlx_engine/quant` has one file per format, which unpacks the quants.
+`scales` the packed scales of sub-blocks, `e` a power of two, and `signs` the signs of weights. `mlx_engine/quant` has
+one file per format or family of formats, which unpacks the quants.
 
 All numbers are little-endian and blocks are not padded, so they are unaligned. Hosts are little-endian, too: MLX runs
 on no others.
@@ -26,3 +27,23 @@ Q3_K = np.dtype([("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (
 Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qs", "u1", (128,))])
 Q5_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qh", "u1", (32,)), ("qs", "u1", (128,))])
 Q6_K = np.dtype([("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")])
+
+TQ1_0 = np.dtype([("qs", "u1", (48,)), ("qh", "u1", (4,)), ("d", "<f2")])
+TQ2_0 = np.dtype([("qs", "u1", (64,)), ("d", "<f2")])
+
+IQ1_S = np.dtype([("d", "<f2"), ("qs", "u1", (32,)), ("qh", "<u2", (8,))])
+IQ1_M = np.dtype([("qs", "u1", (32,)), ("qh", "u1", (16,)), ("scales", "<u2", (4,))])
+IQ2_XXS = np.dtype([("d", "<f2"), ("qs", [("grid", "u1", (4,)), ("signs", "<u4")], (8,))])
+IQ2_XS = np.dtype([("d", "<f2"), ("qs", "<u2", (32,)), ("scales", "u1", (8,))])
+IQ2_S = np.dtype(
+    [("d", "<f2"), ("qs", "u1", (32,)), ("signs", "u1", (32,)), ("qh", "u1", (8,)), ("scales", "u1", (8,))]
+)
+IQ3_XXS = np.dtype([("d", "<f2"), ("qs", "u1", (64,)), ("signs", "<u4", (8,))])
+IQ3_S = np.dtype(
+    [("d", "<f2"), ("qs", "u1", (64,)), ("qh", "u1", (8,)), ("signs", "u1", (32,)), ("scales", "u1", (4,))]
+)
+IQ4_NL = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])
+IQ4_XS = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", (4,)), ("qs", "u1", (128,))])
+
+MXFP4 = np.dtype([("e", "u1"), ("qs", "u1", (16,))])
+NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])

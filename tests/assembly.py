@@ -25,6 +25,11 @@ AVX2 = ("x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c")
 AVX512 = ("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq")
 
 
+# Formats whose products are compiled, some of each kind of block: the expansion of every format has the same code for
+# the weights of a block.
+MULTIPLIED = ("float32", "q8_0", "q4_0", "q4_k", "q6_k")
+
+
 @cache
 def assembly(target: tuple[str, str, str]) -> dict[str, str]:
     """Return the text of each kernel, made by a process of its own, once for these sources and this compiler."""
@@ -79,7 +84,8 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
     for name in FORMATS:
         module = importlib.import_module(f"kernels.cpu.{name}")
-        found[f"{name}.four_rows"] = module.four_rows.py_func, four_rows
+        if name in MULTIPLIED:
+            found[f"{name}.four_rows"] = module.four_rows.py_func, four_rows
         if name == "float32":  # a copy, without arithmetic
             continue
         found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, n, n, n)

@@ -8,17 +8,24 @@ from kernels import blocks
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
 
+# A quant, and the scale of its group, on average.
+SPREAD = {
+    "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9.2, "Q5_1": 9.2, "Q2_K": 1.1 * 8.8, "Q3_K": 2.3 * 18.5, "Q4_K": 4.6 * 36,
+    "Q5_K": 9.2 * 36, "Q6_K": 18.5 * 74, "IQ4_NL": 69, "IQ4_XS": 69 * 18.5, "MXFP4": 3,
+}  # fmt: skip
+# What the minimum is multiplied with, so that as many weights are above 0 as below.
+MIDDLE = {"Q4_1": -7.5, "Q5_1": -15.5, "Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
+
 
 def random_blocks(rng: np.random.Generator, name: str, type_name: str, n: int, k: int, size: float = 1.0) -> Weight:
-    """An (n, k) matrix of Q4_0, Q4_1, Q4_K or Q6_K, with weights of about `size`, as many above 0 as below."""
+    """An (n, k) matrix of a type in `SPREAD`, with weights of about `size`, as many above 0 as below."""
     kind = getattr(blocks, type_name)
     type_ = BY_NAME[type_name]
     made = rng.integers(0, 256, type_.bytes_for(n * k), dtype=np.uint8).view(kind)
-    # A code, and what it is multiplied with in its block, on average.
-    spread = {"Q4_0": 4.6, "Q4_1": 4.6, "Q4_K": 4.6 * 36, "Q6_K": 18.5 * 74}[type_name]
-    made["d"] = size / spread * (0.5 + rng.random(len(made)))
-    if type_name == "Q4_1":
-        made["m"] = -7.5 * made["d"].astype(np.float32)
-    if type_name == "Q4_K":
-        made["dmin"] = 7.5 * made["d"].astype(np.float32)
+    if type_name == "MXFP4":
+        made["e"] = 127 + np.floor(np.log2(size / 3)) + rng.integers(0, 2, len(made))
+        return Weight(name, (n, k), type_, made.view(np.uint8))
+    made["d"] = size / SPREAD[type_name] * (0.5 + rng.random(len(made)))
+    if type_name in MIDDLE:
+        made["m" if "m" in (kind.names or ()) else "dmin"] = MIDDLE[type_name] * made["d"].astype(np.float32)
     return Weight(name, (n, k), type_, made.view(np.uint8))

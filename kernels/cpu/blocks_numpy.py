@@ -33,11 +33,7 @@ def q4_1(blocks: Bytes) -> Floats:
 def q4_k(blocks: Bytes) -> Floats:
     """`(d * scale) * q - dmin * minimum`, (n, 256)."""
     found = blocks.view(layout.Q4_K)
-    first, second, third = np.split(found["scales"], 3, axis=1)
-    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1).astype(np.float32)
-    minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1).astype(np.float32)
-    scales *= found["d"].astype(np.float32)[:, None]
-    minima *= found["dmin"].astype(np.float32)[:, None]
+    scales, minima = _scales_of_6(found)
     quants = _halves(found["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
     return (scales[..., None] * quants - minima[..., None]).reshape(-1, 256)
 
@@ -50,6 +46,92 @@ def q6_k(blocks: Bytes) -> Floats:
     quants = low + np.float32(16) * high.astype(np.float32) - np.float32(32)
     scales = found["scales"].astype(np.float32) * found["d"].astype(np.float32)[:, None]
     return (scales[..., None] * quants.reshape(-1, 16, 16)).reshape(-1, 256)
+
+
+def q5_0(blocks: Bytes) -> Floats:
+    """`d * (q - 16)`, (n, 32)."""
+    found = blocks.view(layout.Q5_0)
+    return found["d"].astype(np.float32)[:, None] * (_fifth(found) - np.float32(16))
+
+
+def q5_1(blocks: Bytes) -> Floats:
+    """`d * q + m`, (n, 32)."""
+    found = blocks.view(layout.Q5_1)
+    return found["d"].astype(np.float32)[:, None] * _fifth(found) + found["m"].astype(np.float32)[:, None]
+
+
+def q5_k(blocks: Bytes) -> Floats:
+    """`(d * scale) * q - dmin * minimum`, (n, 256)."""
+    found = blocks.view(layout.Q5_K)
+    low = _halves(found["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
+    fifth = found["qh"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    scales, minima = _scales_of_6(found)
+    return (scales[..., None] * (low + np.float32(16) * fifth) - minima[..., None]).reshape(-1, 256)
+
+
+def q2_k(blocks: Bytes) -> Floats:
+    """`(d * scale) * q - dmin * minimum`, (n, 256)."""
+    found = blocks.view(layout.Q2_K)
+    scales = found["d"].astype(np.float32)[:, None] * (found["scales"] & 15).astype(np.float32)
+    minima = found["dmin"].astype(np.float32)[:, None] * (found["scales"] >> 4).astype(np.float32)
+    return (scales[..., None] * _two_bits(found) - minima[..., None]).reshape(-1, 256)
+
+
+def q3_k(blocks: Bytes) -> Floats:
+    """`(d * (scale - 32)) * (q - 4)`, (n, 256)."""
+    found = blocks.view(layout.Q3_K)
+    third = found["hmask"][:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    quants = _two_bits(found) + np.float32(4) * third.reshape(-1, 16, 16) - np.float32(4)
+    low, high = _halves(found["scales"][:, :8]), found["scales"][:, None, 8:] >> np.arange(0, 8, 2)[:, None] & 3
+    scales = found["d"].astype(np.float32)[:, None] * (low + 16 * high.reshape(-1, 16).astype(np.float32) - 32)
+    return (scales[..., None] * quants).reshape(-1, 256)
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
+
+
+def iq4_nl(blocks: Bytes) -> Floats:
+    """`d * level`, (n, 32)."""
+    found = blocks.view(layout.IQ4_NL)
+    return found["d"].astype(np.float32)[:, None] * _IQ4[_halves(found["qs"]).astype(np.int64)]
+
+
+def iq4_xs(blocks: Bytes) -> Floats:
+    """`(d * (scale - 32)) * level`, (n, 256)."""
+    found = blocks.view(layout.IQ4_XS)
+    low = np.stack([found["scales_l"] & 15, found["scales_l"] >> 4], axis=2).reshape(-1, 8)
+    high = found["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    scales = found["d"].astype(np.float32)[:, None] * (low.astype(np.float32) + 16 * high.astype(np.float32) - 32)
+    levels = _IQ4[_halves(found["qs"].reshape(-1, 16)).astype(np.int64)].reshape(-1, 8, 32)
+    return (scales[..., None] * levels).reshape(-1, 256)
+
+
+def mxfp4(blocks: Bytes) -> Floats:
+    """`2 ** (e - 128) * level`, (n, 32)."""
+    found = blocks.view(layout.MXFP4)
+    scales = np.ldexp(np.float32(1), found["e"].astype(np.int32) - 128)
+    return scales[:, None] * _E2M1[_halves(found["qs"]).astype(np.int64)]
+
+
+def _fifth(found: NDArray[np.void]) -> Floats:
+    """Return quants of 5 bits of Q5_0 and Q5_1, (n, 32)."""
+    high = np.unpackbits(found["qh"], axis=1, bitorder="little")
+    return _halves(found["qs"]) + np.float32(16) * high
+
+
+def _two_bits(found: NDArray[np.void]) -> Floats:
+    """Return quants of 2 bits of Q2_K and Q3_K, (n, 16, 16)."""
+    fields = found["qs"].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1) & 3
+    return fields.reshape(-1, 16, 16).astype(np.float32)
+
+
+def _scales_of_6(found: NDArray[np.void]) -> tuple[Floats, Floats]:
+    """Return scales and minima of Q4_K and Q5_K, (n, 8)."""
+    first, second, third = np.split(found["scales"], 3, axis=1)
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1).astype(np.float32)
+    minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1).astype(np.float32)
+    return scales * found["d"].astype(np.float32)[:, None], minima * found["dmin"].astype(np.float32)[:, None]
 
 
 def _halves(packed: Bytes) -> Floats:

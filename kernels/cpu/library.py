@@ -26,7 +26,10 @@ BASE = {
     "steps": ("attention", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
 }
 # The storage formats; each is compiled alone. The module of a format has its name.
-FORMATS = ("float32", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
+FORMATS = (
+    "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
+    "mxfp4",
+)  # fmt: skip
 # The functions that Python calls, and the types of their arguments: i is an integer or an address, f a float64.
 ENTRIES = {
     "work_until_idle": "iii",

@@ -55,17 +55,36 @@ def four_rows(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
     return _for_panels(make)
 
 
-def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:
+def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
+    """Make the function that stores the scales of a block, one or two vectors."""
+
+    @jit
+    def put(stored: Any, at: int, blocks: Any, i: int) -> None:
+        if n_vectors == 1:
+            store(stored, at, scales_of(blocks, i))
+        else:
+            scales, minima = scales_of(blocks, i)
+            store(stored, at, scales)
+            store(stored, at + LANES, minima)
+
+    return put
+
+
+def four_rows_by_parts(
+    block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any], scale_vectors: int = 1
+) -> Any:
     """Make the gemv kernel of a format whose blocks have 256 weights.
 
     Additions to the sums of one row depend on each other, so rows are interleaved four times per block.
 
     Args:
         block_bytes: bytes per block.
-        scales_of: function that returns the 16 scales of the block at a byte offset.
+        scales_of: function that returns the 16 scales of the block at a byte offset, or 16 scales and 16 minima.
         part: function that returns 64 weights of a block in four vectors, given their part's number and the place of
             the block's scales.
+        scale_vectors: 1, or 2 with minima.
     """
+    put, room_of_row = _store_scales(scales_of, scale_vectors), LANES * scale_vectors
 
     def make(n_vectors: int) -> Any:
         n_rows = rows_together(n_vectors)
@@ -73,7 +92,10 @@ def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Ca
         def weights_of(address: int, at: int, p: int, scales: int) -> Any:
             return part(raw(address), at, p, floats(scales), 0)
 
-        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, 64 // LANES, weights_of)
+        zeros, add = (
+            no_sums(n_rows * n_vectors),
+            add_products(n_rows, n_vectors, 64 // LANES, weights_of, scale_vectors),
+        )
         add_to = add_totals(n_rows, n_vectors)
 
         @jit
@@ -92,14 +114,14 @@ def four_rows_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Ca
                 blocks = min(STRETCH, n_columns - stretch) // 256
                 for block in range(blocks):
                     for r in range(n_rows):
-                        store(stored, LANES * (block * n_rows + r), scales_of(raw(rows[r]), i + block * block_bytes))
+                        put(stored, room_of_row * (block * n_rows + r), raw(rows[r]), i + block * block_bytes)
                 # One loop over the parts of all blocks, because LLVM would unroll a loop over the four parts of a block
                 # and run out of registers.
                 for p in range(4 * blocks):
                     at_block, q = i + p // 4 * block_bytes, p % 4
                     for r in range(n_rows):
                         prefetch(raw(rows[r]), at_block + q * LINE_BYTES + ahead)
-                    own = scales + 4 * LANES * n_rows * (p // 4)
+                    own = scales + 4 * room_of_row * n_rows * (p // 4)
                     sums = add(rows, at_block, q, own, panel, first + (stretch + 64 * p) * n_vectors, sums)
                 i += blocks * block_bytes
                 add_to(y, at, apart, y_row, sums)
@@ -181,19 +203,22 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
     return dequantize
 
 
-def dequantize_by_parts(block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any]) -> Any:
+def dequantize_by_parts(
+    block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any], scale_vectors: int = 1
+) -> Any:
     """Make the kernel that expands blocks of 256 weights; arguments are those of `four_rows_by_parts`."""
+    put = _store_scales(scales_of, scale_vectors)
 
     @jit
     def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does.
 
-        At address `room` is scratch memory for 16 scales.
+        At address `room` is scratch memory for the scales of a block.
         """
         stored, scales = floats(room), floats(hidden(room))
         for block in range(first, last):
             at = block * block_bytes
-            store(stored, 0, scales_of(blocks, at))
+            put(stored, 0, blocks, at)
             for p in range(min(4, 4 * (last - block))):
                 a, b, c, d = part(blocks, at, p, scales, 0)
                 store_parts(out, to, apart, a)

@@ -48,7 +48,9 @@ def no_sums(n_pairs: int) -> Any:
     return zeros
 
 
-def add_products(n_rows: int, n_vectors: int, n_weights: int, weights: Callable[..., Any]) -> Any:
+def add_products(
+    n_rows: int, n_vectors: int, n_weights: int, weights: Callable[..., Any], scale_vectors: int = 1
+) -> Any:
     """Make the function that adds the products of a piece of each row to the sums of its pairs.
 
     Args:
@@ -58,6 +60,7 @@ def add_products(n_rows: int, n_vectors: int, n_weights: int, weights: Callable[
         weights: function that returns the weights of a piece, given the address of the row, the byte offset of the
             block, the number of the piece in the block, and the address of the row's stored scales (any number if the
             format stores none).
+        scale_vectors: vectors of stored scales per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
 
@@ -68,7 +71,7 @@ def add_products(n_rows: int, n_vectors: int, n_weights: int, weights: Callable[
             places = [builder.extract_value(sums, p) for p in range(n_rows * n_vectors)]
             pieces = []
             for r in range(n_rows):
-                own = builder.add(scales, ir.Constant(_I64, 4 * LANES * r))
+                own = builder.add(scales, ir.Constant(_I64, 4 * LANES * scale_vectors * r))
                 words = [builder.extract_value(rows, r), at, piece, own]
                 result = context.compile_internal(builder, weights, found, words)
                 pieces.append([builder.extract_value(result, w) for w in range(n_weights)])

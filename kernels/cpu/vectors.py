@@ -257,6 +257,17 @@ def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @intrinsic
+def fms(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """`a * b - c`, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, b, c = args
+        return call_llvm(builder, f"llvm.fma.v{LANES}f32", _VECTOR, [a, b, builder.fneg(c)])
+
+    return vector(vector, vector, vector), generate
+
+
+@intrinsic
 def larger(typing: Any, a: Any, b: Any) -> Any:
     """Return the larger of each pair of lanes; b where one is NaN."""
 

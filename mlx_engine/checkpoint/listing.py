@@ -135,7 +135,7 @@ def _of_safetensors(path: Path) -> Listing:
 
 
 def _of_folder(folder: Path) -> Listing:
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, expand=False)
     rows = tuple(_row(checkpoint, name) for name in checkpoint.shapes)
     header = {
         "file_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlx_engine.checkpoint import quantized_folder
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.hf_folder import read_json, shards
 from mlx_engine.checkpoint.kinds import refuse_other_folders, refuse_other_kinds
@@ -47,14 +48,16 @@ class Checkpoint:
         return (self.shapes.get("token_embd.weight") or (max(n_tokens, 1),))[0]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, *, expand: bool = True) -> Checkpoint:
     """Open a GGUF file, or a Hugging Face folder with config.json and safetensors.
+
+    Without `expand`, the tensors of quantised layers in a folder are listed as they are stored.
 
     Raises:
         SourceError: there is no such file or folder, or it cannot be read.
         FormatError: the file or folder is not a valid checkpoint.
     """
-    return _from_folder(path) if path.is_dir() else _from_gguf(open_gguf(path))
+    return _from_folder(path, expand) if path.is_dir() else _from_gguf(open_gguf(path))
 
 
 def _from_gguf(file: GGUFFile) -> Checkpoint:
@@ -79,7 +82,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
     )
 
 
-def _from_folder(folder: Path) -> Checkpoint:
+def _from_folder(folder: Path, expand: bool) -> Checkpoint:
     refuse_other_folders(folder)
     config = read_json(folder / "config.json")
     files: dict[str, SafetensorsFile] = {}
@@ -93,7 +96,7 @@ def _from_folder(folder: Path) -> Checkpoint:
                     hint="download the folder again",
                 )
             files[name] = shard
-    return Checkpoint(
+    checkpoint = Checkpoint(
         where=str(folder),
         naming="hf",
         architecture=str(config.get("model_type")),
@@ -102,3 +105,4 @@ def _from_folder(folder: Path) -> Checkpoint:
         shapes={name: file.tensors[name].shape for name, file in files.items()},
         weight=lambda name: files[name].weight(name),
     )
+    return quantized_folder.expanded(checkpoint, files) if expand else checkpoint

@@ -10,8 +10,10 @@ import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
@@ -20,6 +22,11 @@ from mlx_engine.quant.weight import Weight
 
 # The readable types, spelled as in GGUF. Tensors of other types are listed; loading one raises an error.
 READABLE = ("F32", "F16", "BF16")
+# The NumPy types of tensors that are parts of a quantised weight. BF16 and the 8-bit floats are returned as their bits.
+ARRAYS = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E8M0": "u1", "I8": "i1", "U8": "u1", "I32": "<i4",
+    "U32": "<u4", "I64": "<i8",
+}  # fmt: skip
 DAMAGED = "the file is damaged or was cut short; download it again"
 
 
@@ -55,6 +62,23 @@ class SafetensorsFile:
             )
         raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
         return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=raw)
+
+    def array(self, name: str, *dtypes: str) -> NDArray[Any]:
+        """Return a part of a quantised weight as a read-only view of the mapped file, of type `ARRAYS[dtype]`.
+
+        Raises:
+            FormatError: the type is none of `dtypes`.
+        """
+        entry = self.tensors[name]
+        if entry.dtype not in dtypes:
+            raise FormatError(
+                where=f"{self.path}: {name}",
+                expected=f"the type {' or '.join(dtypes)}",
+                found=entry.dtype,
+                hint="the folder is damaged, or its quantisation is not implemented; choose another conversion",
+            )
+        count = math.prod(entry.shape)
+        return np.frombuffer(self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
@@ -113,7 +137,7 @@ def _entry(path: Path, name: str, row: object, base: int, size: int) -> TensorEn
     if not start <= stop <= size:
         raise _damaged(path, f"{where} inside the file's {size:,} bytes", f"bytes {start:,} to {stop:,}")
     entry = TensorEntry(row["dtype"], shape, start, stop)
-    if entry.dtype in READABLE and BY_NAME[entry.dtype].bytes_for(math.prod(shape)) != stop - start:
+    if entry.dtype in ARRAYS and np.dtype(ARRAYS[entry.dtype]).itemsize * math.prod(shape) != stop - start:
         raise _damaged(path, f"{where} to fill its shape {shape} of {entry.dtype}", f"{stop - start:,} bytes")
     return entry
 

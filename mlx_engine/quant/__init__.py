@@ -1,4 +1,4 @@
-"""The block formats of GGUF in NumPy, one file per format.
+"""The block formats of GGUF in NumPy, one file per format or family of formats.
 
 A format has a function `dequantize`, (n, block bytes) uint8 to (n, block size) float32, and, if this project can write
 it, the inverse `quantize`. This module looks them up by type and applies them piece by piece, so that the temporaries
@@ -14,7 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import UnsupportedTypeError
-from mlx_engine.quant import floats, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
+from mlx_engine.quant import (
+    floats,
+    fp4,
+    iq1,
+    iq2,
+    iq3,
+    iq4,
+    q2_k,
+    q3_k,
+    q4_0,
+    q4_1,
+    q4_k,
+    q5_0,
+    q5_1,
+    q5_k,
+    q6_k,
+    q8_0,
+    ternary,
+)
 from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
 
 Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -34,6 +52,19 @@ _DEQUANTIZE: dict[str, Dequantize] = {
     "Q4_K": q4_k.dequantize,
     "Q5_K": q5_k.dequantize,
     "Q6_K": q6_k.dequantize,
+    "IQ1_S": iq1.dequantize_s,
+    "IQ1_M": iq1.dequantize_m,
+    "IQ2_XXS": iq2.dequantize_xxs,
+    "IQ2_XS": iq2.dequantize_xs,
+    "IQ2_S": iq2.dequantize_s,
+    "IQ3_XXS": iq3.dequantize_xxs,
+    "IQ3_S": iq3.dequantize_s,
+    "IQ4_NL": iq4.dequantize_nl,
+    "IQ4_XS": iq4.dequantize_xs,
+    "TQ1_0": ternary.dequantize_1,
+    "TQ2_0": ternary.dequantize_2,
+    "MXFP4": fp4.dequantize_mx,
+    "NVFP4": fp4.dequantize_nv,
 }
 _QUANTIZE: dict[str, Quantize] = {
     "F32": floats.F32.quantize,

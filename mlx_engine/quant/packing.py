@@ -60,6 +60,22 @@ def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     return (packed[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
 
 
+def scale_groups(scales: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Multiply each block's values, in n_groups equal groups, by the scales of their groups, (n, n_groups).
+
+    Any bytes are weights: a scale may be infinite, NaN, or so large that a product overflows.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        weights: NDArray[np.float32] = scales[..., None] * values.reshape(*scales.shape, -1)
+    return weights.reshape(len(scales), -1)
+
+
+def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Multiply the scales of groups, (n, n_groups), by their blocks' float16 factor, (n,)."""
+    with np.errstate(invalid="ignore"):  # any bytes are weights: the factor may be infinite or NaN, and a scale 0
+        return factor.astype(np.float32)[:, None] * scales
+
+
 def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack (n, 32) 4-bit quants into (n, 16) bytes, the first 16 in the low halves."""
     return quants[:, :16] | quants[:, 16:] << np.uint8(4)

@@ -9,7 +9,7 @@ import numpy as np
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear, RMSNorm
 from tests.contract.case import OpCase, Run, linear, norm_of, norm_weight, normal, weight
-from tests.random_blocks import random_blocks
+from tests.random_blocks import SPREAD, random_blocks
 
 
 def embed(ids: list[int], type_name: str = "F32") -> Run:
@@ -189,8 +189,8 @@ def norm_head(type_name: str = "F32", *, t: int = 3, kind: str = "rms") -> Run:
     return run
 
 
-# Formats of 4 and 6 bits, not all of which this project can write.
-STORED = ("Q4_0", "Q4_1", "Q4_K", "Q6_K")
+# Formats of 2 to 6 bits, not all of which this project can write.
+STORED = tuple(SPREAD)
 EXTREMES = [-1e4, -100.0, -20.0, -1e-6, 0.0, 1e-6, 0.5, 20.0, 100.0, 1e4]
 
 CASES = [

@@ -1,4 +1,4 @@
-"""A small Qwen3 of random 4- and 6-bit blocks, mixed as in real files, against the same weights in float32."""
+"""A small Qwen3 of random blocks, mixed as in real files, against the same weights in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from tests.random_blocks import random_blocks
 # Hidden size 256, so that K-quants have one block per row; two layers, 4 query heads of 64, 2 KV heads.
 WIDTH, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 4, 2, 64, 300
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "ffn_up": "Q4_0", "attn_output": "Q4_1"}
-FILES = {name: (name, {}) for name in ("Q4_0", "Q4_1", "Q4_K", "Q6_K")} | {"mixed": ("Q4_K", MIXED)}
+FILES = {name: (name, {}) for name in ("Q4_0", "Q4_1", "Q4_K", "Q6_K")} | {
+    "mixed": ("Q4_K", MIXED),
+    "mixed K": ("Q3_K", {"attn_v": "Q5_K", "ffn_down": "Q2_K", "token_embd": "Q5_K", "ffn_up": "IQ4_XS"}),
+    "mixed 32": ("Q5_0", {"attn_v": "Q5_1", "ffn_down": "IQ4_NL", "token_embd": "Q5_1", "ffn_up": "MXFP4"}),
+}
 IDS = [5, 9, 299, 17, 2, 44, 8, 100, 31, 7, 250]
 
 

@@ -28,8 +28,8 @@ from mlx_engine.decode.step import forward
 from tests.golden.goldens import DATA
 from tests.golden.test_formats import random_weights, write
 
-# Models of random blocks; "mixed" has matrices of several formats.
-RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed")
+# Models of random blocks; the mixed ones have matrices of several formats.
+RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed", "mixed K", "mixed 32")
 # By name: formats and architectures. Gemma 2 and 3 have a sliding window of 8 tokens, Gemma 2 soft caps, GPT-2
 # layer norms and biases.
 STORED: dict[str, str | Path] = {

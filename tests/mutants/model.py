@@ -5,6 +5,48 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant("query norm used for keys", "mlx_engine/backends/parameters.py", "Layer.head_norms", "(q, k)", "(q, q)"),
     Mutant(
+        "sign bits without the eighth",
+        "mlx_engine/quant/grids.py",
+        "with_parity",
+        "bits | folded << np.uint8(7)",
+        "bits",
+    ),
+    Mutant(
+        "the delta of the first 8 weights for 16",
+        "mlx_engine/quant/iq1.py",
+        "dequantize_m",
+        "deltas[..., None]",
+        "np.repeat(deltas[:, ::2], 2, axis=1)[..., None]",
+    ),
+    Mutant(
+        "zero points of GPTQ as they are stored",
+        "mlx_engine/checkpoint/gptq.py",
+        "_layer.read",
+        "0xFFFFFFFF // ((1 << bits) - 1)",
+        "0",
+    ),
+    Mutant(
+        "columns of GPTQ in equal groups",
+        "mlx_engine/checkpoint/gptq.py",
+        "_layer.read",
+        'part(files, f"{prefix}.g_idx", "I32").astype(np.int64)',
+        "groups",
+    ),
+    Mutant(
+        "outputs of AWQ in their order",
+        "mlx_engine/checkpoint/awq.py",
+        "",
+        "ORDER = (0, 4, 1, 5, 2, 6, 3, 7)",
+        "ORDER = (0, 1, 2, 3, 4, 5, 6, 7)",
+    ),
+    Mutant(
+        "scales rounded to float16",
+        "mlx_engine/checkpoint/groups.py",
+        "Groups._type",
+        "not is_half or lowest < -128 or highest > 127",
+        "lowest < -128 or highest > 127",
+    ),
+    Mutant(
         "a page is handed out twice",
         "mlx_engine/cache/pool.py",
         "KVPool.take",

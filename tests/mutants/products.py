@@ -140,6 +140,28 @@ MUTANTS = [
         "scale = load_half_splat(blocks, max(at - BLOCK_BYTES, 0))",
     ),
     Mutant(
+        "minima of Q2_K over its scales",
+        "kernels/cpu/rows.py",
+        "_store_scales.put",
+        "store(stored, at + LANES, minima)",
+        "store(stored, at, minima)",
+    ),
+    Mutant(
+        "fifth bits of the first group for both",
+        "kernels/cpu/q5_k.py",
+        "part",
+        "second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 1)",
+        "second_right(load_words_of_4(blocks, bits, bits + 16, bits, bits + 16), 0)",
+    ),
+    Mutant("third bits of the first part for all", "kernels/cpu/q3_k.py", "part", "right(third, 2 * p)", "third"),
+    Mutant(
+        "low halves of bytes twice",
+        "kernels/cpu/levels.py",
+        "load_levels.load.generate",
+        "[words, builder.lshr(words, ir.Constant(_INTS, [4] * LANES))]",
+        "[words, words]",
+    ),
+    Mutant(
         "longer stretches for stored rows",
         "kernels/cpu/rows.py",
         "",
@@ -150,7 +172,7 @@ MUTANTS = [
         "scales of the first block for all",
         "kernels/cpu/rows.py",
         "four_rows_by_parts.make.multiply",
-        "own = scales + 4 * LANES * n_rows * (p // 4)",
+        "own = scales + 4 * room_of_row * n_rows * (p // 4)",
         "own = scales",
     ),
     Mutant(
@@ -160,7 +182,13 @@ MUTANTS = [
         "min(rows[3] + i, last[3])",
         "rows[3] + i",
     ),
-    Mutant("scales of the first row for all", "kernels/cpu/sums.py", "add_products.add.generate", "4 * LANES * r", "0"),
+    Mutant(
+        "scales of the first row for all",
+        "kernels/cpu/sums.py",
+        "add_products.add.generate",
+        "4 * LANES * scale_vectors * r",
+        "0",
+    ),
     Mutant(
         "products of a row in another order than a tile's",
         "kernels/cpu/sums.py",

@@ -250,10 +250,10 @@ def test_first_values(tiny):
 
 def test_a_type_that_cannot_be_read_is_listed_all_the_same(tiny):
     raw = np.zeros(18, np.uint8)
-    write_gguf(tiny, {}, [Weight("q", (32,), BY_NAME["IQ4_NL"], raw), Weight.pack("f", [1.5], F32)])
+    write_gguf(tiny, {}, [Weight("q", (128,), BY_NAME["Q1_0"], raw), Weight.pack("f", [1.5], F32)])
     out = run(tiny, "--stats", "--head", 1).stdout.splitlines()
-    assert out[0].split() == ["q", "32", "IQ4_NL", "18", "18", "B"]
-    assert "found IQ4_NL" in out[1]
+    assert out[0].split() == ["q", "128", "Q1_0", "18", "18", "B"]
+    assert "found Q1_0" in out[1]
     assert out[-1] == "    [1.5]"
 
 
@@ -295,9 +295,9 @@ def test_every_wrong_tensor_fails(tmp_path):
 
 def test_values_and_types_that_no_model_can_use_fail(tmp_path):
     norm = Weight.pack("output_norm.weight", np.full(64, np.nan, np.float32), F32)
-    blocks = Weight("blk.1.attn_k.weight", (64, 64), BY_NAME["IQ4_NL"], np.zeros(64 * 2 * 18, np.uint8))
+    blocks = Weight("blk.1.attn_k.weight", (64, 64), BY_NAME["I8"], np.zeros(64 * 64, np.uint8))
     type_, values = failures(rewritten(tmp_path / "m.gguf", replace=[norm, blocks]))
-    assert type_.startswith("blk.1.attn_k.weight is IQ4_NL")
+    assert type_.startswith("blk.1.attn_k.weight is I8")
     assert values.startswith("output_norm.weight has values that are not finite")
 
 

@@ -5,7 +5,10 @@ Both bit for bit, from anywhere in memory, and products against float64 as well.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,24 +20,27 @@ from kernels import blocks as layout
 
 pytest.importorskip("numba")
 
-from kernels.cpu import blocks_numpy, float32, order_numpy, q4_0, q4_1, q4_k, q6_k, q8_0
+from kernels.cpu import blocks_numpy, float32, library, order_numpy
 from kernels.cpu.formats import FORMAT_ROOM
 from kernels.cpu.layout import LANES, STRETCH
 from kernels.cpu.sums import PANEL_SIZES
 from kernels.cpu.vectors import PART
 
 U = 2.0**-24
-# By name: the kernels, the twin that expands, and the weights of a block.
-FORMATS = {
-    "Q8_0": (q8_0, blocks_numpy.q8_0, 32),
-    "Q4_0": (q4_0, blocks_numpy.q4_0, 32),
-    "Q4_1": (q4_1, blocks_numpy.q4_1, 32),
-    "Q4_K": (q4_k, blocks_numpy.q4_k, 256),
-    "Q6_K": (q6_k, blocks_numpy.q6_k, 256),
-}
+# By name: the twin that expands.
+FORMATS = {name.upper(): getattr(blocks_numpy, name) for name in library.FORMATS if name != "float32"}
 ROOM = np.empty(FORMAT_ROOM, dtype=np.uint8)
 seeds = st.integers(0, 2**32 - 1)
 formats = st.sampled_from(list(FORMATS))
+
+
+@cache
+def kernels(name: str) -> tuple[Callable[..., None], Callable[..., None], int]:
+    """Return the machine code of a format: products with rows, expansion, and the weights of a block."""
+    found = library.load().format(name.lower())
+    many: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 20)
+    some: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)
+    return many(found.four_rows), some(found.expand), found.block
 
 
 def matrix(name: str, seed: int, n_blocks: int) -> np.ndarray:
@@ -44,6 +50,8 @@ def matrix(name: str, seed: int, n_blocks: int) -> np.ndarray:
     for field in ("d", "m", "dmin"):
         if field in kind.names:
             made[field] = rng.standard_normal(n_blocks) * 10.0 ** rng.integers(-3, 2, n_blocks)
+    if name == "MXFP4":  # products of larger powers of two are infinite
+        made["e"] = rng.integers(100, 140, n_blocks)
     return at_an_odd_address(made.view(np.uint8))
 
 
@@ -60,7 +68,7 @@ def exact(name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def check_four_rows(
-    multiply: Callable[..., None], data: np.ndarray, weights: np.ndarray, rows: tuple[int, ...], n_vectors: int,
+    name: str, data: np.ndarray, weights: np.ndarray, rows: tuple[int, ...], n_vectors: int,
     count: int, seed: int, gaps: tuple[int, int, int],
 ) -> None:  # fmt: skip
     """Return products of rows of four ranges with an unaligned panel of vectors, added to the previous values."""
@@ -73,10 +81,13 @@ def check_four_rows(
     places = gaps[2] + apart * np.arange(4)[:, None, None] + np.arange(count)[:, None] + y_row * np.arange(n_vectors)
     before = y.copy()
     start = data.ctypes.data
-    multiply(
-        n_vectors, tuple(start + row * row_bytes for row in rows), (start + (n_rows - 1) * row_bytes,) * 4, row_bytes,
-        count, n, panel.astype(np.float32), gaps[0], y, gaps[2], apart, y_row, 1024, ROOM.ctypes.data,
+    panel, multiply = panel.astype(np.float32), kernels(name)[0]
+    arguments = (
+        n_vectors, *(start + row * row_bytes for row in rows), *[start + (n_rows - 1) * row_bytes] * 4, row_bytes,
+        count, n, panel.ctypes.data, gaps[0],
     )  # fmt: skip
+    after = gaps[2], apart, y_row, 1024, ROOM.ctypes.data
+    multiply(*arguments, y.ctypes.data, *after)
     # After the last row of a range the last row is read again.
     taken = weights[np.minimum(np.array(rows)[:, None] + np.arange(count), n_rows - 1)]
     dots = order_numpy.dot(taken[:, :, None], x)
@@ -84,10 +95,7 @@ def check_four_rows(
         np.testing.assert_array_equal(y[places], before[places] + dots)
     np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
     y = np.zeros_like(y)
-    multiply(
-        n_vectors, tuple(start + row * row_bytes for row in rows), (start + (n_rows - 1) * row_bytes,) * 4, row_bytes,
-        count, n, panel.astype(np.float32), gaps[0], y, gaps[2], apart, y_row, 1024, ROOM.ctypes.data,
-    )  # fmt: skip
+    multiply(*arguments, y.ctypes.data, *after)
     np.testing.assert_array_equal(y[places], dots)
     terms = taken[:, :, None].astype(np.float64) * x
     # A lane's sums, four to join the lanes, and one for each stretch.
@@ -107,11 +115,21 @@ def test_rows_of_four_places(
     name: str, seed: int, n: int, rows: tuple[int, ...], n_vectors: int, count: int, gaps: tuple[int, int, int]
 ):
     """From one block to more than two stretches."""
-    kernels, _, size = FORMATS[name]
+    size = kernels(name)[2]
     n_blocks = n if size == 32 else -(-n // 8)
     blocks = matrix(name, seed, 7 * n_blocks)
     weights = exact(name, blocks).reshape(7, -1)
-    check_four_rows(kernels.four_rows, blocks, weights, rows, n_vectors, count, seed + 1, gaps)
+    check_four_rows(name, blocks, weights, rows, n_vectors, count, seed + 1, gaps)
+
+
+def test_the_smallest_and_the_largest_powers_of_two_are_exact():
+    """Every byte of MXFP4's scale, also those whose scales are subnormal, and products that are infinite."""
+    blocks = np.random.default_rng(0).integers(0, 256, (256, 17), dtype=np.uint8)
+    blocks[:, 0] = np.arange(256)
+    found = np.empty(256 * 32, dtype=np.float32)
+    kernels("MXFP4")[1](blocks.ctypes.data, 0, 256, found.ctypes.data, 0, LANES, PART, 0)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, exact("MXFP4", blocks))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -121,7 +139,7 @@ def test_rows_of_float32_of_four_places(
 ):
     weights = np.random.default_rng(seed).standard_normal((7, 16 * n)).astype(np.float32)
     data = at_an_odd_address(weights.reshape(-1).view(np.uint8))
-    check_four_rows(float32.four_rows, data, weights, rows, n_vectors, count, seed + 1, gaps)
+    check_four_rows("float32", data, weights, rows, n_vectors, count, seed + 1, gaps)
 
 
 def orders(n: int) -> st.SearchStrategy[tuple[int, int, np.ndarray]]:
@@ -137,7 +155,7 @@ def orders(n: int) -> st.SearchStrategy[tuple[int, int, np.ndarray]]:
 def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
     name: str, seed: int, n_blocks: int, to: int, data: st.DataObject
 ):
-    kernels, expand, size = FORMATS[name]
+    _, dequantize, size = kernels(name)
     blocks = matrix(name, seed, n_blocks)
     first = data.draw(st.integers(0, n_blocks))
     last = data.draw(st.integers(first, n_blocks))
@@ -145,10 +163,10 @@ def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
     found = np.full(size * n_blocks + to + 7, 7, dtype=np.float32)
     want = found.copy()
     step, apart, places = data.draw(orders(size * (last - first)))
-    kernels.dequantize(blocks, first, last, found, to, step, apart, ROOM.ctypes.data)
+    dequantize(blocks.ctypes.data, first, last, found.ctypes.data, to, step, apart, ROOM.ctypes.data)
     want[to + places] = exact(name, blocks)[size * first : size * last]
     np.testing.assert_array_equal(found, want)
-    np.testing.assert_array_equal(expand(blocks).reshape(-1), exact(name, blocks))
+    np.testing.assert_array_equal(FORMATS[name](blocks).reshape(-1), exact(name, blocks))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

@@ -21,7 +21,7 @@ from mlx_engine.backends.host_memory import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
-from tests.random_blocks import random_blocks
+from tests.random_blocks import SPREAD, random_blocks
 
 U = 2.0**-24
 EPS = 1e-6
@@ -34,8 +34,8 @@ tokens = st.one_of(
 # Rows of weights by their format: what one row holds is a multiple of a block.
 columns = st.one_of(
     st.tuples(st.just("F32"), st.one_of(st.integers(1, 90), st.sampled_from([STRETCH - 1, STRETCH, STRETCH + 1]))),
-    st.tuples(st.sampled_from(["Q8_0", "Q4_0", "Q4_1"]), st.integers(1, 20).map(lambda blocks: 32 * blocks)),
-    st.tuples(st.sampled_from(["Q4_K", "Q6_K"]), st.integers(1, 3).map(lambda blocks: 256 * blocks)),
+    st.tuples(st.sampled_from(["Q8_0", "Q4_0", "Q4_1", "MXFP4"]), st.integers(1, 20).map(lambda blocks: 32 * blocks)),
+    st.tuples(st.sampled_from(["Q2_K", "Q4_K", "Q6_K", "IQ4_XS"]), st.integers(1, 3).map(lambda blocks: 256 * blocks)),
 )
 heights = st.one_of(st.integers(1, 20), st.sampled_from([GEMM_ROWS - 1, GEMM_ROWS, GEMM_ROWS + 1, 2 * GEMM_ROWS + 7]))
 
@@ -44,7 +44,7 @@ class Layer:
     """Return a linear layer of the backend, and its dense matrix and bias in float64."""
 
     def __init__(self, rng: np.random.Generator, kind: str, n: int, k: int, *, bias: bool = False) -> None:
-        if kind.endswith("_K"):
+        if kind in SPREAD and kind not in ("Q4_0", "Q4_1"):
             weight = random_blocks(rng, "w", kind, n, k)
         else:
             weight = Weight.pack("w", rng.standard_normal((n, k)), BY_NAME[kind])
@@ -270,7 +270,7 @@ def test_the_head_is_a_norm_and_a_product_and_a_row_has_the_bits_that_it_has_alo
 
 # ---- bits ----
 
-FORMATS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+FORMATS = ("F32", "Q8_0", *SPREAD)
 # Beyond one stretch of columns, and beyond the rows that are expanded together.
 K, N = STRETCH + 256, GEMM_ROWS + 3
 PASSES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 18, 19, 49, 129)

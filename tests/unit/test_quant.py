@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType, quants
 
 from mlx_engine import quant
 from mlx_engine.errors import FormatError, UnsupportedTypeError
+from mlx_engine.quant.grids import grid
 from mlx_engine.quant.types import BY_ID, BY_NAME, F32, TYPES
 from mlx_engine.quant.weight import Weight
 
@@ -90,6 +91,20 @@ def test_blocks_of_one_byte_mean_what_the_gguf_package_says(name, fill):
     assert_same_bits(quant.dequantize(raw, type_), oracle_dequantize(raw, name).reshape(-1))
 
 
+@pytest.mark.parametrize(("name", "scales"), [("MXFP4", slice(0, 1)), ("NVFP4", slice(0, 4))])
+def test_scales_of_one_byte_mean_what_the_gguf_package_says(name, scales):
+    raw = np.random.default_rng(6).integers(0, 256, (256, BY_NAME[name].block_bytes), dtype=np.uint8)
+    raw[:, scales] = np.arange(256, dtype=np.uint8)[:, None]
+    assert_same_bits(quant.dequantize(raw, BY_NAME[name]), oracle_dequantize(raw, name).reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_grids_are_those_of_the_gguf_package(name):
+    theirs = getattr(quants, name)
+    theirs.init_grid()
+    np.testing.assert_array_equal(grid("IQ1" if name == "IQ1_S" else name), theirs.grid.reshape(theirs.grid_shape))
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_floats_read_back_as_the_gguf_package_does(name, kind):
@@ -127,11 +142,11 @@ def test_pieces_join_without_a_seam(name, monkeypatch):
 
 
 def test_a_type_that_cannot_be_read_is_named_with_those_that_can():
-    weight = Weight("blk.0.ffn_up.weight", (1, 32), BY_NAME["MXFP4"], np.zeros(17, np.uint8))
+    weight = Weight("blk.0.ffn_up.weight", (1, 128), BY_NAME["Q1_0"], np.zeros(18, np.uint8))
     with pytest.raises(UnsupportedTypeError) as caught:
         weight.dequantize()
     assert isinstance(caught.value, FormatError)
-    for word in ("blk.0.ffn_up.weight", "MXFP4", "Q8_0", "Q6_K"):
+    for word in ("blk.0.ffn_up.weight", "Q1_0", "Q8_0", "Q6_K"):
         assert word in str(caught.value)
 
 
