@@ -26,3 +26,16 @@ Q3_K = np.dtype([("hmask", "u1", (32,)), ("qs", "u1", (64,)), ("scales", "u1", (
 Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qs", "u1", (128,))])
 Q5_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (12,)), ("qh", "u1", (32,)), ("qs", "u1", (128,))])
 Q6_K = np.dtype([("ql", "u1", (128,)), ("qh", "u1", (64,)), ("scales", "i1", (16,)), ("d", "<f2")])
+
+
+def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
+    """Return the layout of a group of MLX's quantised types: the scale, the bias if there is one, the packed quants.
+
+    Args:
+        size: weights of the group.
+        bits: bits of a quant.
+        scale: the type of scale and bias: F16, BF16 (read as bits), F32 or U8.
+    """
+    kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
+    biases = [("m", kind)] if has_biases else []
+    return np.dtype([("d", kind), *biases, ("qs", "u1", (size * bits // 8,))])

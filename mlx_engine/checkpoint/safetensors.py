@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
@@ -20,6 +21,8 @@ from mlx_engine.quant.weight import Weight
 
 # The readable types, spelled as in GGUF. Tensors of other types are listed; loading one raises an error.
 READABLE = ("F32", "F16", "BF16")
+# Bytes of an item of the types whose tensors must fill their shape. U32 and U8 are quants and scales of MLX.
+ITEM_BYTES = {**{name: BY_NAME[name].block_bytes for name in READABLE}, "U32": 4, "U8": 1}
 DAMAGED = "the file is damaged or was cut short; download it again"
 
 
@@ -53,8 +56,12 @@ class SafetensorsFile:
                 found=entry.dtype,
                 hint="convert the checkpoint to one of these types",
             )
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
-        return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=raw)
+        return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=self.stored_bytes(name))
+
+    def stored_bytes(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor of any type, as a read-only view of the mapped file."""
+        entry = self.tensors[name]
+        return np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
@@ -113,7 +120,7 @@ def _entry(path: Path, name: str, row: object, base: int, size: int) -> TensorEn
     if not start <= stop <= size:
         raise _damaged(path, f"{where} inside the file's {size:,} bytes", f"bytes {start:,} to {stop:,}")
     entry = TensorEntry(row["dtype"], shape, start, stop)
-    if entry.dtype in READABLE and BY_NAME[entry.dtype].bytes_for(math.prod(shape)) != stop - start:
+    if entry.dtype in ITEM_BYTES and ITEM_BYTES[entry.dtype] * math.prod(shape) != stop - start:
         raise _damaged(path, f"{where} to fill its shape {shape} of {entry.dtype}", f"{stop - start:,} bytes")
     return entry
 

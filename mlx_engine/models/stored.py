@@ -46,12 +46,20 @@ class Stored:
         return whole if self.expert is None else (self.expert[1], *whole)
 
     def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
-        """Return the model's tensor from the stored tensor: a view of its bytes if possible."""
+        """Return the model's tensor from the stored tensor: a view of its bytes if possible.
+
+        Raises:
+            ValueError: the tensor is stored transposed, in blocks of several weights.
+        """
+        if not (self.transposed or self.is_shifted or self.heads or self.rows or self.expert) and weight.shape == shape:
+            return weight  # its bytes may not have been read yet
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
         if self.expert is not None:
             e, n = self.expert
             data = data[data.size // n * e : data.size // n * (e + 1)]
+        if self.transposed and weight.type.block_size > 1:
+            raise ValueError(f"{self.name}: blocks of {weight.type} cannot be transposed")
         if self.transposed:
             # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
