@@ -9,7 +9,6 @@ Source: `load_model` and `quantize_model` of mlx-lm 0.32, mlx_lm/utils.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -57,8 +56,10 @@ class GroupEntry:
 
     def weight(self, name: str) -> GroupWeight:
         """Return the matrix as a weight, whose bytes are read when first used."""
-        n_groups = math.prod(self.shape) // self.type.block_size
-        quants, scales, *biases = (file.stored_bytes(tensor).reshape(n_groups, -1) for file, tensor in self.tensors)
+        width = self.type.block_size * self.type.bits // 8
+        (file, tensor), *others = self.tensors
+        quants = file.stored_bytes(tensor).reshape(-1, width)
+        scales, *biases = (file.stored_bytes(tensor).reshape(-1, self.type.scale_bytes) for file, tensor in others)
         return GroupWeight(name, self.shape, self.type, Parts(quants, scales, biases[0] if biases else None))
 
 

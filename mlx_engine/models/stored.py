@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_engine.errors import UnsupportedTypeError
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -49,7 +50,7 @@ class Stored:
         """Return the model's tensor from the stored tensor: a view of its bytes if possible.
 
         Raises:
-            ValueError: the tensor is stored transposed, in blocks of several weights.
+            UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
         """
         if not (self.transposed or self.is_shifted or self.heads or self.rows or self.expert) and weight.shape == shape:
             return weight  # its bytes may not have been read yet
@@ -59,7 +60,12 @@ class Stored:
             e, n = self.expert
             data = data[data.size // n * e : data.size // n * (e + 1)]
         if self.transposed and weight.type.block_size > 1:
-            raise ValueError(f"{self.name}: blocks of {weight.type} cannot be transposed")
+            raise UnsupportedTypeError(
+                where=f"tensor {self.name!r}",
+                expected="a type of single values, for the file stores this matrix transposed",
+                found=weight.type.name,
+                hint="quantise the original folder with the `quantize` command",
+            )
         if self.transposed:
             # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
