@@ -14,7 +14,17 @@ from dataclasses import dataclass
 
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, TensorEntry
 from mlx_engine.errors import FormatError, UnsupportedConfigError
-from mlx_engine.quant.group_types import AFFINE_BITS, AFFINE_GROUPS, BYTE, FIXED, FLOATS, MODES, GroupType, affine, fixed
+from mlx_engine.quant.group_types import (
+    AFFINE_BITS,
+    AFFINE_GROUPS,
+    BYTE,
+    FIXED,
+    FLOATS,
+    MODES,
+    GroupType,
+    affine,
+    fixed,
+)
 from mlx_engine.quant.group_weight import GroupWeight, Parts
 
 KEYS = ("quantization", "quantization_config")
