@@ -53,11 +53,10 @@ def quantize(
 ) -> None:
     """Quantise a model and write it as a GGUF file or a folder. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.convert.mlx_targets import TARGETS as MLX_TARGETS
     from mlx_engine.convert.requantize import requantize
     from mlx_engine.models.conversion import Conversion
     from mlx_engine.models.layer_types import HEAD
-
-    from mlx_engine.convert.mlx_targets import TARGETS as MLX_TARGETS
 
     require(to in (*TARGETS, *MLX_TARGETS), option="--to", expected=" or ".join((*TARGETS, *MLX_TARGETS)), found=to)
     layers = layers_of(layer)

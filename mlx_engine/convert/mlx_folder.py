@@ -28,7 +28,7 @@ from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, kind_of, squared_difference
 from mlx_engine.errors import ModelError, OptionError, SourceError, require
 from mlx_engine.models import model_file
-from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES, layer_type
+from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES
 from mlx_engine.models.plan import Tensor, check
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
