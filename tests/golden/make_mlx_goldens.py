@@ -38,14 +38,13 @@ FOLDERS: dict[str, tuple[mx.Dtype, bool, dict[str, Any], dict[str, Any]]] = {
         mx.float16, False, {"group_size": 32, "bits": 4},
         {
             "model.embed_tokens": {"group_size": 128, "bits": 8},
-            "model.layers.0.self_attn.q_proj": {"group_size": 64, "bits": 8},
+            "model.layers.0.self_attn.q_proj": {"group_size": 128, "bits": 8},
             "model.layers.0.self_attn.k_proj": False,
-            "model.layers.0.self_attn.o_proj": {"group_size": 128, "bits": 6},
-            "model.layers.0.mlp.gate_proj": {"group_size": 64, "bits": 5},
+            "model.layers.0.self_attn.o_proj": {"group_size": 64, "bits": 6},
+            "model.layers.0.mlp.gate_proj": {"group_size": 32, "bits": 5},
             "model.layers.0.mlp.down_proj": {"group_size": 64, "bits": 3},
             "model.layers.1.mlp.up_proj": {"group_size": 32, "bits": 2},
-            "model.layers.1.mlp.down_proj": {"group_size": 128, "bits": 4},
-            "lm_head": {"group_size": 32, "bits": 8},
+            "lm_head": {"group_size": 128, "bits": 8},
         },
     ),
     "floats": (
@@ -55,7 +54,7 @@ FOLDERS: dict[str, tuple[mx.Dtype, bool, dict[str, Any], dict[str, Any]]] = {
             "model.layers.0.self_attn.q_proj": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
             "model.layers.0.mlp.gate_proj": FP8,
             "model.layers.1.mlp.up_proj": {"group_size": 64, "bits": 4, "mode": "affine"},
-            "lm_head": {"group_size": 64, "bits": 8, "mode": "affine"},
+            "lm_head": {"group_size": 64, "bits": 4, "mode": "affine"},
         },
     ),
 }  # fmt: skip

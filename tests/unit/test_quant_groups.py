@@ -4,11 +4,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from kernels.cpu import blocks_numpy
 from mlx_engine import quant
 from mlx_engine.quant.group_types import GROUP_TYPES, affine, fixed
 from mlx_engine.quant.group_weight import GroupWeight, Parts, join, split
 from mlx_engine.quant.types import BY_NAME, TYPES
 from mlx_engine.quant.weight import Weight
+from tests.random_blocks import random_groups
 from tests.unit.test_quant import assert_same_bits
 
 SHAPE = (6, 256)
@@ -109,3 +111,11 @@ def test_names_are_unique_and_no_name_of_ggufs():
     assert affine(4, 64, "BF16").block_bytes == 36
     assert not {type_.id for type_ in GROUP_TYPES} & {type_.id for type_ in TYPES}
     assert not {*quant.readable_types()} & {*GROUP_TYPES}
+
+
+@pytest.mark.parametrize("type_", [type_ for type_ in GROUP_TYPES if type_.has_biases], ids=str)
+def test_the_twin_of_the_kernels_has_the_same_bits(type_):
+    weight = random_groups(np.random.default_rng(1), "w", type_.name, *SHAPE)
+    blocks = weight.data.reshape(-1, type_.block_bytes)
+    found = blocks_numpy.affine(blocks, type_.bits, type_.block_size, type_.scale.lower())
+    assert_same_bits(found.reshape(SHAPE), weight.dequantize())
