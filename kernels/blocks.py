@@ -35,6 +35,7 @@ def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.
         size: weights of the group.
         bits: bits of a quant.
         scale: the type of scale and bias: F16, BF16 (read as bits), F32 or U8.
+        has_biases: whether there is a bias.
     """
     kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
     biases = [("m", kind)] if has_biases else []

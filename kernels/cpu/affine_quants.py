@@ -1,4 +1,4 @@
-"""Load scales and packed quants of MLX's affine formats into vectors; made for each type of scale and number of bits."""
+"""Load scales and packed quants of MLX's affine formats into vectors; made per type of scale and number of bits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def _by_words(builder: Any, packed: Any, bits: int) -> Any:
     """Copy the word that has a quant of 4 bits into each lane, and shift it."""
     words = builder.bitcast(packed, ir.VectorType(_I32, 2))
     mask = ir.Constant(_INTS, [i // 8 for i in range(LANES)])
-    return builder.lshr(builder.shuffle_vector(words, words, mask), ir.Constant(_INTS, [i % 8 * 4 for i in range(LANES)]))
+    return builder.lshr(
+        builder.shuffle_vector(words, words, mask), ir.Constant(_INTS, [i % 8 * 4 for i in range(LANES)])
+    )
 
 
 def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:

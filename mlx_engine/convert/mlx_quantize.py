@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.quant.group_types import BYTE, GroupType
+from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight, Parts
 from mlx_engine.quant.weight import Weight
 
@@ -44,7 +44,7 @@ def _values(stored: Weight, step: int) -> Iterator[mx.array]:
 
 def _quantized(values: mx.array, type_: GroupType) -> list[NDArray[np.uint8]]:
     """Return the bytes of quants, scales and, if there are any, biases."""
-    found = mx.quantize(values, group_size=type_.block_size, bits=type_.bits, mode=type_.mode, stream=mx.cpu)
-    if type_.scale == BYTE:
-        found = found[:2]
+    options = {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
+    # MLX returns two arrays in the modes without biases.
+    found: Sequence[mx.array] = mx.quantize(values, **options, stream=mx.cpu)  # type: ignore[arg-type]
     return [np.array(mx.contiguous(array).view(mx.uint8)) for array in found]

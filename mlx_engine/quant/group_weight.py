@@ -58,7 +58,7 @@ class GroupWeight(Weight):
             object.__setattr__(self, field, value)
 
     @cached_property
-    def data(self) -> NDArray[np.uint8]:  # type: ignore[override]
+    def data(self) -> NDArray[np.uint8]:
         """The blocks, as a vector of bytes in memory of its own."""
         return join(self.type, self.parts)
 

@@ -28,7 +28,9 @@ def dequantize(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float3
             weights += _widened(block["m"], type_)[:, None]
             return weights
         values, scales = (E2M1 if type_.bits == 4 else E4M3), (E4M3 if type_.mode == "nvfp4" else E8M0)
-        return values[quants] * scales[block["d"]][:, None]
+        weights = values[quants]
+        weights *= scales[block["d"]][:, None]
+        return weights
 
 
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
