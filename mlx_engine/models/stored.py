@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.errors import UnsupportedTypeError
+from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -54,6 +55,9 @@ class Stored:
         """
         if not (self.transposed or self.is_shifted or self.heads or self.rows or self.expert) and weight.shape == shape:
             return weight  # its bytes may not have been read yet
+        if self.expert is not None and isinstance(weight, GroupWeight):
+            # Only this expert's bytes are read.
+            return replace(self, expert=None).take(weight.part(*self.expert), shape)
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
         if self.expert is not None:

@@ -62,6 +62,12 @@ class GroupWeight(Weight):
         """The blocks, as a vector of bytes in memory of its own."""
         return join(self.type, self.parts)
 
+    def part(self, i: int, n: int) -> GroupWeight:
+        """Return part i of n equal parts along the first axis, without that axis. No bytes are read."""
+        cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
+        parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
+        return GroupWeight(self.name, self.shape[1:], self.type, parts)
+
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
         """Dequantise the rows `ids` of a matrix as `Weight.rows` does. Only their blocks are made."""
         if len(self.shape) != 2 or not len(ids) or min(ids) < 0 or max(ids) >= self.shape[0]:

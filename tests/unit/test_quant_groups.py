@@ -119,3 +119,13 @@ def test_the_twin_of_the_kernels_has_the_same_bits(type_):
     blocks = weight.data.reshape(-1, type_.block_bytes)
     found = blocks_numpy.affine(blocks, type_.bits, type_.block_size, type_.scale.lower())
     assert_same_bits(found.reshape(SHAPE), weight.dequantize())
+
+
+@types
+def test_a_part_of_a_weight_reads_no_other(type_):
+    shape = (3, 2, 128)
+    weight = random_weight(type_, shape)
+    stored = GroupWeight("w", shape, type_, split(weight, type_))
+    for i in range(3):
+        assert_same_bits(stored.part(i, 3).dequantize(), weight.dequantize()[i])
+    assert "data" not in vars(stored)
