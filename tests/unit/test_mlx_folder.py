@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 
@@ -105,11 +106,15 @@ def test_rows_that_do_not_fill_groups_stay(tmp_path):
 
 
 def test_other_files_are_copied_and_weights_are_not(tmp_path):
-    names = sorted(file.name for file in written(tmp_path).iterdir())
+    source = tmp_path / "source"
+    shutil.copytree(SOURCE, source)
+    for name in ("generation_config.json", "pytorch_model.bin", "README.md"):
+        (source / name).write_text("{}")
+    names = sorted(file.name for file in written(tmp_path, source=source).iterdir())
     assert names == [
         "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json",
     ]  # fmt: skip
-    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "source"]
 
 
 def test_a_quantised_folder_is_quantised_again_or_kept(tmp_path):
