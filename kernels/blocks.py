@@ -47,3 +47,17 @@ IQ4_XS = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", (4,)), 
 
 MXFP4 = np.dtype([("e", "u1"), ("qs", "u1", (16,))])
 NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])
+
+
+def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
+    """Return the layout of a group of MLX's quantised types: the scale, the bias if there is one, the packed quants.
+
+    Args:
+        size: weights of the group.
+        bits: bits of a quant.
+        scale: the type of scale and bias: F16, BF16 (read as bits), F32 or U8.
+        has_biases: whether there is a bias.
+    """
+    kind = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "U8": "u1"}[scale]
+    biases = [("m", kind)] if has_biases else []
+    return np.dtype([("d", kind), *biases, ("qs", "u1", (size * bits // 8,))])

@@ -6,6 +6,7 @@ import numpy as np
 
 from kernels import blocks
 from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.group_types import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
 
 # A quant, and the scale of its group, on average.
@@ -28,4 +29,14 @@ def random_blocks(rng: np.random.Generator, name: str, type_name: str, n: int, k
     made["d"] = size / SPREAD[type_name] * (0.5 + rng.random(len(made)))
     if type_name in MIDDLE:
         made["m" if "m" in (kind.names or ()) else "dmin"] = MIDDLE[type_name] * made["d"].astype(np.float32)
+    return Weight(name, (n, k), type_, made.view(np.uint8))
+
+
+def random_groups(rng: np.random.Generator, name: str, type_name: str, n: int, k: int) -> Weight:
+    """Return an (n, k) matrix of one of MLX's affine types, with weights of about 1, as many above 0 as below."""
+    type_ = next(type_ for type_ in GROUP_TYPES if type_.name == type_name)
+    made = rng.integers(0, 256, type_.bytes_for(n * k), dtype=np.uint8).view(type_.layout)
+    scales = (0.5 + rng.random(len(made)).astype(np.float32)) * np.float32(4 / 2**type_.bits)
+    for field, values in (("d", scales), ("m", scales * np.float32(-(2**type_.bits) / 2))):
+        made[field] = values.view(np.uint32) >> 16 if type_.scale == "BF16" else values
     return Weight(name, (n, k), type_, made.view(np.uint8))

@@ -137,3 +137,19 @@ def _scales_of_6(found: NDArray[np.void]) -> tuple[Floats, Floats]:
 def _halves(packed: Bytes) -> Floats:
     """Return 4-bit quants as floats: the low halves of a row of bytes, then the high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+
+
+def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Floats:
+    """`scale * q + bias`, product and sum each rounded, (n, size); `scale` is the type of both, such as "bf16"."""
+    found = blocks.view(layout.group(size, bits, scale.upper(), has_biases=True))
+    single = np.unpackbits(found["qs"], axis=-1, bitorder="little").reshape(len(blocks), size, bits)
+    quants = np.packbits(single, axis=-1, bitorder="little")[..., 0].astype(np.float32)
+    scales, biases = (_widened(np.ascontiguousarray(found[field]).reshape(-1, 1)) for field in ("d", "m"))
+    return scales * quants + biases
+
+
+def _widened(values: NDArray[np.generic]) -> Floats:
+    """Return floats as float32; uint16 are the bits of bfloat16."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

@@ -53,11 +53,11 @@ class _Translator(codegen.JITCPUCodegen):  # type: ignore[misc]
 def compiled(part: str) -> bytes:
     """Return the object file of a part of `kernels.cpu`, a key of `BASE` or a format. Numba is unusable afterwards."""
     jit.for_export()
-    names = {f"kernels.cpu.{name}" for name in BASE.get(part, (part,))}
+    names = {f"kernels.cpu.{name}" for name in BASE.get(part, ())}
     for name in names:
-        module = importlib.import_module(name)
-        if part not in BASE:
-            importlib.import_module("kernels.cpu.formats").export_format(part, module)
+        importlib.import_module(name)
+    if part not in BASE:
+        names.add(importlib.import_module("kernels.cpu.formats").export_format(part))
     context = cpu_target.target_context
     context._internal_codegen = translator = _Translator("mlx_engine")
     exports, libraries, kept = context.create_module("exports"), [], set()

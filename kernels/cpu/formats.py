@@ -7,7 +7,7 @@ addresses in the matrix's words, and adding a format changes no other file here.
 
 from __future__ import annotations
 
-from types import ModuleType
+import importlib
 from typing import Any
 
 from kernels.cpu.jit import export, jit
@@ -23,6 +23,7 @@ from kernels.cpu.layout import (
     STRETCH,
     WEIGHTS,
 )
+from kernels.cpu.library import affine_format
 from kernels.cpu.memory import floats, invoke, raw, words
 from kernels.cpu.sums import PANEL_SIZES, WIDE
 from kernels.cpu.vectors import prefetch
@@ -36,14 +37,21 @@ TWO_PANELS = min(PANEL_TOKENS, 2 * PANEL_SIZES[-1] if WIDE else PANEL_SIZES[-1])
 ONE_PANEL = PANEL_SIZES[-1]
 
 
-def export_format(name: str, module: ModuleType) -> None:
-    """Export the kernels of the format `name`, whose file is `module`.
+def module_of(name: str) -> str:
+    """Return the name of the module that has a format's kernels."""
+    return "kernels.cpu.affine" if affine_format(name) is not None else f"kernels.cpu.{name}"
 
-    The file has BLOCK and BLOCK_BYTES, weights and bytes of a block, `MOST`, the most vectors that are multiplied with
+
+def export_format(name: str) -> str:
+    """Export the kernels of a format, and return the name of its module.
+
+    A format has BLOCK and BLOCK_BYTES, weights and bytes of a block, `MOST`, the most vectors that are multiplied with
     stored rows, and the kernels `four_rows` and `dequantize`.
     """
-    rows_of, blocks_of = module.four_rows, module.dequantize
-    block, block_bytes, most = module.BLOCK, module.BLOCK_BYTES, module.MOST
+    module = importlib.import_module(module_of(name))
+    found: Any = module.kernels(name) if affine_format(name) is not None else module
+    rows_of, blocks_of = found.four_rows, found.dequantize
+    block, block_bytes, most = found.BLOCK, found.BLOCK_BYTES, found.MOST
 
     def four_rows(
         n_vectors: int, a: int, b: int, c: int, d: int, last_a: int, last_b: int, last_c: int, last_d: int, step: int,
@@ -64,6 +72,7 @@ def export_format(name: str, module: ModuleType) -> None:
 
     for function in (four_rows, expand, sizes):
         export(f"{name}_{function.__name__}", function, module.__name__)
+    return module.__name__
 
 
 @jit

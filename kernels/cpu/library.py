@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
@@ -25,7 +26,8 @@ BASE = {
     "products": ("embedding", "gemm", "gemv", "linear"),
     "steps": ("attention", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
 }
-# The storage formats; each is compiled alone. The module of a format has its name.
+# The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
+# as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
 FORMATS = (
     "float32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
     "mxfp4",
@@ -43,6 +45,7 @@ ENTRIES = {
     "sum_exp": "iifi",
     "soft_cap": "iifi",
 }
+_AFFINE = re.compile(r"affine([234568])_g(32|64|128)_(f16|bf16|f32)")
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
 # Half-precision scales are widened by the f16c instructions, which x86 has since 2012. Without them LLVM would call a
@@ -75,6 +78,17 @@ def _widens(processor: str, features: str) -> bool:
     target = binding.Target.from_triple(binding.get_process_triple())
     code = target.create_target_machine(cpu=processor, features=features).emit_object(binding.parse_assembly(_WIDEN))
     return not any(name in code for name in _CALLED)
+
+
+def affine_format(name: str) -> tuple[int, int, str] | None:
+    """Return the bits, the group size and the type of scales of one of MLX's affine formats; None for other names."""
+    found = _AFFINE.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2]), found[3])
+
+
+def is_format(name: str) -> bool:
+    """Return whether there are kernels for a storage format."""
+    return name in FORMATS or affine_format(name) is not None
 
 
 # ---- where compiled code is kept ----

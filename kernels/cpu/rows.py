@@ -70,6 +70,47 @@ def _store_scales(scales_of: Callable[..., Any], n_vectors: int) -> Any:
     return put
 
 
+def four_rows_of_groups(block: int, block_bytes: int, piece: int, weights: Callable[..., Any]) -> Any:
+    """Make the gemv kernel of a format with one scale per block of any size.
+
+    Args:
+        block: weights per block.
+        block_bytes: bytes per block.
+        piece: weights that are expanded together; registers cannot hold those of a large block.
+        weights: function that returns the weights of piece p of the block at a byte offset, as a tuple of vectors.
+    """
+
+    def make(n_vectors: int) -> Any:
+        n_rows, pieces = rows_together(n_vectors), block // piece
+
+        def weights_of(address: int, at: int, p: int, scales: int) -> Any:
+            return weights(raw(address), at, p)
+
+        zeros, add = no_sums(n_rows * n_vectors), add_products(n_rows, n_vectors, piece // LANES, weights_of)
+        add_to = add_totals(n_rows, n_vectors)
+
+        @jit
+        def multiply(
+            rows: Any, n_columns: int, panel: Any, first: int, y: Any, at: int, apart: int, y_row: int, ahead: int,
+            room: int,
+        ) -> None:  # fmt: skip
+            """Multiply the rows at a tuple of addresses together."""
+            i = 0
+            for stretch in range(0, n_columns, STRETCH):
+                sums = zeros()
+                for column in range(stretch, min(stretch + STRETCH, n_columns), block):
+                    for r in range(n_rows):
+                        prefetch(raw(rows[r]), i + ahead)
+                    for p in range(pieces):
+                        sums = add(rows, i, p, 0, panel, first + (column + piece * p) * n_vectors, sums)
+                    i += block_bytes
+                add_to(y, at, apart, y_row, sums)
+
+        return multiply
+
+    return _for_panels(make)
+
+
 def four_rows_by_parts(
     block_bytes: int, scales_of: Callable[..., Any], part: Callable[..., Any], scale_vectors: int = 1
 ) -> Any:
@@ -196,6 +237,21 @@ def dequantize_32(block_bytes: int, weights: Callable[..., Any]) -> Any:
         """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
         for block in range(first, last):
             low, high = weights(blocks, block * block_bytes)
+            store_parts(out, to, apart, low)
+            store_parts(out, to + step, apart, high)
+            to += 2 * step
+
+    return dequantize
+
+
+def dequantize_pieces(block: int, block_bytes: int, weights: Callable[..., Any]) -> Any:
+    """Make the kernel that expands blocks in pieces of 32 weights; arguments are those of `four_rows_of_groups`."""
+
+    @jit
+    def dequantize(blocks: Any, first: int, last: int, out: Any, to: int, step: int, apart: int, room: int) -> None:
+        """Write the float32 weights of blocks first to last - 1 to `out[to ...]`, as `expand` does."""
+        for i in range(first * (block // 32), last * (block // 32)):
+            low, high = weights(blocks, i // (block // 32) * block_bytes, i % (block // 32))
             store_parts(out, to, apart, low)
             store_parts(out, to + step, apart, high)
             to += 2 * step

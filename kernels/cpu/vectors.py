@@ -24,6 +24,11 @@ _VECTOR, _INTS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 
 
 _PROBE = "define <16 x float> @twice(<16 x float> %a) {\n  %b = fadd <16 x float> %a, %a\n  ret <16 x float> %b\n}"
+_REVERSED = ", ".join(f"i32 {63 - i}" for i in range(64))
+_PROBE_OF_BYTES = (
+    "define <64 x i8> @reverse(<64 x i8> %a) {\n"
+    f"  %b = shufflevector <64 x i8> %a, <64 x i8> undef, <64 x i32> <{_REVERSED}>\n  ret <64 x i8> %b\n}}"
+)
 
 
 @cache
@@ -31,6 +36,13 @@ def register_lanes() -> int:
     """Return the floats per register of the processor that Numba compiles for."""
     text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE))
     return 16 if "zmm" in text else 8 if "ymm" in text else 4
+
+
+@cache
+def has_multishift() -> bool:
+    """Return whether that processor has AVX-512 VBMI: LLVM then permutes bytes with one instruction."""
+    text = cpu_target.target_context.codegen()._tm.emit_assembly(binding.parse_assembly(_PROBE_OF_BYTES))
+    return "vpermb" in text
 
 
 # Of each 16 columns of a row that is expanded for tiles this many are contiguous (`tile.py`): with AVX2, one register

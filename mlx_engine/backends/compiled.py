@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 
 from kernels.cpu import layout
-from kernels.cpu.library import FORMATS, Library
+from kernels.cpu.library import Library, is_format
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
@@ -347,7 +347,7 @@ class CompiledBackend(SimdBackend):
 
 def _is_multiplied_as_stored(weight: Weight) -> bool:
     """Return whether the kernels have this type; F32 is copied, because the file may not align it."""
-    return weight.type.name.lower() in FORMATS
+    return is_format(weight.type.name.lower())
 
 
 def _fused(recording: Recording) -> Fused:

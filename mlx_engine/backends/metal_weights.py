@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.metal.layout import Q8_0Matrix, split_q8_0
-from mlx_engine.backends.mlx_weights import BITS, GROUP, AffineMatrix
+from mlx_engine.backends.mlx_weights import BITS, GROUP, GroupMatrix
 from mlx_engine.quant.weight import Weight
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def split(weight: Weight, kernels: Kernels) -> SplitMatrix | None:
     return SplitMatrix(matrix, kernels) if np.isfinite(np.asarray(matrix.ws)).all() else None
 
 
-def affine(weight: SplitMatrix | mx.array) -> AffineMatrix | mx.array:
+def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
     """Return a matrix in MLX's affine format, without changing its values; a float matrix as it is."""
-    return AffineMatrix(weight.matrix.wq, *_affine(weight.matrix.ws)) if isinstance(weight, SplitMatrix) else weight
+    return GroupMatrix(weight.matrix.wq, *_affine(weight.matrix.ws)) if isinstance(weight, SplitMatrix) else weight
 
 
 def affine_multiply(x: mx.array, matrix: Q8_0Matrix) -> mx.array:

@@ -19,10 +19,11 @@ from mlx_engine.backends import mlx_device, mlx_experts, mlx_sampling
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.experts import ExpertLinear, Routing
-from mlx_engine.backends.mlx_weights import BlockMatrix, reinterpret
+from mlx_engine.backends.mlx_weights import BlockMatrix, group_matrix, reinterpret
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.simd import hidden_keys, rope_table
+from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -51,7 +52,9 @@ class MlxBackend(Backend):
             yield
 
     def prepare(self, weight: Weight) -> Native:
-        """Repack Q8_0 matrices without changing their values (`mlx_weights.py`); dequantise all other weights."""
+        """Keep matrices of MLX's types, and Q8_0 repacked without changing its values; dequantise all other weights."""
+        if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
+            return group_matrix(weight, weight.type)
         if weight.type == Q8_0 and len(weight.shape) == 2:
             matrix = reinterpret(weight)
             if matrix is not None:

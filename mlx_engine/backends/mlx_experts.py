@@ -13,7 +13,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.mlx_weights import BITS, GROUP, AffineMatrix
+from mlx_engine.backends.mlx_weights import GroupMatrix
 from mlx_engine.backends.parameters import Linear
 
 # From this many rows on they are sorted, as in mlx-lm's SwitchGLU.
@@ -42,37 +42,44 @@ class FloatStack:
 
 
 @dataclass(frozen=True, eq=False)
-class AffineStack:
-    """Matrices in MLX's affine format; the arrays are those of `AffineMatrix`, with a leading axis X."""
+class GroupStack:
+    """Matrices in one of MLX's formats; the arrays are those of `GroupMatrix`, with a leading axis X."""
 
     wq: mx.array
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
+    group: int
+    bits: int
+    mode: str
 
     def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
         """Return what `Stack.multiply` defines."""
         return mx.gather_qmm(
-            x, self.wq, self.scales, self.biases, rhs_indices=ids, group_size=GROUP, bits=BITS,
-            sorted_indices=are_sorted,
+            x, self.wq, self.scales, self.biases, rhs_indices=ids, group_size=self.group, bits=self.bits,
+            mode=self.mode, sorted_indices=are_sorted,
         )  # fmt: skip
 
 
 def stacked(linears: Sequence[Linear]) -> Stack:
-    """Return the matrices of several linear layers, which are `AffineMatrix` or float arrays, as one stack.
+    """Return the matrices of several linear layers, which are `GroupMatrix` or float arrays, as one stack.
 
     The arrays are made at once, so that those of the single matrices can be freed.
     """
     matrices = [linear.weight for linear in linears]
-    if all(isinstance(matrix, AffineMatrix) for matrix in matrices):
-        parts = [mx.stack([getattr(matrix, name) for matrix in matrices]) for name in ("wq", "scales", "biases")]
+    formats = {
+        (matrix.group, matrix.bits, matrix.mode) if isinstance(matrix, GroupMatrix) else None for matrix in matrices
+    }
+    if len(formats) == 1 and (one := formats.pop()) is not None:
+        names = ("wq", "scales") if matrices[0].biases is None else ("wq", "scales", "biases")
+        parts = [mx.stack([getattr(matrix, name) for matrix in matrices]) for name in names]
         mx.eval(parts)
-        return AffineStack(*parts)
+        return GroupStack(parts[0], parts[1], parts[2] if len(parts) > 2 else None, *one)
     floats = mx.stack([matrix if isinstance(matrix, mx.array) else _values(matrix) for matrix in matrices])
     mx.eval(floats)
     return FloatStack(floats.swapaxes(1, 2))
 
 
-def _values(matrix: AffineMatrix) -> mx.array:
+def _values(matrix: GroupMatrix) -> mx.array:
     return matrix.rows(mx.arange(matrix.shape[0]))
 
 

@@ -10,7 +10,7 @@ from kernels.metal.dense import NARROWEST
 from kernels.metal.layout import BLOCK
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.metal_weights import SplitMatrix, joined
-from mlx_engine.backends.mlx_weights import AffineMatrix
+from mlx_engine.backends.mlx_weights import GroupMatrix
 from mlx_engine.backends.parameters import Linear, Scores
 
 # From this number of keys on, MLX splits attention into two dispatches on large GPUs; later on other GPUs.
@@ -56,7 +56,7 @@ def _embed(backend: Any, table: Any, ids: Any) -> int:
     """Count the gather of a float row, or of quants, scales and biases and their dequantisation."""
     if isinstance(table, SplitMatrix):
         return 5 if "embed_rows" in table.kernels.refused else 0
-    return 4 if isinstance(table, AffineMatrix) else 1
+    return 4 if isinstance(table, GroupMatrix) else 1
 
 
 # Dispatches of each `MlxBackend` operation for one token. Views have none: `heads`, `merge`, `take`.

@@ -11,6 +11,7 @@ from mlx_engine.checkpoint import quantized_folder
 from mlx_engine.checkpoint.gguf import GGUFFile, open_gguf
 from mlx_engine.checkpoint.hf_folder import read_json, shards
 from mlx_engine.checkpoint.kinds import refuse_other_folders, refuse_other_kinds
+from mlx_engine.checkpoint.mlx_quantization import KEYS, group_entries, read_quantization
 from mlx_engine.checkpoint.safetensors import SafetensorsFile
 from mlx_engine.errors import FormatError
 from mlx_engine.quant.weight import Weight
@@ -24,9 +25,10 @@ class Checkpoint:
         where: the file or folder, for error messages.
         naming: the naming scheme of tensors and settings.
         architecture: GGUF's general.architecture, or config.json's model_type.
-        settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json.
+        settings: GGUF metadata under the architecture's prefix, without the prefix; or config.json, without the
+            settings of MLX's quantisation.
         metadata: all GGUF metadata; empty for a folder.
-        shapes: every tensor's row-major shape.
+        shapes: every tensor's row-major shape; of a matrix that MLX has quantised, the shape of its weights.
         weight: return a stored tensor by name; its bytes are read from disk when first used.
         notes: lines for the user about settings that are ignored.
     """
@@ -96,13 +98,20 @@ def _from_folder(folder: Path, expand: bool) -> Checkpoint:
                     hint="download the folder again",
                 )
             files[name] = shard
+    quantization = read_quantization(config, str(folder / "config.json"))
+    shapes = {name: file.tensors[name].shape for name, file in files.items()}
+    quantized = {} if quantization is None else group_entries(files, quantization)
+    for name, entry in quantized.items():
+        shapes |= {name: entry.shape}
+        for _, part in entry.tensors[1:]:
+            del shapes[part]
     checkpoint = Checkpoint(
         where=str(folder),
         naming="hf",
         architecture=str(config.get("model_type")),
-        settings=config,
+        settings=config if quantization is None else {k: v for k, v in config.items() if k not in KEYS},
         metadata={},
-        shapes={name: file.tensors[name].shape for name, file in files.items()},
-        weight=lambda name: files[name].weight(name),
+        shapes=shapes,
+        weight=lambda name: quantized[name].weight(name) if name in quantized else files[name].weight(name),
     )
     return quantized_folder.expanded(checkpoint, files) if expand else checkpoint

@@ -60,8 +60,12 @@ class SafetensorsFile:
                 found=entry.dtype,
                 hint="convert the checkpoint to one of these types",
             )
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
-        return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=raw)
+        return Weight(name=name, shape=entry.shape, type=BY_NAME[entry.dtype], data=self.stored_bytes(name))
+
+    def stored_bytes(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of a tensor of any type, as a read-only view of the mapped file."""
+        entry = self.tensors[name]
+        return np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
         """Return a part of a quantised weight as a read-only view of the mapped file, of type `ARRAYS[dtype]`.

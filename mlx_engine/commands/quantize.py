@@ -1,4 +1,4 @@
-"""The command `quantize`: write a model as a GGUF file with quantised matrices."""
+"""The command `quantize`: write a model with quantised matrices, as a GGUF file or as a folder for MLX."""
 
 from __future__ import annotations
 
@@ -23,8 +23,15 @@ def quantize(
     model: Annotated[
         str, typer.Argument(metavar="IN", help="GGUF file, Hugging Face folder, hub id org/repo[:file], or builtin.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write.")],
-    to: Annotated[str, typer.Option("--to", help="Type of the quantised matrices: q8_0, q4_0 or q4_1.")] = "q8_0",
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; for mlx-* a new folder.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="Type of the quantised matrices: q8_0, q4_0 or q4_1; or, for a folder that mlx-lm loads, mlx-4bit, "
+            "also of 2, 3, 5, 6 or 8 bits, mlx-mxfp4, mlx-mxfp8 or mlx-nvfp4.",
+        ),
+    ] = "q8_0",
     min_dim: Annotated[
         str, typer.Option("--min-dim", metavar="auto|N", help="Do not quantise matrices whose longer side is below N.")
     ] = "auto",
@@ -45,17 +52,28 @@ def quantize(
     allow_setting: AllowSetting = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it exists.")] = False,
 ) -> None:
-    """Quantise a model and write it as a GGUF file. Print bytes and quantisation error by layer type."""
+    """Quantise a model and write it as a GGUF file or a folder. Print bytes and quantisation error by layer type."""
     from mlx_engine.checkpoint.sources import resolve
+    from mlx_engine.convert.mlx_targets import TARGETS as MLX_TARGETS
     from mlx_engine.convert.requantize import requantize
     from mlx_engine.models.conversion import Conversion
     from mlx_engine.models.layer_types import HEAD
 
-    require(to in TARGETS, option="--to", expected=" or ".join(TARGETS), found=to)
+    require(to in (*TARGETS, *MLX_TARGETS), option="--to", expected=" or ".join((*TARGETS, *MLX_TARGETS)), found=to)
     layers = layers_of(layer)
     if preserve_output:
         require(HEAD not in layers, option="--preserve-output", expected=f"no --layer {HEAD}=", found=layers.get(HEAD))
         layers[HEAD] = "keep"
+    if to in MLX_TARGETS:
+        least = min_dim_of(min_dim)
+        require(least == "auto", option="--min-dim", expected=f"no other value than auto with --to {to}", found=min_dim)
+        from mlx_engine.convert.mlx_folder import to_mlx_folder
+
+        with progress_bar("quantising") as progress:
+            lines = to_mlx_folder(resolve(model), out, to, layers, progress=progress)
+        notice(table(lines))
+        print(out)
+        return
     conversion = Conversion(to, min_dim_of(min_dim), layers)
     if out.exists() and not force:
         raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_engine.errors import UnsupportedTypeError
+from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -50,12 +52,28 @@ class Stored:
         return whole if self.expert is None else (self.expert[1], *whole)
 
     def take(self, weight: Weight, shape: tuple[int, ...]) -> Weight:
-        """Return the model's tensor from the stored tensor: a view of its bytes if possible."""
+        """Return the model's tensor from the stored tensor: a view of its bytes if possible.
+
+        Raises:
+            UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
+        """
+        if not (self.transposed or self.is_shifted or self.heads or self.rows or self.expert) and weight.shape == shape:
+            return weight  # its bytes may not have been read yet
+        if self.expert is not None and isinstance(weight, GroupWeight):
+            # Only this expert's bytes are read.
+            return replace(self, expert=None).take(weight.part(*self.expert), shape)
         first, of = self.rows or (0, shape[0])
         data, last = weight.data, first + shape[0]
         if self.expert is not None:
             e, n = self.expert
             data = data[data.size // n * e : data.size // n * (e + 1)]
+        if self.transposed and weight.type.block_size > 1:
+            raise UnsupportedTypeError(
+                where=f"tensor {self.name!r}",
+                expected="a type of single values, for the file stores this matrix transposed",
+                found=weight.type.name,
+                hint="quantise the original folder with the `quantize` command",
+            )
         if self.transposed:
             # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)

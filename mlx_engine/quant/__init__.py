@@ -1,13 +1,14 @@
-"""The block formats of GGUF in NumPy, one file per format or family of formats.
+"""The block formats of GGUF in NumPy, one file per format or family of formats, and those of MLX (`groups.py`).
 
 A format has a function `dequantize`, (n, block bytes) uint8 to (n, block size) float32, and, if this project can write
 it, the inverse `quantize`. This module looks them up by type and applies them piece by piece, so that the temporaries
-of a large tensor stay small. The values are bit-identical to those of the `gguf` package.
+of a large tensor stay small. The values are bit-identical to those of the `gguf` package and of MLX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mlx_engine.errors import UnsupportedTypeError
 from mlx_engine.quant import (
     floats,
     fp4,
+    groups,
     iq1,
     iq2,
     iq3,
@@ -33,6 +35,7 @@ from mlx_engine.quant import (
     q8_0,
     ternary,
 )
+from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.types import BY_ID, BY_NAME, TYPES, GGMLType
 
 Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -80,7 +83,7 @@ _PIECE = 1 << 16
 
 
 def readable_types() -> tuple[GGMLType, ...]:
-    """Return the types that `dequantize` supports, by type number."""
+    """Return the types of GGUF that `dequantize` supports, by type number. It supports all types of MLX, too."""
     return tuple(type_ for type_ in TYPES if type_.name in _DEQUANTIZE)
 
 
@@ -145,6 +148,8 @@ def requantize(
 
 
 def _reader(type_: GGMLType, where: str) -> Dequantize:
+    if isinstance(type_, GroupType):
+        return partial(groups.dequantize, type_)
     function = _DEQUANTIZE.get(type_.name)
     if function is None:
         raise _unsupported(where, type_, "read", readable_types())

@@ -59,7 +59,7 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """The number of stored bytes."""
-        return self.data.nbytes
+        return self.type.bytes_for(math.prod(self.shape))
 
     def dequantize(self) -> NDArray[np.float32]:
         """Return all values as float32, of shape `shape`.

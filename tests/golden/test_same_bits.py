@@ -43,6 +43,8 @@ STORED: dict[str, str | Path] = {
     "llama": DATA / "llama-micro" / "hf",
     "mistral": DATA / "mistral-micro" / "hf",
     "qwen2": DATA / "qwen2-micro" / "hf",
+    "mlx-4bit": DATA / "mlx-4bit" / "hf",
+    "mlx-mixed": DATA / "mlx-mixed" / "hf",
 }
 BACKENDS = [("parallel", 2), ("parallel", 1), ("simd", 1)]
 # Chunk lengths; a length beyond the prompt's means one pass.

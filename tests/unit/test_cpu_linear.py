@@ -21,7 +21,7 @@ from mlx_engine.backends.host_memory import address
 from mlx_engine.backends.parameters import LayerNorm, Linear, Norm, RMSNorm
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
-from tests.random_blocks import SPREAD, random_blocks
+from tests.random_blocks import SPREAD, random_blocks, random_groups
 
 U = 2.0**-24
 EPS = 1e-6
@@ -44,7 +44,9 @@ class Layer:
     """Return a linear layer of the backend, and its dense matrix and bias in float64."""
 
     def __init__(self, rng: np.random.Generator, kind: str, n: int, k: int, *, bias: bool = False) -> None:
-        if kind in SPREAD and kind not in ("Q4_0", "Q4_1"):
+        if kind.startswith("AFFINE"):
+            weight = random_groups(rng, "w", kind, n, k)
+        elif kind in SPREAD and kind not in ("Q4_0", "Q4_1"):
             weight = random_blocks(rng, "w", kind, n, k)
         else:
             weight = Weight.pack("w", rng.standard_normal((n, k)), BY_NAME[kind])
@@ -270,7 +272,8 @@ def test_the_head_is_a_norm_and_a_product_and_a_row_has_the_bits_that_it_has_alo
 
 # ---- bits ----
 
-FORMATS = ("F32", "Q8_0", *SPREAD)
+AFFINE = ("AFFINE4_G64_BF16", "AFFINE3_G64_F16", "AFFINE4_G64_F32")
+FORMATS = ("F32", "Q8_0", *SPREAD, *AFFINE)
 # Beyond one stretch of columns, and beyond the rows that are expanded together.
 K, N = STRETCH + 256, GEMM_ROWS + 3
 PASSES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 18, 19, 49, 129)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import mlx_engine
 from mlx_engine.backends import mlx_device
 from mlx_engine.backends.mlx import MlxBackend
-from mlx_engine.backends.mlx_weights import AffineMatrix
+from mlx_engine.backends.mlx_weights import GroupMatrix
 from mlx_engine.backends.parameters import Linear, Rope
 from mlx_engine.backends.profiled import profiled
 from mlx_engine.backends.sampling import Draw, Sampling
@@ -74,7 +74,7 @@ def test_every_weight_keeps_its_value(be: MlxBackend, n: int, blocks: int, seed:
     bits[(bits & 0x7C00) == 0x7C00] = 0x7BFF  # neither infinite nor NaN: the largest float16
     weight = q8_0(bits.view(np.float16), rng.integers(-128, 128, (n, 32 * blocks)))
     found = be.prepare(weight)
-    assert isinstance(found, AffineMatrix)
+    assert isinstance(found, GroupMatrix)
     assert found.shape == weight.shape
     np.testing.assert_array_equal(be.host(found.rows(mx.arange(n))), weight.dequantize())
 

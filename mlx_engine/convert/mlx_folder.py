@@ -1,0 +1,235 @@
+"""Quantise a Hugging Face folder into a folder for MLX, which mlx-lm and this engine load.
+
+Matrices of products and embedding tables are quantised, as mlx-lm does; all other tensors keep their bytes. Rows that
+do not fill groups stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_engine.checkpoint.hf_folder import INDEX, read_json
+from mlx_engine.checkpoint.mlx_quantization import BIASES, KEYS, SCALES, WEIGHT
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.convert.mlx_config import config_for_mlx
+from mlx_engine.convert.mlx_quantize import quantize
+from mlx_engine.convert.mlx_targets import TARGETS, target_type
+from mlx_engine.convert.requantize import Line, kind_of, squared_difference
+from mlx_engine.errors import ModelError, OptionError, SourceError, require
+from mlx_engine.models import model_file
+from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES
+from mlx_engine.models.plan import Tensor, check
+from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.group_weight import GroupWeight
+from mlx_engine.quant.types import BY_NAME, GGMLType
+from mlx_engine.quant.weight import Weight
+
+KEEP, TABLE = "keep", "token_embd"
+# The types of quants and of scales in safetensors, beside the floats.
+STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
+# Bytes of tensors per file, as mlx-lm has it.
+SHARD_BYTES = 5 << 30
+# Files of a folder that are not copied: weights, and what is written anew.
+NOT_COPIED = (
+    "*.safetensors", "*.index.json", "*.bin", "*.gguf", "*.pth", "*.pt", "config.json", "README.md", ".*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the new folder: its name in both folders, its layer type, and its type in the new folder."""
+
+    name: str
+    kind: str
+    stored: Weight
+    type: GGMLType
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the new folder stores it in groups."""
+        return isinstance(self.type, GroupType)
+
+    def entries(self) -> list[Entry]:
+        """Return the tensors that store it in the new folder."""
+        if not isinstance(self.type, GroupType):
+            return [Entry(self.name, self.stored.shape, self.type)]
+        stem, (*outer, width) = self.name.removesuffix(WEIGHT), self.stored.shape
+        quants = Entry(self.name, (*outer, width * self.type.bits // 32), STORED_AS["U32"])
+        names = (SCALES, BIASES) if self.type.has_biases else (SCALES,)
+        groups = (*outer, width // self.type.block_size)
+        return [quants, *(Entry(stem + name, groups, STORED_AS[self.type.scale]) for name in names)]
+
+    def new(self) -> Weight:
+        """Return the tensor in its new type."""
+        if not isinstance(self.type, GroupType) or self.type == self.stored.type:
+            return self.stored
+        return quantize(self.stored, self.type)
+
+
+def to_mlx_folder(
+    source: Path,
+    target: Path,
+    to: str,
+    layers: Mapping[str, str] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Line]:
+    """Write the folder `target` and return totals per layer type. The folder appears only when it is complete.
+
+    Args:
+        source: a Hugging Face folder, or one that MLX has quantised.
+        target: a path where nothing is.
+        to: a key of `mlx_targets.TARGETS`.
+        layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
+        progress: called with (tensors written, tensors in total).
+
+    Raises:
+        OptionError: a target or a layer is unknown, or there is something at `target`.
+        SourceError: the source cannot be read, or the target cannot be written.
+        FormatError, ModelError: the source is damaged, or not a model that can be written for MLX.
+    """
+    layers = dict(layers or {})
+    _check_options(target, to, layers)
+    if not source.is_dir():
+        raise ModelError(
+            f"{source}: expected a Hugging Face folder, found a GGUF file, from which config.json and tokenizer.json "
+            "cannot be made here yet; quantise the model's original folder"
+        )
+    checkpoint = open_checkpoint(source)
+    tensors = check(checkpoint, model_file(checkpoint).plan(checkpoint))
+    parts = [_part(checkpoint, tensor, to, layers, tensors) for tensor in tensors.values()]
+    config = config_for_mlx(read_json(source / "config.json"), has_head=f"{HEAD}{WEIGHT}" in tensors)
+    config |= dict.fromkeys(KEYS, _quantization(to, parts))
+    made = None
+    try:
+        made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
+        lines = _write_tensors(made, parts, progress)
+        (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
+        _copy_others(source, made)
+        made.chmod(0o755)  # of a new folder; a temporary one is private
+        made.rename(target)
+    except OSError as error:
+        raise SourceError(f"{target}: expected a place where a folder can be written, found {error}") from error
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+    return lines
+
+
+def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
+    require(to in TARGETS, option="--to", expected=" or ".join(TARGETS), found=to)
+    kinds = (*LAYER_TYPES, *GROUPS, TABLE)
+    for name, value in layers.items():
+        require(name in kinds, option="--layer", expected=f"layers among {', '.join(kinds)}", found=name)
+        allowed = (*TARGETS, KEEP)
+        require(value in allowed, option=f"--layer {name}", expected=" or ".join(allowed), found=value)
+    if target.exists() or target.is_symlink():
+        raise OptionError(option="OUT", expected="a folder that does not exist yet", found=str(target))
+
+
+def _part(
+    checkpoint: Checkpoint, tensor: Tensor, to: str, layers: Mapping[str, str], tensors: Mapping[str, Tensor]
+) -> Part:
+    stored_as = tensor.stored("hf")
+    stored = checkpoint.weight(stored_as.name)
+    if stored_as.transposed or stored_as.rows or len(stored.shape) > 2:
+        raise ModelError(
+            f"{checkpoint.where}: {stored_as.name}: expected one matrix (outputs, inputs), found a tensor of another "
+            f"form; models of the architecture {checkpoint.architecture!r} cannot be written for MLX yet"
+        )
+    kind = kind_of(tensor.name, len(stored.shape))
+    if kind is None:
+        return Part(stored_as.name, "others", stored, stored.type)
+    kinds = [kind, *([HEAD] if kind == TABLE and f"{HEAD}{WEIGHT}" not in tensors else [])]
+    kinds += [group for group, members in GROUPS.items() if kind in members]
+    asked = next((layers[name] for name in kinds if name in layers), to)
+    type_ = None if asked == KEEP else target_type(asked, stored)
+    fits = type_ is not None and stored.shape[-1] % type_.block_size == 0
+    return Part(stored_as.name, kind, stored, type_ if type_ is not None and fits else stored.type)
+
+
+def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
+    """Return the settings of the quantisation: those of `to`, and those of each matrix that differs."""
+    whole = settings_of(target_type(to, parts[0].stored))
+    by_name: dict[str, object] = {}
+    for part in parts:
+        if isinstance(part.type, GroupType) and settings_of(part.type) != whole:
+            by_name[part.name.removesuffix(WEIGHT)] = settings_of(part.type)
+        elif part.kind != "others" and not part.is_quantized:
+            by_name[part.name.removesuffix(WEIGHT)] = False
+    return {**whole, **by_name}
+
+
+def settings_of(type_: GroupType) -> dict[str, object]:
+    """Return a type as mlx-lm's settings name it."""
+    return {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
+
+
+def _write_tensors(folder: Path, parts: Sequence[Part], progress: Callable[[int, int], None] | None) -> list[Line]:
+    """Write the shards and their index."""
+    shards, lines = _shards(parts), dict[str, Line]()
+    where: dict[str, str] = {}
+    done = 0
+
+    def data(shard: Sequence[Part]) -> Iterator[NDArray[np.uint8]]:
+        nonlocal done
+        for part in shard:
+            new = part.new()
+            _add(lines.setdefault(part.kind, Line(part.kind)), part, new)
+            tensors = (new.parts.quants, *new.parts.in_order[:-1]) if isinstance(new, GroupWeight) else (new.data,)
+            yield from (np.ascontiguousarray(tensor) for tensor in tensors)
+            done += 1
+            if progress is not None:
+                progress(done, len(parts))
+
+    for i, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
+        entries = [entry for part in shard for entry in part.entries()]
+        where |= {entry.name: name for entry in entries}
+        write_safetensors(folder / name, entries, data(shard))
+    nbytes = sum(entry.nbytes for part in parts for entry in part.entries())
+    index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(where.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=4) + "\n")
+    return list(lines.values())
+
+
+def _shards(parts: Sequence[Part]) -> list[list[Part]]:
+    """Return the tensors of each file, in order; a file has at least one."""
+    shards: list[list[Part]] = []
+    size = 0
+    for part in parts:
+        nbytes = sum(entry.nbytes for entry in part.entries())
+        if not shards or size + nbytes > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(part)
+        size += nbytes
+    return shards
+
+
+def _add(line: Line, part: Part, new: Weight) -> None:
+    """Add a tensor to the totals of its layer type."""
+    line.count += 1
+    line.types[new.type.name] = line.types.get(new.type.name, 0) + 1
+    line.bytes_in, line.bytes_out = line.bytes_in + part.stored.nbytes, line.bytes_out + new.nbytes
+    line.n_values += math.prod(new.shape)
+    if new is not part.stored:
+        line.squares += squared_difference(part.stored, new)
+
+
+def _copy_others(source: Path, target: Path) -> None:
+    """Copy the tokenizer, the chat template and the generation settings."""
+    for file in sorted(source.iterdir()):
+        if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in NOT_COPIED):
+            shutil.copyfile(file, target / file.name)

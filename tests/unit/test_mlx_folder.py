@@ -1,0 +1,207 @@
+"""Folders written for MLX: the bits of `mx.quantize`, the settings, what is copied, what is refused."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.convert import mlx_folder
+from mlx_engine.convert.mlx_config import config_for_mlx
+from mlx_engine.convert.mlx_folder import to_mlx_folder
+from mlx_engine.convert.mlx_targets import TARGETS, target_type
+from mlx_engine.errors import EngineError, ModelError, OptionError
+from tests.golden.goldens import DATA, check_close, engine
+
+SOURCE = DATA / "qwen3-micro" / "hf"
+IDS = [1, 5, 9, 33, 44, 2, 7]
+
+
+def written(path, to="mlx-4bit", source=SOURCE, **layers):
+    to_mlx_folder(source, path / "out", to, layers)
+    return path / "out"
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_matrices_have_the_bits_of_mlx(tmp_path, to):
+    name = "model.layers.1.self_attn.q_proj.weight"
+    values = mx.array(open_checkpoint(SOURCE).weight(name).dequantize())
+    weight = open_checkpoint(written(tmp_path, to)).weight(name)
+    type_ = weight.type
+    options = {"group_size": type_.block_size, "bits": type_.bits, "mode": type_.mode}
+    parts = mx.quantize(values, **options, stream=mx.cpu)
+    expected = mx.dequantize(*parts, **options, dtype=mx.float32, stream=mx.cpu)
+    np.testing.assert_array_equal(weight.dequantize(), np.asarray(expected))
+
+
+def test_bfloat16_is_quantised_in_bfloat16(tmp_path):
+    """As mlx-lm does it: scales and biases have the type of the weights."""
+    source = DATA / "mlx-4bit" / "hf"
+    weight = open_checkpoint(source).weight("model.layers.0.mlp.up_proj.weight")
+    halves = mx.array(weight.dequantize()).astype(mx.bfloat16)
+    from mlx_engine.convert.mlx_quantize import quantize
+    from mlx_engine.quant.types import BF16
+    from mlx_engine.quant.weight import Weight
+
+    stored = Weight("w", weight.shape, BF16, np.array(halves.view(mx.uint8)).reshape(-1))
+    made = quantize(stored, target_type("mlx-4bit", stored))
+    assert made.type.name == "AFFINE4_G64_BF16"
+    quants, scales, biases = mx.quantize(halves, group_size=64, bits=4, stream=mx.cpu)
+    for found, expected in zip(made.parts.in_order, (scales, biases, quants), strict=True):
+        np.testing.assert_array_equal(found.reshape(-1), np.array(expected.view(mx.uint8)).reshape(-1))
+
+
+def test_pieces_of_a_matrix_join_without_a_seam(tmp_path, monkeypatch):
+    whole = written(tmp_path)
+    monkeypatch.setattr("mlx_engine.convert.mlx_quantize._PIECE", 1000)
+    monkeypatch.setattr(mlx_folder, "SHARD_BYTES", 60_000)
+    cut = tmp_path / "cut"
+    to_mlx_folder(SOURCE, cut, "mlx-4bit")
+    assert len(list(cut.glob("model-*-of-*.safetensors"))) > 2
+    one, other = open_checkpoint(whole), open_checkpoint(cut)
+    assert one.shapes == other.shapes
+    for name in one.shapes:
+        np.testing.assert_array_equal(one.weight(name).data, other.weight(name).data)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma3"])
+def test_a_written_folder_is_the_model_of_its_dequantised_weights(tmp_path, name):
+    source = DATA / f"{name}-micro" / "hf"
+    made = written(tmp_path, "mlx-8bit", source)
+    checkpoint = open_checkpoint(made)
+    assert any(checkpoint.weight(tensor).type.name.startswith("AFFINE8") for tensor in checkpoint.shapes)
+    check_close(
+        np.asarray(engine(source, "mlx").logits(IDS)), np.asarray(engine(made, "mlx").logits(IDS)), each=0.5, all_=0.1
+    )
+    check_close(np.asarray(engine(made, "scalar").logits(IDS)), np.asarray(engine(made, "mlx").logits(IDS)))
+
+
+def test_settings_of_single_layers(tmp_path):
+    made = written(tmp_path, "mlx-4bit", ffn="mlx-mxfp4", attn_v="mlx-8bit", output="keep")
+    config = json.loads((made / "config.json").read_text())
+    settings = config["quantization"]
+    assert settings == config["quantization_config"]
+    assert {key: settings[key] for key in ("group_size", "bits", "mode")} == {
+        "group_size": 64, "bits": 4, "mode": "affine",
+    }  # fmt: skip
+    assert settings["model.layers.2.mlp.up_proj"] == {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    assert settings["model.layers.0.self_attn.v_proj"] == {"group_size": 64, "bits": 8, "mode": "affine"}
+    assert settings["model.embed_tokens"] is False
+    assert "model.layers.0.self_attn.q_proj" not in settings
+    checkpoint = open_checkpoint(made)
+    assert checkpoint.weight("model.embed_tokens.weight").type.name == "F32"
+    assert checkpoint.weight("model.layers.0.mlp.down_proj.weight").type.name == "MLX_MXFP4"
+
+
+def test_rows_that_do_not_fill_groups_stay(tmp_path):
+    made = written(tmp_path)
+    assert open_checkpoint(made).weight("model.layers.0.mlp.down_proj.weight").type.name == "F32"
+    settings = json.loads((made / "config.json").read_text())["quantization"]
+    assert settings["model.layers.0.mlp.down_proj"] is False
+
+
+def test_other_files_are_copied_and_weights_are_not(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(SOURCE, source)
+    for name in ("generation_config.json", "pytorch_model.bin", "README.md"):
+        (source / name).write_text("{}")
+    names = sorted(file.name for file in written(tmp_path, source=source).iterdir())
+    assert names == [
+        "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json",
+    ]  # fmt: skip
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_a_quantised_folder_is_quantised_again_or_kept(tmp_path):
+    source = DATA / "mlx-mixed" / "hf"
+    made = open_checkpoint(written(tmp_path, "mlx-8bit", source, attention="keep", output="keep"))
+    old = open_checkpoint(source)
+    kept, new = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.gate_proj.weight"
+    assert (made.weight(kept).type, made.weight(new).type.name) == (old.weight(kept).type, "AFFINE8_G64_F32")
+    np.testing.assert_array_equal(made.weight(kept).data, old.weight(kept).data)
+
+
+def test_nothing_is_left_behind_after_a_failure(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(mlx_folder, "_copy_others", fail)
+    with pytest.raises(EngineError, match="the disk is full"):
+        written(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("to", "layers", "found"),
+    [
+        ("mlx-7bit", {}, "mlx-2bit or mlx-3bit .* found 'mlx-7bit'"),
+        ("mlx-4bit", {"ffn": "q8_0"}, "--layer ffn: expected mlx-2bit"),
+        ("mlx-4bit", {"norms": "keep"}, "layers among attn_q, .* found 'norms'"),
+    ],
+)
+def test_options_that_are_not_known_are_refused(tmp_path, to, layers, found):
+    with pytest.raises(OptionError, match=found):
+        written(tmp_path, to, **layers)
+
+
+def test_an_existing_folder_is_not_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OptionError, match="does not exist yet"):
+        written(tmp_path)
+
+
+def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="found a GGUF file"):
+        written(tmp_path, source=DATA / "qwen3-micro" / "model-f32.gguf")
+    with pytest.raises(ModelError, match="architecture 'gpt2' cannot be written"):
+        written(tmp_path, source=DATA / "gpt2-micro" / "hf")
+
+
+def test_rotary_settings_are_written_as_mlx_lm_reads_them():
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert config_for_mlx(plain, has_head=True) == {
+        "tie_word_embeddings": False, "rope_theta": 5e5, "rope_scaling": None,
+    }  # fmt: skip
+    scaled = {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
+    assert config_for_mlx(scaled, has_head=False)["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    two = {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    }
+    made = config_for_mlx(two, has_head=False)
+    assert (made["rope_theta"], made["rope_local_base_freq"], made["tie_word_embeddings"]) == (1e6, 1e4, True)
+    old = {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert config_for_mlx(old, has_head=True) == {**old, "tie_word_embeddings": False}
+
+
+def test_the_command(tmp_path):
+    command = [sys.executable, "cli.py", "quantize", str(SOURCE), str(tmp_path / "out"), "--to", "mlx-4bit"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tmp_path / "out")
+    assert "AFFINE4_G64_F32" in done.stderr
+    refused = subprocess.run([*command, "--min-dim", "64"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--min-dim" in refused.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
+@pytest.mark.parametrize("to", ["mlx-4bit", "mlx-3bit", "mlx-mxfp4"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2", "mistral", "gemma3"])
+def test_mlx_lm_has_the_same_greedy_ids(tmp_path, name, to):
+    from tests.golden.make_mlx_goldens import in_float32, logits_of
+
+    made = written(tmp_path, to, DATA / f"{name}-micro" / "hf")
+    theirs, ours = in_float32(made), engine(made, "simd")
+    check_close(logits_of(theirs, IDS), np.asarray(ours.logits(IDS)))
+    ids = list(IDS)
+    for _ in range(12):
+        chosen = int(np.asarray(ours.logits(ids))[-1].argmax())
+        assert chosen == int(logits_of(theirs, ids)[-1].argmax())
+        ids.append(chosen)
