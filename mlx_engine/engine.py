@@ -23,11 +23,11 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.errors import ContextLengthError, OptionError, is_whole, require
+from mlx_engine.errors import ContextLengthError, OptionError, require
 from mlx_engine.models import Model, convert_model
 from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.context import context_notes
-from mlx_engine.models.conversion import AUTO, KEEP, Conversion
+from mlx_engine.models.conversion import AUTO, KEEP, check_load_options
 from mlx_engine.models.count import count
 from mlx_engine.observe import log
 from mlx_engine.schedule.memory import pool_for
@@ -386,20 +386,3 @@ def configure_log(level: str | None = None) -> None:
     option = "log level" if level else log.VARIABLE
     require(chosen in log.LEVELS, option=option, expected=" or ".join(log.LEVELS), found=chosen)
     log.configure(chosen)
-
-
-def check_load_options(
-    quant: str,
-    threads: int | None,
-    quant_min_dim: int | str = AUTO,
-    quant_layers: Mapping[str, str] | None = None,
-) -> Conversion:
-    """Check the options of `load`.
-
-    Raises:
-        OptionError: an option is invalid.
-    """
-    conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
-    sound = threads is None or (is_whole(threads) and threads >= 1)
-    require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
-    return conversion

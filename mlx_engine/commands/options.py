@@ -83,7 +83,7 @@ class LoadOptions:
         Raises:
             OptionError: a value in this group is invalid.
         """
-        from mlx_engine.engine import check_load_options
+        from mlx_engine.models.conversion import check_load_options
 
         layers = layers_of(self.quant_layer)
         return check_load_options(self.quant, self.threads, min_dim_of(self.quant_min_dim), layers)

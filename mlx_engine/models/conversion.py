@@ -92,3 +92,20 @@ class Conversion:
 
 
 STORED, F32_LAYERS = Conversion(), Conversion("f32")
+
+
+def check_load_options(
+    quant: str,
+    threads: int | None,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
+) -> Conversion:
+    """Check the options of `load`.
+
+    Raises:
+        OptionError: an option is invalid.
+    """
+    conversion = Conversion(quant, quant_min_dim, {} if quant_layers is None else quant_layers)
+    sound = threads is None or (is_whole(threads) and threads >= 1)
+    require(sound, option="threads", expected="a whole number >= 1, or none at all", found=threads)
+    return conversion

@@ -5,6 +5,7 @@ from tests.mutants import (
     chat,
     connection,
     experts,
+    files,
     gpu,
     kernels,
     mlx_folders,
@@ -21,6 +22,7 @@ from tests.mutants import (
 
 MUTANTS = [
     *model.MUTANTS,
+    *files.MUTANTS,
     *prefix.MUTANTS,
     *backends.MUTANTS,
     *kernels.MUTANTS,

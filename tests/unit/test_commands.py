@@ -40,7 +40,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
         "replay": "Run the requests of a journal again",
         "bench": "Measure prefill and decode",
         "report": "Profile a model's forward passes",
-        "quantize": "Quantise a model and write it as a GGUF file.",
+        "quantize": "Quantise a model and write it as a GGUF file or a folder.",
         "inspect": "Show the header, metadata and tensors",
         "tokenize": "Convert text to token ids",
         "backends": "List the backends",

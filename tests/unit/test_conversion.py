@@ -50,8 +50,8 @@ def backend():
     return made
 
 
-def kinds(model) -> list[int]:
-    return [layer.weight.kind for value in vars(model).values() for layer in linears(value)]
+def kinds(model) -> list[str]:
+    return [layer.weight.format for value in vars(model).values() for layer in linears(value)]
 
 
 @pytest.mark.parametrize(("name", "n"), [("gpt2", 73), ("gemma3", 183)])

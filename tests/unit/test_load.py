@@ -221,7 +221,7 @@ REFUSED = {
     "layer types": ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
     "attention bias": ("attention_bias", True),
     "activation": ("hidden_act", "gelu"),
-    "quantised": ("quantization_config", {"bits": 4}),
+    "quantised": ("quantization_config", {"bits": 4}, "quantization_config.group_size"),
     "unknown key": ("logit_softcapping", 30.0),
     "unknown key false": ("use_something_new", False),
     "heads zero": ("num_attention_heads", 0),

@@ -104,10 +104,10 @@ def test_what_counts_as_a_layer(name: str, n_dims: int, kind: str | None):
 def test_a_source_that_cannot_be_read_leaves_no_file(tmp_path: Path):
     with open_gguf(F32) as file:
         weights = [file.weight(name) for name in file.tensors]
-        strange = Weight("blk.0.ffn_up.weight", (1, 256), BY_NAME["IQ1_S"], np.zeros(50, np.uint8))
+        strange = Weight("blk.0.ffn_up.weight", (1, 256), BY_NAME["Q1_0"], np.zeros(36, np.uint8))
         kept = [weight for weight in weights if weight.name != strange.name]
         write_gguf(tmp_path / "in.gguf", file.typed_metadata(), [*kept, strange])
-    with pytest.raises(FormatError, match="IQ1_S"):
+    with pytest.raises(FormatError, match="Q1_0"):
         requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", Conversion("q8_0"))
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
 

@@ -1,0 +1,143 @@
+"""Mutants of model files: reading, storage types, conversion."""
+
+from tests.mutants.plant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "sign bits without the eighth",
+        "mlx_engine/quant/grids.py",
+        "with_parity",
+        "bits | folded << np.uint8(7)",
+        "bits",
+    ),
+    Mutant(
+        "the delta of the first 8 weights for 16",
+        "mlx_engine/quant/iq1.py",
+        "dequantize_m",
+        "deltas[..., None]",
+        "np.repeat(deltas[:, ::2], 2, axis=1)[..., None]",
+    ),
+    Mutant(
+        "zero points of GPTQ as they are stored",
+        "mlx_engine/checkpoint/gptq.py",
+        "_layer.read",
+        "0xFFFFFFFF // ((1 << bits) - 1)",
+        "0",
+    ),
+    Mutant(
+        "columns of GPTQ in equal groups",
+        "mlx_engine/checkpoint/gptq.py",
+        "_layer.read",
+        'part(files, f"{prefix}.g_idx", "I32").astype(np.int64)',
+        "groups",
+    ),
+    Mutant(
+        "outputs of AWQ in their order",
+        "mlx_engine/checkpoint/awq.py",
+        "",
+        "ORDER = (0, 4, 1, 5, 2, 6, 3, 7)",
+        "ORDER = (0, 1, 2, 3, 4, 5, 6, 7)",
+    ),
+    Mutant(
+        "scales rounded to float16",
+        "mlx_engine/checkpoint/groups.py",
+        "Groups._type",
+        "not is_half or lowest < -128 or highest > 127",
+        "lowest < -128 or highest > 127",
+    ),
+    Mutant(
+        "dimensions not reversed",
+        "mlx_engine/checkpoint/gguf_tensors.py",
+        "_read_shape",
+        "tuple(reversed(dims))",
+        "tuple(dims)",
+    ),
+    Mutant(
+        "length of a string trusted",
+        "mlx_engine/checkpoint/gguf_values.py",
+        "Cursor.count",
+        "n * bytes_each > self.size - self.at",
+        "False",
+    ),
+    Mutant(
+        "what GGUF cannot say is dropped",
+        "mlx_engine/convert/gguf_form.py",
+        "_read_back",
+        "name not in plan.in_tensors",
+        "False",
+    ),
+    Mutant(
+        "positions are quantised too",
+        "mlx_engine/convert/requantize.py",
+        "kind_of",
+        "return kind if kind in LAYER_TYPES else None",
+        "return kind",
+    ),
+    Mutant(
+        "error of the first piece alone",
+        "mlx_engine/convert/requantize.py",
+        "squared_difference",
+        "math.prod(a.shape)",
+        "PIECE",
+    ),
+    Mutant(
+        "file type of the source stays",
+        "mlx_engine/convert/requantize.py",
+        "new_metadata",
+        "FILE_TYPES[conversion.quant]",
+        "0",
+    ),
+    Mutant(
+        "the least urgent merge is last",
+        "mlx_engine/convert/spm_scores.py",
+        "last_step",
+        "rank, i = min(steps)",
+        "rank, i = max(steps)",
+    ),
+    Mutant("any scores will do", "mlx_engine/convert/spm_scores.py", "scores", "rank is None", "False"),
+    Mutant(
+        "spaces are looked for as a mark",
+        "mlx_engine/convert/tokenizer_to_gguf.py",
+        "_said",
+        "types[token_id] = TokenType.NORMAL",
+        "pass",
+    ),
+    Mutant(
+        "parts of a split file in any order",
+        "mlx_engine/checkpoint/gguf_split.py",
+        "_check",
+        "found != expected",
+        "False",
+    ),
+    Mutant(
+        "a split file may lack tensors",
+        "mlx_engine/checkpoint/gguf_split.py",
+        "_check",
+        "len(names) != total",
+        "False",
+    ),
+    Mutant(
+        "pieces of the first weights", "mlx_engine/quant/__init__.py", "requantize", "start // from_.block_size", "0"
+    ),
+    Mutant(
+        "Q4_0 halves exchanged",
+        "mlx_engine/quant/packing.py",
+        "pack_halves",
+        "quants[:, :16] | quants[:, 16:] << np.uint8(4)",
+        "quants[:, 16:] | quants[:, :16] << np.uint8(4)",
+    ),
+    Mutant(
+        "magnitudes ordered by their sign",
+        "mlx_engine/quant/q4_0.py",
+        "_extreme",
+        "np.where(high > -low, high, low)",
+        "high",
+    ),
+    Mutant(
+        "first scale used for a whole row",
+        "mlx_engine/quant/q8_0.py",
+        "dequantize",
+        'block["d"].astype(np.float32)[:, None]',
+        'block["d"].astype(np.float32)[:1, None]',
+    ),
+]
