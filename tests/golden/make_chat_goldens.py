@@ -99,7 +99,8 @@ TEMPLATES = {
 {%- if tools is not none %}
     {{- '# Tools\\n' }}
     {%- for tool in tools | sort(attribute='function.name') %}
-        {{- tool.function.name ~ '(' ~ properties(tool.function.parameters) ~ ')\\n' ~ tool | tojson(indent=2) ~ '\\n' }}
+        {{- tool.function.name ~ '(' ~ properties(tool.function.parameters) ~ ')\\n' }}
+        {{- tool | tojson(indent=2) ~ '\\n' }}
         {{- tool.function | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) ~ '\\n' }}
     {%- endfor %}
 {%- endif %}
