@@ -33,9 +33,9 @@ def region() -> str:
     groups: dict[tuple[bool, ...], list[str]] = {}
     for type_ in readable_types():
         groups.setdefault(tuple(type_.name in stored[name] for name in BACKENDS), []).append(type_.name)
-    for marks, names in sorted(groups.items(), reverse=True):
+    for marks, types in sorted(groups.items(), reverse=True):
         cells = " | ".join("yes" if mark else "expanded" for mark in marks)
-        lines.append(f"| {', '.join(names)} | {cells} |")
+        lines.append(f"| {', '.join(types)} | {cells} |")
     return "\n".join([*lines, ""])
 
 

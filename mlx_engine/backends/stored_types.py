@@ -24,7 +24,10 @@ def row_bytes(backend: Backend, type_: GGMLType, width: int, n_rows: int = ROWS)
 
 
 def stored_types(backend: Backend) -> tuple[str, ...]:
-    """Return the names of the readable types that take less memory than float32 on this backend."""
-    return tuple(
-        type_.name for type_ in readable_types() if row_bytes(backend, type_, COLUMNS) < FLOAT_BYTES * COLUMNS
-    )
+    """Return the names of the readable types that are not expanded to float32 on this backend; F32 never is."""
+
+    def is_stored(type_: GGMLType) -> bool:
+        nbytes = row_bytes(backend, type_, COLUMNS)
+        return nbytes < FLOAT_BYTES * COLUMNS or nbytes <= type_.bytes_for(COLUMNS)
+
+    return tuple(type_.name for type_ in readable_types() if is_stored(type_))

@@ -98,7 +98,7 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
 def machine_bandwidth(threads: int) -> float | None:
     """Return the bytes per second at which this many threads read memory; None if it is mostly their cache."""
     cache = cache_bytes()
-    if cache is None or MOST_BYTES < 2 * cache:
+    if cache is None or 2 * cache > MOST_BYTES:
         return None
     nbytes = min(MOST_BYTES, max(1 << 26, 4 * cache))
     words = np.ones(nbytes // 8, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,7 +65,9 @@ def print_keys(keys: Keys) -> None:
     print(f"{about.title} (mlx_engine/models/{about.file}.py)\n")
     prefix = f"{about.gguf}."
     rows: list[tuple[Any, ...]] = [("field", "config.json", f"GGUF, below {prefix}")]
-    rows += [(f.field, ", ".join(f.hf) or "-", ", ".join(f.gguf) or "-") for f in keys.fields]
+    for f in keys.fields:
+        pairs = zip_longest(f.hf, f.gguf, fillvalue="")
+        rows += [("" if i else f.field, *pair) for i, pair in enumerate(pairs)] or [(f.field, "", "")]
     print("\n".join(columns(rows, "<<<")))
     for title, checked in (("config.json", keys.checked_hf), ("GGUF", keys.checked_gguf)):
         if checked:

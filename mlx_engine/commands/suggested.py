@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-from click.core import ParameterSource
+import typer
 
 from mlx_engine.checkpoint.suggested import Suggested, suggested_sampling
 from mlx_engine.commands.options import SamplingOptions
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
     from mlx_engine.backends.sampling import Sampling
 
 
-def with_suggested(sampling: SamplingOptions, path: Path) -> tuple[SamplingOptions, list[str]]:
-    """Return the options with the suggested values where the user has given none, and lines about them.
+def with_suggested(context: typer.Context, sampling: SamplingOptions, path: Path) -> tuple[SamplingOptions, list[str]]:
+    """Return the options with the suggested values where the command line has none, and lines about them.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
     suggested = checked(path)
-    values = {name: value for name, value in suggested.values.items() if not _is_given(name)}
+    values = {name: value for name, value in suggested.values.items() if not _is_given(context, name)}
     lines = []
     if values:
         lines.append(f"sampling as {Path(suggested.where).name} suggests: {named(values)}; --no-suggested is greedy")
@@ -67,7 +66,7 @@ def named(values: Mapping[str, Any]) -> str:
     )
 
 
-def _is_given(name: str) -> bool:
-    """Return whether the user has given an option on the command line; its value may be the default."""
-    context = click.get_current_context(silent=True)
-    return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Return whether the command line has an option; its value may be the default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pkgutil import iter_modules
 from types import SimpleNamespace
@@ -92,7 +93,9 @@ def _modules() -> Iterable[Any]:
 
 def _architecture(module: Any) -> Architecture:
     title = (module.__doc__ or "").split("\n", 1)[0].rstrip(".")
-    return Architecture(module.__name__.rsplit(".", 1)[-1], title, tuple(module.ARCHITECTURES), module.GGUF_ARCHITECTURE)
+    return Architecture(
+        module.__name__.rsplit(".", 1)[-1], title, tuple(module.ARCHITECTURES), module.GGUF_ARCHITECTURE
+    )
 
 
 def _read(config_field: Any, naming: Naming) -> tuple[str, ...]:
@@ -103,10 +106,9 @@ def _read(config_field: Any, naming: Naming) -> tuple[str, ...]:
         keys = [] if where is None else [where if isinstance(where, str) else where[0]]
         return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
     asked = Recorder()
-    try:
+    # Some of the values that stand in for a file's are refused.
+    with suppress(EngineError, ValueError, TypeError, ArithmeticError):
         setting.read(asked, naming, _Known())
-    except (EngineError, ValueError, TypeError, ArithmeticError):  # of the values that stand in for a file's
-        pass
     return tuple(dict.fromkeys(asked.keys))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def outcome(template: str, case: dict[str, Any], names: dict[str, str] = NAMES) 
     return "=" if found == expected and not is_refused else "D", expected, found
 
 
+@lru_cache(maxsize=1)
 def tokenizer_with(vocab: Path, template: str) -> Tokenizer:
     """Return the tokenizer of a GGUF file with another chat template."""
     with open_gguf(vocab) as file:
