@@ -47,7 +47,7 @@ BUILTIN = (
 @takes_groups
 def chat(
     *,
-    context: typer.Context,
+    invocation: typer.Context,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     load: Annotated[
         Path | None, typer.Option("--load", help="Continue the conversation of a file that /save wrote.")
@@ -76,7 +76,7 @@ def chat(
         loaded = engine.load(model, used, progress=progress, **how)
     lines: list[str] = []
     if suggested:
-        sampling, lines = with_suggested(context, sampling, loaded.path)
+        sampling, lines = with_suggested(invocation, sampling, loaded.path)
         options = options_of(run, sampling)
     variables = thinking(loaded.tokenizer.chat_template, think)
     conversation = Conversation(loaded, options, system=system, variables=variables)

@@ -72,7 +72,7 @@ class OutputOptions:
 @takes_groups
 def generate(
     *,
-    context: typer.Context,
+    invocation: typer.Context,
     prompts: PromptOptions,
     model: Model = "builtin",
     backend: Backend = "auto",
@@ -99,7 +99,7 @@ def generate(
         how = {"threads": compute.threads, "jit": not compute.no_jit, **conversion.options()}
         engine = load(model, used, progress=progress, **how)
     if suggested:
-        sampling, lines = with_suggested(context, sampling, engine.path)
+        sampling, lines = with_suggested(invocation, sampling, engine.path)
         options = options_of(run, sampling)
         output.report(lines)
     start = time.perf_counter()

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from mlx_engine.backends.sampling import Sampling
 
 
-def with_suggested(context: typer.Context, sampling: SamplingOptions, path: Path) -> tuple[SamplingOptions, list[str]]:
+def with_suggested(
+    invocation: typer.Context, sampling: SamplingOptions, path: Path
+) -> tuple[SamplingOptions, list[str]]:
     """Return the options with the suggested values where the command line has none, and lines about them.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
     suggested = checked(path)
-    values = {name: value for name, value in suggested.values.items() if not _is_given(context, name)}
+    values = {name: value for name, value in suggested.values.items() if not _is_given(invocation, name)}
     lines = []
     if values:
         lines.append(f"sampling as {Path(suggested.where).name} suggests: {named(values)}; --no-suggested is greedy")
@@ -66,7 +68,7 @@ def named(values: Mapping[str, Any]) -> str:
     )
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def _is_given(invocation: typer.Context, name: str) -> bool:
     """Return whether the command line has an option; its value may be the default."""
-    source = context.get_parameter_source(name)
+    source = invocation.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

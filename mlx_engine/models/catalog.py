@@ -76,9 +76,10 @@ def keys_of(name: str) -> Keys | None:
     if module is None:
         return None
     config = module.Config
+    hf, gguf = _asked(config, "hf"), _asked(config, "gguf")
     return Keys(
         _architecture(module),
-        tuple(FieldKeys(f.name, _read(f, "hf"), _read(f, "gguf")) for f in fields(config)),
+        tuple(FieldKeys(f.name, hf[f.name], gguf[f.name]) for f in fields(config)),
         tuple(config.expected.hf),
         tuple(config.expected.gguf),
     )
@@ -98,8 +99,14 @@ def _architecture(module: Any) -> Architecture:
     )
 
 
-def _read(config_field: Any, naming: Naming) -> tuple[str, ...]:
-    """Return the keys that a field asks for."""
+def _asked(config: Any, naming: Naming) -> dict[str, tuple[str, ...]]:
+    """Return the keys that each field asks for."""
+    known = _Known()
+    return {f.name: _read(f, naming, known) for f in fields(config)}
+
+
+def _read(config_field: Any, naming: Naming, known: _Known) -> tuple[str, ...]:
+    """Return the keys that a field asks for; add its value to `known`, for the fields after it."""
     setting = config_field.metadata[SETTING]
     if hasattr(setting, naming) and hasattr(setting, "kind"):  # a single key
         where = getattr(setting, naming)
@@ -107,13 +114,13 @@ def _read(config_field: Any, naming: Naming) -> tuple[str, ...]:
         return tuple(keys + list(setting.repeated if naming == "gguf" else ()))
     asked = Recorder()
     # Some of the values that stand in for a file's are refused.
-    with suppress(EngineError, ValueError, TypeError, ArithmeticError):
-        setting.read(asked, naming, _Known())
+    with suppress(EngineError, ValueError, TypeError, ArithmeticError, AttributeError):
+        setattr(known, config_field.name, setting.read(asked, naming, known))
     return tuple(dict.fromkeys(asked.keys))
 
 
 class _Known(SimpleNamespace):
-    """Fields that were read before, all with the value that stands in."""
+    """Fields that were read before; those with a single key have the value that stands in."""
 
     def __getattr__(self, name: str) -> int:
         return STAND_IN
