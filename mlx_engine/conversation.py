@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from mlx_engine.engine import Engine
     from mlx_engine.schedule.scheduler import Scheduler
     from mlx_engine.schedule.stream import Generation, Progress, Stream
+    from mlx_engine.tokenizer.thinking import Reasoning
+
+# A template that reads the reasoning of an answer as a field of its message.
+READS_REASONING = re.compile(r"""reasoning_content|\.thinking\b|\[['"]thinking['"]\]""")
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
@@ -42,6 +47,7 @@ class Conversation:
         options: options of every answer.
         turns: the counts of every turn.
         generation: the last answer; None before the first.
+        variables: variables of the chat template, such as `enable_thinking`.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Conversation:
         *,
         system: str | None = None,
         kv_memory: int | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin a conversation.
 
@@ -59,15 +66,18 @@ class Conversation:
             options: options of every answer.
             system: the system message; None for none.
             kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context.
+            variables: variables of the chat template, such as `enable_thinking`.
         """
         from mlx_engine.tokenizer.history import History
 
         self.engine, self.options = engine, options or Options()
         self.messages: list[dict[str, Any]] = []
+        self.variables = dict(variables or {})
         self.turns: list[Turn] = []
         self.generation: Generation | None = None
         self._history, self._kv_memory = History(engine.tokenizer), kv_memory
         self._kept: Scheduler | None = None
+        self._asked: list[int] = []
         self.system = system
 
     @property
@@ -149,6 +159,7 @@ class Conversation:
 
     def _answer(self, messages: list[dict[str, Any]], progress: Progress | None) -> Iterator[str]:
         ids, options = self._prompt_ids(messages), self.options
+        self._asked = ids
         stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)
         self.messages = messages
         return self._pieces(stream)
@@ -162,7 +173,9 @@ class Conversation:
 
     def _prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         if self.has_template:
-            return self.engine.chat_prompt(messages, self._history)
+            from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+
+            return self.engine.chat_prompt(ChatPrompt(messages, variables=self.variables), self._history)
         from mlx_engine.tokenizer.messages import for_template
 
         return self.engine.prompt_ids(plain_text(for_template(messages, "", self.engine.tokenizer.where)))
@@ -184,7 +197,26 @@ class Conversation:
             self.generation = generation
             self.turns.append(Turn(len(generation.prompt_ids), generation.n_cached, len(generation.token_ids)))
             self._history.add_answer(generation.prompt_ids, generation.token_ids)
-            self.messages = [*self.messages, {"role": ASSISTANT, "content": generation.text}]
+            self.messages = [*self.messages, self._message(generation)]
+
+    def _message(self, generation: Generation) -> dict[str, Any]:
+        """Return the message of an answer; its reasoning is a field of its own if the template reads that field.
+
+        Other templates get the text as generated: those of thinking models cut the reasoning off themselves.
+        """
+        from mlx_engine.tokenizer.thinking import split
+
+        message = {"role": ASSISTANT, "content": generation.text}
+        if READS_REASONING.search(self.engine.tokenizer.chat_template or ""):
+            thought, said = split([generation.text], self.reasoning(generation.prompt_ids))
+            message |= {"content": said, "reasoning_content": thought} if thought else {}
+        return message
+
+    def reasoning(self, prompt_ids: Sequence[int] | None = None) -> Reasoning:
+        """Return a reader that tells the reasoning from the answer to a prompt; None is the last prompt."""
+        from mlx_engine.tokenizer.thinking import Reasoning
+
+        return Reasoning.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids)
 
 
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mlx_engine.tokenizer import Tokenizer
+    from mlx_engine.tokenizer.chat_prompt import ChatPrompt
     from mlx_engine.tokenizer.history import History
     from mlx_engine.tokenizer.messages import Message
 
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
 
-# Text, token ids, or messages.
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
+# Text, token ids, messages, or messages with tools, documents and variables of the template.
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
 
 
 class Engine:
@@ -256,14 +257,15 @@ class Engine:
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
-        if isinstance(prompt, list | tuple) and isinstance(next(iter(prompt), None), Mapping):
-            return self.chat_prompt(prompt)
+        is_list = isinstance(prompt, list | tuple)
+        if hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping)):
+            return self.chat_prompt(prompt)  # type: ignore[arg-type]
         if not isinstance(prompt, str):
             return self._checked(prompt)
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
 
-    def chat_prompt(self, messages: Sequence[Message], history: History | None = None) -> list[int]:
+    def chat_prompt(self, messages: Sequence[Message] | ChatPrompt, history: History | None = None) -> list[int]:
         """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
 
         Args:

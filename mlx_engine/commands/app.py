@@ -10,6 +10,7 @@ from mlx_engine.commands.chat import chat
 from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.kernels import kernels
+from mlx_engine.commands.models import models
 from mlx_engine.commands.quantize import quantize
 from mlx_engine.commands.replay import replay
 from mlx_engine.commands.report import report
@@ -33,6 +34,7 @@ app.command()(bench)
 app.command()(report)
 app.command()(quantize)
 app.command()(inspect)
+app.command()(models)
 app.add_typer(tokenize, name="tokenize")
 app.command()(backends)
 app.add_typer(kernels, name="kernels")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -15,15 +14,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands import chat_commands, chat_input
-from mlx_engine.commands.console import notice, progress_bar, reports_errors, safe_for
+from mlx_engine.commands.answer_printer import AnswerPrinter
+from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, EngineOptions, Model, RunOptions, SamplingOptions, Strict, options_of
+from mlx_engine.commands.options import (
+    SUGGESTED,
+    Backend,
+    EngineOptions,
+    Model,
+    RunOptions,
+    SamplingOptions,
+    Strict,
+    Think,
+    options_of,
+)
 from mlx_engine.commands.prompts import NO_TEMPLATE
 from mlx_engine.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
     from mlx_engine.conversation import Conversation
+    from mlx_engine.tokenizer.thinking import Reasoning
 
 BUILTIN = (
     "This is the small built-in model. It tells short stories for children, and answers greetings and a few simple "
@@ -36,6 +47,7 @@ BUILTIN = (
 @takes_groups
 def chat(
     *,
+    invocation: typer.Context,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     load: Annotated[
         Path | None, typer.Option("--load", help="Continue the conversation of a file that /save wrote.")
@@ -45,24 +57,35 @@ def chat(
     run: RunOptions,
     sampling: SamplingOptions,
     compute: EngineOptions,
+    suggested: Annotated[bool, typer.Option("--suggested/--no-suggested", help=SUGGESTED)] = True,
+    think: Think = None,
     strict: Strict = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
+    from mlx_engine.commands.suggested import with_suggested
     from mlx_engine.conversation import Conversation
+    from mlx_engine.tokenizer.chat_prompt import thinking
 
     options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
     with progress_bar("loading") as progress:
         loaded = engine.load(model, used, progress=progress, **how)
-    conversation = Conversation(loaded, options, system=system)
+    lines: list[str] = []
+    if suggested:
+        sampling, lines = with_suggested(invocation, sampling, loaded.path)
+        options = options_of(run, sampling)
+    variables = thinking(loaded.tokenizer.chat_template, think)
+    conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
         notice(NO_TEMPLATE)
     if not quiet:
         device = f"{loaded.backend.name} ({loaded.backend.device})"
         notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
+        for line in lines:
+            notice(line)
         if model == "builtin":
             notice(BUILTIN)
     if load is not None:
@@ -102,7 +125,7 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
                 pieces = ask(progress=progress)
                 first = next(pieces, "")
             with closing(pieces):  # type: ignore[type-var]
-                print_pieces(chain([first], pieces), stop)
+                print_pieces(chain([first], pieces), stop, conversation.reasoning(), quiet=quiet)
         except KeyboardInterrupt:  # raised by `progress`
             pass
     if stop.is_set():
@@ -114,12 +137,17 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
             notice(line)
 
 
-def print_pieces(pieces: Iterator[str], stop: threading.Event) -> None:
-    """Print pieces of text until they end or `stop` is set, and a line feed."""
+def print_pieces(pieces: Iterator[str], stop: threading.Event, reasoning: Reasoning, *, quiet: bool) -> None:
+    """Print pieces of text until they end or `stop` is set, and a line feed.
+
+    Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
+    """
+    printer = AnswerPrinter(quiet=quiet)
     for piece in pieces:
-        print(safe_for(sys.stdout, piece), end="", flush=True)
+        printer.print(reasoning.add(piece))
         if stop.is_set():
             break
+    printer.print(reasoning.finish())
     print(flush=True)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.commands.console import notice, read_text
+from mlx_engine.commands.suggested import described
 from mlx_engine.errors import OptionError, SourceError, require
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def _retry(conversation: Conversation, _: str) -> Ask:
 def _stats(conversation: Conversation, _: str) -> None:
     turns, generation = conversation.turns, conversation.generation
     notice(f"context: {conversation.n_tokens:,} of {conversation.n_context:,} tokens used")
+    notice(f"sampling: {described(conversation.options.sampling)}")
     if generation is None:
         return
     last, metrics = turns[-1], generation.metrics

@@ -14,7 +14,16 @@ import typer
 from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
-from mlx_engine.commands.options import Backend, EngineOptions, Model, RunOptions, SamplingOptions, Strict, options_of
+from mlx_engine.commands.options import (
+    SUGGESTED,
+    Backend,
+    EngineOptions,
+    Model,
+    RunOptions,
+    SamplingOptions,
+    Strict,
+    options_of,
+)
 from mlx_engine.commands.prompts import PromptOptions, streams
 from mlx_engine.errors import BackendUnavailableError
 
@@ -63,18 +72,21 @@ class OutputOptions:
 @takes_groups
 def generate(
     *,
+    invocation: typer.Context,
     prompts: PromptOptions,
     model: Model = "builtin",
     backend: Backend = "auto",
     run: RunOptions,
     sampling: SamplingOptions,
     compute: EngineOptions,
+    suggested: Annotated[bool, typer.Option("--suggested", help=SUGGESTED)] = False,
     strict: Strict = False,
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
+    from mlx_engine.commands.suggested import with_suggested
     from mlx_engine.engine import configure_log, load
 
     options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
@@ -85,6 +97,10 @@ def generate(
     cached = None if output.is_silent else is_cached(model)
     with progress_bar("loading") as progress:
         engine = load(model, used, progress=progress, **how)
+    if suggested:
+        sampling, lines = with_suggested(invocation, sampling, engine.path)
+        options = options_of(run, sampling)
+        output.report(lines)
     start = time.perf_counter()
     runs = streams(engine, prompts.for_model(engine, texts), options)
     output.report(diagnostics.loaded(engine, model, cached))

@@ -11,6 +11,7 @@ import typer
 from mlx_engine.commands.console import FAILED, notice, reports_errors
 from mlx_engine.commands.model_overview import print_all, print_value
 from mlx_engine.commands.options import AllowSetting
+from mlx_engine.commands.outlook_rows import run_facts
 from mlx_engine.commands.tensor_list import print_tensors
 from mlx_engine.commands.values import (
     plain,
@@ -39,11 +40,23 @@ def inspect(
     meta: Annotated[
         str | None, typer.Option("--meta", help="Print only the value of this metadata key, in full.")
     ] = None,
+    backend: Annotated[
+        str, typer.Option("--backend", "-b", help="Print the memory and the rate on this backend.")
+    ] = "auto",
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            min=1,
+            help="Print the memory and the rate for a conversation of N tokens.",
+            show_default="the model's, at most 4,096",
+        ),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the model is complete and can be run.")] = False,
     allow_setting: AllowSetting = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the header, metadata and tensors of a model without loading it."""
+    """Show the header, metadata and tensors of a model without loading it, and how it would run here."""
     from mlx_engine.checkpoint.listing import open_listing
     from mlx_engine.checkpoint.sources import resolve
 
@@ -63,7 +76,7 @@ def inspect(
             notice(f"{path}: none of the {len(listing.tensors):,} tensors matches {filter_!r}")
         print_tensors(listing, rows, stats=stats, head=head, as_json=json)
     else:
-        print_all(listing, as_json=json)
+        print_all(listing, run_facts(path, backend, context), as_json=json)
 
 
 def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mlx_engine.commands.outlook_rows import run_rows
 from mlx_engine.commands.tensor_list import tensor_lines
 from mlx_engine.commands.values import (
     columns,
@@ -35,8 +36,8 @@ TITLES = {
 }
 
 
-def print_all(listing: Listing, *, as_json: bool) -> None:
-    """Print header, model sizes, metadata, tensors, and totals by type."""
+def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print header, model sizes, how it would run (`run_facts`), metadata, tensors, and totals by type."""
     from mlx_engine.checkpoint.summary import summary
 
     sizes, totals = summary(listing), listing.totals()
@@ -47,13 +48,14 @@ def print_all(listing: Listing, *, as_json: bool) -> None:
                 "format": listing.format,
                 "header": listing.header,
                 "model": sizes,
+                "run": run,
                 "metadata": listing.metadata,
                 "tensors": [asdict(row) for row in listing.tensors],
                 "totals": {name: asdict(total) for name, total in totals.items()},
             }
         )
         return
-    print("\n".join(columns([*header_rows(listing), *size_rows(sizes)], "<<")))
+    print("\n".join(columns([*header_rows(listing), *size_rows(sizes), *run_rows(run)], "<<")))
     if listing.metadata:
         print(f"\nmetadata ({len(listing.metadata):,})")
         rows = [(f"  {plain(key)}", kind(listing, key), shown_of(listing, key)) for key in listing.metadata]

@@ -32,6 +32,16 @@ Strict: TypeAlias = Annotated[
     bool, typer.Option("--strict", help="Fail if the backend is unavailable here, instead of running on auto.")
 ]
 
+Think: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Turn thinking on or off, if the model's template can.",
+        show_default="the template's",
+    ),
+]
+SUGGESTED = "Use the sampling that the model's files suggest (generation_config.json) where no option sets it."
+
 
 # The option of every command that builds a model or its plan.
 AllowSetting: TypeAlias = Annotated[

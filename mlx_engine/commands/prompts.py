@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlx_engine.commands.console import notice, read_text
+from mlx_engine.commands.options import Think
 from mlx_engine.errors import EngineError, OptionError, require
 
 if TYPE_CHECKING:
@@ -37,12 +38,13 @@ class PromptOptions:
         bool, typer.Option("--chat", help="Send the prompt as one user message through the model's chat template.")
     ] = False
     system: Annotated[str | None, typer.Option("--system", help="System message, with --chat.")] = None
+    think: Think = None
 
     def check(self) -> None:
         """Check for options that exclude each other, before anything is read.
 
         Raises:
-            OptionError: there are two prompts, or --system without --chat.
+            OptionError: there are two prompts, or --system or --think without --chat.
         """
         other = self.prompt if self.prompt is not None else self.prompt_file
         if self.batch_file is not None and other is not None:
@@ -50,6 +52,8 @@ class PromptOptions:
         require(
             self.chat or self.system is None, option="--system", expected="--chat together with it", found=self.system
         )
+        is_free = self.chat or self.think is None
+        require(is_free, option="--think", expected="--chat together with it", found=self.think)
 
     def read(self) -> list[str]:
         """Return the prompt, or the non-blank lines of the batch file. "-" is stdin.
@@ -71,11 +75,14 @@ class PromptOptions:
         """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
         if not self.chat:
             return list(texts)
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
+
+        variables = thinking(engine.tokenizer.chat_template, self.think)
         if engine.tokenizer.chat_template is None:
             notice(NO_TEMPLATE)
             return [text if self.system is None else f"{self.system}\n\n{text}" for text in texts]
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [[*first, {"role": "user", "content": text}] for text in texts]
+        return [ChatPrompt([*first, {"role": "user", "content": text}], variables=variables) for text in texts]
 
 
 def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list[Stream]:

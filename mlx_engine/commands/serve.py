@@ -15,7 +15,7 @@ import typer
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
-from mlx_engine.commands.options import Backend, EngineOptions, Model
+from mlx_engine.commands.options import SUGGESTED, Backend, EngineOptions, Model
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, is_local
 from mlx_engine.commands.values import size
@@ -39,6 +39,9 @@ def serve(
     address: AddressOptions,
     capacity: CapacityOptions,
     compute: EngineOptions,
+    suggested: Annotated[
+        bool, typer.Option("--suggested", help=SUGGESTED + " Otherwise OpenAI's defaults hold.")
+    ] = False,
     journal: Annotated[
         Path | None,
         typer.Option("--journal", help="Append a line per request to this file; `replay` runs them again."),
@@ -63,6 +66,10 @@ def serve(
         service = new_service(make, model, address, capacity, is_own=is_local(host))
 
         def ready() -> None:
+            if suggested and service.engine is not None:
+                service.sampling, lines = suggestions(service.engine)
+                for line in lines:
+                    notice(line)
             service.recorder = recorder_of(service, opened, model, options) if opened else None
             for line in usage(service.engine, address, url):
                 notice(line)
@@ -134,6 +141,19 @@ def new_service(
         keeps_history=not capacity.no_prefix_cache,
     )
     return service
+
+
+def suggestions(engine: Engine) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the sampling that the model's files suggest, and a line about it.
+
+    Raises:
+        SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
+    """
+    from mlx_engine.commands.suggested import checked, named
+
+    found = checked(engine.path)
+    text = named(found.values) or "nothing"
+    return found.values, [f"Sampling where a request leaves it out, from {Path(found.where).name}: {text}"]
 
 
 def collect_garbage_again() -> None:

@@ -20,6 +20,7 @@ from mlx_engine.serve.parameters import ChatRequest, CompletionRequest, chat_req
 from mlx_engine.serve.replies import ChatReply, CompletionReply, Reply, echoes_of
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import DONE, EventStream, comment, event
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
@@ -33,7 +34,8 @@ async def chat(service: Service, body: bytes, respond: Respond) -> None:
     if engine.tokenizer.chat_template is None:
         message = "messages: expected a model with a chat template, found one without; use /v1/completions"
         raise ApiError(400, message, param="messages", code="no_chat_template")
-    read = partial(engine.chat_prompt, params.messages, service.history)
+    prompt = ChatPrompt(params.messages, variables=params.chat_template_kwargs or {})
+    read = partial(engine.chat_prompt, prompt, service.history)
     job = await _job(service, params, [read], received, "messages")
     reply = ChatReply(job, engine.tokenizer, **_about(service, params))
     await _answer(service, params, job, reply, respond, "messages")
@@ -82,7 +84,7 @@ async def _job(
     Raises:
         ApiError: a prompt or an option is invalid, or does not fit the context.
     """
-    given = params.options()
+    given = params.options(service.sampling)
 
     def make() -> list[Request]:
         requests = []

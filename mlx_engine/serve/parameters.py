@@ -68,10 +68,11 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Whether a stream ends with a chunk that has the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def options(self) -> dict[str, Any]:
+    def options(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return keyword arguments of `Options.of`, without max_tokens and logprobs.
 
-        Without a seed, one is drawn: the reply reports it, so that every answer can be repeated.
+        `defaults` replace those of the API. Without a seed, one is drawn: the reply reports it, so that every answer
+        can be repeated.
 
         Raises:
             ApiError: a value is outside of what the API allows.
@@ -80,14 +81,16 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         # OpenAI's seeds may be negative. Other servers write "no limit" as 0 or -1.
         given = {
             "seed": secrets.randbits(63) if self.seed is None else self.seed % (1 << 64),
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": self.temperature,
             "top_k": None if self.top_k in (0, -1) else self.top_k,
             "logit_bias": _bias(self.logit_bias),
             "stop": self.stop,
         }
         same = ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
         given |= {name: getattr(self, name) for name in same}
-        return {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None}
+        others = {name: value for name, value in (defaults or {}).items() if getattr(self, name) is None}
+        return {"temperature": 1.0, **others, **given}
 
     def check(self, slots: int) -> None:
         """Check what depends on several parameters or on the server's slots.
@@ -108,6 +111,7 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def n_logprobs(self) -> int | None:
@@ -192,7 +196,7 @@ def completion_request(body: bytes) -> CompletionRequest:
 
 
 # Parameters with data of the client, which templates read.
-AS_IS = ("messages",)
+AS_IS = ("messages", "chat_template_kwargs")
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -16,6 +16,7 @@ from mlx_engine.serve.logprobs import chat_logprobs, completion_logprobs
 from mlx_engine.serve.reuse import explained
 from mlx_engine.serve.timings import timings
 from mlx_engine.tokenizer import Tokenizer
+from mlx_engine.tokenizer.thinking import Piece, Reasoning, split
 
 Json = dict[str, object]
 
@@ -87,7 +88,7 @@ class Reply(ABC):
             if text or tokens:
                 found.append(self._chunk(self._delta(i, text, tokens)))
             if mark.finish_reason is not None:
-                found.append(self._chunk(self._closing(i, mark.finish_reason)))
+                found += map(self._chunk, self._closing(i, mark.finish_reason))
         return found
 
     def usage_chunk(self) -> Json:
@@ -164,7 +165,7 @@ class Reply(ABC):
         """Return a choice of a chunk, with new text."""
 
     @abstractmethod
-    def _closing(self, i: int, reason: str) -> Json:
+    def _closing(self, i: int, reason: str) -> list[Json]:
         """Return what ends the stream of a choice."""
 
 
@@ -173,8 +174,18 @@ class ChatReply(Reply):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, job: Job, tokenizer: Tokenizer, **about: Any) -> None:
+        super().__init__(job, tokenizer, **about)
+        self._reasoning = [self._reader(i) for i in range(len(job.outputs))]
+
+    def _reader(self, i: int) -> Reasoning:
+        return Reasoning.after(self._tokenizer, self._owners[i].prompt_ids)
+
     def _choice(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, mark: Mark) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
+        thought, said = split([text], self._reader(i))
+        message = {"role": "assistant", "content": said, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
         return {
             "index": i,
             "message": message,
@@ -186,10 +197,12 @@ class ChatReply(Reply):
         return [self._with_delta(i, {"role": "assistant", "content": ""})]
 
     def _delta(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None) -> Json:
-        return {**self._with_delta(i, {"content": text}), "logprobs": self._logprobs(tokens)}
+        return {**self._with_delta(i, _fields(self._reasoning[i].add(text))), "logprobs": self._logprobs(tokens)}
 
-    def _closing(self, i: int, reason: str) -> Json:
-        return {**self._with_delta(i, {}), "finish_reason": reason}
+    def _closing(self, i: int, reason: str) -> list[Json]:
+        rest = self._reasoning[i].finish()
+        last = [self._with_delta(i, _fields(rest))] if rest else []
+        return [*last, {**self._with_delta(i, {}), "finish_reason": reason}]
 
     def _with_delta(self, i: int, delta: Json) -> Json:
         return {"index": i, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -224,8 +237,8 @@ class CompletionReply(Reply):
         self._offsets[i] += sum(len(self._decoded(token.token_id)) for token in tokens or ())
         return choice
 
-    def _closing(self, i: int, reason: str) -> Json:
-        return {**self._text(i, "", None, 0), "finish_reason": reason}
+    def _closing(self, i: int, reason: str) -> list[Json]:
+        return [{**self._text(i, "", None, 0), "finish_reason": reason}]
 
     def _echo(self, i: int) -> str:
         return self.echoes[i] if self.echoes else ""
@@ -236,6 +249,15 @@ class CompletionReply(Reply):
     def _text(self, i: int, text: str, tokens: Sequence[TokenLogprobs] | None, offset: int) -> Json:
         shown = None if tokens is None else completion_logprobs(self._tokenizer, tokens, offset)
         return {"index": i, "text": text, "logprobs": shown, "finish_reason": None}
+
+
+def _fields(pieces: Sequence[Piece]) -> Json:
+    """Return the new text of a message: of its reasoning, of its content, or of both."""
+    found: dict[str, str] = {}
+    for text, is_reasoning in pieces:
+        name = "reasoning_content" if is_reasoning else "content"
+        found[name] = found.get(name, "") + text
+    return {**found} if found else {"content": ""}
 
 
 def echoes_of(requests: Sequence[Request], prompts: Sequence[object], tokenizer: Tokenizer) -> list[str]:

@@ -97,11 +97,12 @@ class ChatLogprobs(Reply):
 
 
 class AnswerMessage(Reply):
-    """The message of an answer."""
+    """The message of an answer. Models with think markers have their reasoning in a field of its own."""
 
     role: Literal["assistant"]
     content: str
     refusal: None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(Reply):
@@ -136,6 +137,7 @@ class Delta(Reply, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChunkChoice(Reply):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import mlx_engine
 from mlx_engine.engine import Engine
@@ -35,6 +36,7 @@ class Service:
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
         recorder: writes the journal; None for none.
+        sampling: options of sampling for requests that leave them out, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
     """
 
@@ -50,6 +52,7 @@ class Service:
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
     recorder: Recorder | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

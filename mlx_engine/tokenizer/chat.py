@@ -8,13 +8,13 @@ the text is not split where messages begin and end.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mlx_engine.errors import ChatTemplateError, require
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt, TemplateInput
 from mlx_engine.tokenizer.history import History
 from mlx_engine.tokenizer.markers import MARK, Markers
-from mlx_engine.tokenizer.messages import HALF, Message, for_template, map_texts, texts
+from mlx_engine.tokenizer.messages import HALF, Message
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, Limits
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ STAND_INS = range(0xD800, 0xDC00)
 
 def chat_ids(
     tokenizer: Tokenizer,
-    messages: Sequence[Message],
+    prompt: ChatPrompt | Sequence[Message],
     history: History | None = None,
     *,
     limits: Limits = DEFAULT_LIMITS,
@@ -36,18 +36,18 @@ def chat_ids(
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.
-        messages: see `messages.Message`.
+        prompt: messages, or a `ChatPrompt` with tools, documents and variables of the template too.
         history: the ids of earlier conversations. If the rendered text begins with a remembered one, its ids are used,
             and the rest is encoded. The prompt is remembered; `History.add_answer` adds the answer to it.
         limits: limits of the template.
 
     Raises:
-        OptionError: `messages` is not a list of messages.
+        OptionError: the messages are no list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
         TokenizerError: the vocabulary cannot encode the text.
     """
-    prepared = for_template(messages, _template(tokenizer), tokenizer.where)
-    markers = Markers.of(tokenizer, (message["role"] for message in prepared))
+    prepared = _prompt_of(prompt).for_template(_template(tokenizer), tokenizer.where)
+    markers = Markers.of(tokenizer, (message["role"] for message in prepared.messages))
     marked = _rendered(tokenizer, prepared, markers, limits)
     ids = _continued(markers, marked, history) if history is not None else None
     if ids is None:
@@ -67,17 +67,21 @@ def _continued(markers: Markers, marked: str, history: History) -> list[int] | N
     return None
 
 
-def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], markers: Markers, limits: Limits) -> str:
+def _prompt_of(prompt: ChatPrompt | Sequence[Message]) -> ChatPrompt:
+    return prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(prompt)
+
+
+def _rendered(tokenizer: Tokenizer, prepared: TemplateInput, markers: Markers, limits: Limits) -> str:
     """Return the rendered conversation as a marked text (see `markers`)."""
-    said = "".join(text for message in messages for text in texts(message))
+    said = "".join(prepared.texts())
     # The template wrote a marker if neither its first nor its last character came from a message.
     ends = sorted({end for text in markers.ids for end in (text[0], text[-1])}.intersection(said))
     fits = len(ends) <= len(STAND_INS)
     require(fits, option="messages", expected=f"at most {len(STAND_INS):,} ends of markers", found=len(ends))
     hide = {ord(end): chr(stand_in) for end, stand_in in zip(ends, STAND_INS, strict=False)}
     show = {ord(stand_in): chr(end) for end, stand_in in hide.items()}
-    hidden = [map_texts(message, lambda text: text.translate(hide)) for message in messages]
-    plain, guarded = render(tokenizer, (messages, hidden), limits)
+    hidden = prepared.map_texts(lambda text: text.translate(hide))
+    plain, guarded = _render(tokenizer, (prepared, hidden), limits)
     if not plain:
         hint = "the template is empty, or not made for these messages"
         raise ChatTemplateError(where=tokenizer.where, found="one that writes nothing", hint=hint)
@@ -97,18 +101,26 @@ def _with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
 
 
 def render(
-    tokenizer: Tokenizer, conversations: Sequence[Sequence[Message]], limits: Limits = DEFAULT_LIMITS
+    tokenizer: Tokenizer, prompts: Sequence[ChatPrompt | Sequence[Message]], limits: Limits = DEFAULT_LIMITS
 ) -> list[str]:
-    """Render each conversation with the chat template, up to the beginning of the model's answer.
+    """Render each prompt with the chat template, up to the beginning of the model's answer.
 
     Raises:
+        OptionError: the messages are no list of messages, or the template does not read one of the variables.
         ChatTemplateError: there is no template, or it rejects the messages, fails or exceeds its limits.
     """
+    template = _template(tokenizer)
+    return _render(
+        tokenizer, [_prompt_of(prompt).for_template(template, tokenizer.where) for prompt in prompts], limits
+    )
+
+
+def _render(tokenizer: Tokenizer, inputs: Sequence[TemplateInput], limits: Limits) -> list[str]:
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     request = {
         "path": [str(path) for path in sys.path],
         "template": _template(tokenizer),
-        "conversations": [[dict(message) for message in messages] for messages in conversations],
+        "inputs": [each.names() for each in inputs],
         "names": {name: tokenizer.token(i) for name, i in roles.items() if i is not None},
     }
     return tokenizer.sandbox.ask(request, limits, tokenizer.where)

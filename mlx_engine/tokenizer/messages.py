@@ -35,7 +35,8 @@ def for_template(messages: Sequence[Message], template: str, where: str) -> list
     """Return the messages as this template reads them; `where` names the template's file.
 
     Text parts are joined with spaces, as transformers' server does, unless the template reads parts. The role
-    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out.
+    `developer` becomes `system` unless the template has it. Absent fields (None, or an empty list) are left out, as
+    transformers does.
 
     Raises:
         OptionError: `messages` is not a list of messages, or has a part or a field that is not implemented.
@@ -46,13 +47,15 @@ def for_template(messages: Sequence[Message], template: str, where: str) -> list
     require(sound, option="messages", expected='a list of {"role": ..., "content": ...}', found=messages)
     prepared = []
     for i, message in enumerate(messages):
-        present = {key: value for key, value in message.items() if key == "content" or value not in (None, [])}
+        present = {key: value for key, value in message.items() if value not in (None, [])}
         _check(present, f"messages[{i}]")
         content = present.get("content")
         if isinstance(content, list | tuple) and not READS_PARTS.search(template):
             present["content"] = " ".join(part["text"] for part in content)
         if present["role"] == "developer" and "developer" not in template:
             present["role"] = "system"
+        if "reasoning_content" in present:
+            present["thinking"] = present["reasoning_content"]  # gpt-oss's name of it, which transformers adds too
         prepared.append(present)
     if "tool_calls" not in template and any("tool_calls" in message for message in prepared):
         hint = "leave out the tool calls, or use a model that is made for them"
@@ -67,14 +70,24 @@ def map_texts(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
 
 def texts(message: Message) -> list[str]:
     """Return the texts that `map_texts` changes."""
+    return texts_of(lambda note: map_texts(message, note))
+
+
+def texts_of(visit: Callable[[Callable[[str], str]], object]) -> list[str]:
+    """Return the texts that `visit` gives to its argument."""
     found: list[str] = []
 
     def note(text: str) -> str:
         found.append(text)
         return text
 
-    map_texts(message, note)
+    visit(note)
     return found
+
+
+def map_values(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text and every key changed."""
+    return _map(value, change, is_data=True)
 
 
 def _map(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
@@ -131,16 +144,17 @@ def _check_call(call: Any, at: str) -> None:
     sound = sound and isinstance(call.get("id", ""), str) and call.get("type", "function") == "function"
     _require(sound, at, form, call)
     arguments = given["arguments"]
-    sound = isinstance(arguments, str | Mapping) and _is_json(arguments, MAX_DEPTH)
+    sound = isinstance(arguments, str | Mapping) and is_json(arguments, MAX_DEPTH)
     _require(sound, f"{at}.function.arguments", "JSON text, or an object of JSON values", arguments)
 
 
-def _is_json(value: Any, depth: int) -> bool:
+def is_json(value: Any, depth: int) -> bool:
+    """Return whether a value can be written as JSON, with objects and lists nested at most `depth` deep."""
     if isinstance(value, Mapping):
         inner = list(value.values())
-        return depth > 0 and all(isinstance(k, str) for k in value) and all(_is_json(v, depth - 1) for v in inner)
+        return depth > 0 and all(isinstance(k, str) for k in value) and all(is_json(v, depth - 1) for v in inner)
     if isinstance(value, list | tuple):
-        return depth > 0 and all(_is_json(item, depth - 1) for item in value)
+        return depth > 0 and all(is_json(item, depth - 1) for item in value)
     return value is None or isinstance(value, str | int | float)
 
 

@@ -59,6 +59,15 @@ def environment() -> ImmutableSandboxedEnvironment:
                 raise SecurityError(f"a namespace cannot have {name!r}")
             Namespace.__setitem__(self, name, value)
 
+    class Dict:
+        """The type `dict` as a template may use it."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+            return dict(*args, **kwargs)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
     def raise_exception(message: object) -> None:
         raise TemplateError(str(message))
 
@@ -75,7 +84,7 @@ def environment() -> ImmutableSandboxedEnvironment:
         "raise_exception": raise_exception,
         "strftime_now": strftime_now,
         "namespace": Names,
-        "dict": lambda *args, **kwargs: dict(*args, **kwargs),
+        "dict": Dict(),
     }
     return made
 
@@ -86,25 +95,23 @@ def compiled(template: str) -> Template:
     return environment().from_string(template)
 
 
-def render(
-    template: str, conversations: Sequence[Sequence[Mapping[str, Any]]], names: Mapping[str, str], characters: int
-) -> list[str]:
-    """Render each conversation with `template`, up to the beginning of the model's answer.
+def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[str, str], characters: int) -> list[str]:
+    """Render `template` with each input, up to the beginning of the model's answer.
+
+    Args:
+        template: the source of the template.
+        inputs: variables by name: `messages`, `tools`, `documents` and others.
+        names: variables of all inputs.
+        characters: the largest length of a text.
 
     Raises:
-        OverflowError: a rendered conversation exceeds `characters`.
+        OverflowError: a rendered text exceeds `characters`.
         Exception: whatever the template raises.
     """
     texts = []
-    for messages in conversations:
+    for variables in inputs:
         pieces, size = [], 0
-        for piece in compiled(template).generate(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **names,
-        ):
+        for piece in compiled(template).generate({**names, **variables, "add_generation_prompt": True}):
             pieces.append(piece)
             size += len(piece)
             if size > characters:
@@ -132,7 +139,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     sys.path[:] = request["path"]
     limit(request["seconds"], request["bytes"])
     try:
-        return {"texts": render(*(request[name] for name in ("template", "conversations", "names", "characters")))}
+        return {"texts": render(*(request[name] for name in ("template", "inputs", "names", "characters")))}
     except Exception as error:  # a template may raise anything
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mlx_engine.tokenizer import sandbox
-from mlx_engine.tokenizer.messages import for_template
+from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+from tests.golden.compare_chat_templates import given
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "chat-templates.json").read_text(encoding="utf-8"))
 CASES = [(name, title) for name, texts in GOLDEN["texts"].items() for title in texts]
@@ -15,8 +16,8 @@ CASES = [(name, title) for name, texts in GOLDEN["texts"].items() for title in t
 @pytest.mark.parametrize(("name", "title"), CASES, ids=[f"{name}: {title}" for name, title in CASES])
 def test_a_conversation_is_rendered_as_transformers_does(name, title):
     template = GOLDEN["templates"][name]
-    prepared = for_template(GOLDEN["conversations"][title], template, "golden")
-    (text,) = sandbox.render(template, [prepared], GOLDEN["names"], 1 << 16)
+    prepared = ChatPrompt(**given(template, GOLDEN["conversations"][title])).for_template(template, "golden")
+    (text,) = sandbox.render(template, [prepared.names()], GOLDEN["names"], 1 << 16)
     assert text == GOLDEN["texts"][name][title]
 
 

@@ -7,7 +7,44 @@ MESSAGES, PROCESS = "mlx_engine/tokenizer/messages.py", "mlx_engine/tokenizer/sa
 CONVERSATION, COMMAND = "mlx_engine/conversation.py", "mlx_engine/commands/chat.py"
 RUN = "stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)"
 
+PROMPT, THINKING = (f"mlx_engine/tokenizer/{name}.py" for name in ("chat_prompt", "thinking"))
+
 MUTANTS = [
+    Mutant(
+        "tools make markers",
+        PROMPT,
+        "TemplateInput.map_texts",
+        "map_values(self.tools, change)",
+        "self.tools",
+    ),
+    Mutant(
+        "variables make markers",
+        PROMPT,
+        "TemplateInput.map_texts",
+        "map_values(value, change)",
+        "value",
+    ),
+    Mutant(
+        "variables that no template reads pass",
+        PROMPT,
+        "_check_variables",
+        "NAME.fullmatch(name) is not None and reads(template, name)",
+        "NAME.fullmatch(name) is not None",
+    ),
+    Mutant(
+        "a marker that is cut is text",
+        THINKING,
+        "Reasoning._think",
+        "len(text) if is_end else len(text) - _overlap(text, closing)",
+        "len(text)",
+    ),
+    Mutant(
+        "reasoning stays in the content",
+        CONVERSATION,
+        "Conversation._message",
+        '{"content": said, "reasoning_content": thought} if thought else {}',
+        "{}",
+    ),
     Mutant(
         "what a message spells is a marker",
         MARKERS,

@@ -28,8 +28,8 @@ MUTANTS = [
         "the reason comes before the text",
         "mlx_engine/serve/replies.py",
         "Reply.chunks",
-        "found.append(self._chunk(self._closing(i, mark.finish_reason)))",
-        "found.insert(0, self._chunk(self._closing(i, mark.finish_reason)))",
+        "found += map(self._chunk, self._closing(i, mark.finish_reason))",
+        "found[:0] = map(self._chunk, self._closing(i, mark.finish_reason))",
     ),
     Mutant(
         "the end-of-text token has a log-probability",

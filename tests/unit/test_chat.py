@@ -66,7 +66,7 @@ TOKENIZERS = {
 
 
 def in_this_process(process, request, limits, where):
-    return sandbox.render(*(request[name] for name in ("template", "conversations", "names")), limits.characters)
+    return sandbox.render(*(request[name] for name in ("template", "inputs", "names")), limits.characters)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
         "report": "Profile a model's forward passes",
         "quantize": "Quantise a model and write it as a GGUF file or a folder.",
         "inspect": "Show the header, metadata and tensors",
+        "models": "List the supported architectures",
         "tokenize": "Convert text to token ids",
         "backends": "List the backends",
         "kernels": "List, check and measure the GPU kernels",

@@ -357,7 +357,7 @@ def test_the_kernels_are_right_on_an_avx2_processor(tmp_path: Path):
     environment = {**os.environ, **changes}
     first = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stdout
-    assert "35 passed" in first.stdout
+    assert "13 passed" in first.stdout
     logits = python("from tests.golden.test_same_bits import digest\nprint(digest())", **changes)
     assert logits.stdout.split() == [digest()], logits.stderr
     second = python(GENERATE, MICRO, **changes)

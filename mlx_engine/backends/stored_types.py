@@ -1,0 +1,33 @@
+"""Which types a backend multiplies as they are stored: found by preparing a small matrix of each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.costs import nbytes_of
+from mlx_engine.quant import readable_types
+from mlx_engine.quant.types import GGMLType
+from mlx_engine.quant.weight import Weight
+
+FLOAT_BYTES = 4
+# Rows of the matrix that is prepared.
+ROWS = 16
+# Columns: whole blocks of every type.
+COLUMNS = 512
+
+
+def row_bytes(backend: Backend, type_: GGMLType, width: int, n_rows: int = ROWS) -> float:
+    """Return the bytes per row of a matrix of this type and width as the backend holds it."""
+    probe = Weight("probe", (n_rows, width), type_, np.zeros(type_.bytes_for(n_rows * width), np.uint8))
+    return nbytes_of(backend.prepare(probe)) / n_rows
+
+
+def stored_types(backend: Backend) -> tuple[str, ...]:
+    """Return the names of the readable types that are not expanded to float32 on this backend; F32 never is."""
+
+    def is_stored(type_: GGMLType) -> bool:
+        nbytes = row_bytes(backend, type_, COLUMNS)
+        return nbytes < FLOAT_BYTES * COLUMNS or nbytes <= type_.bytes_for(COLUMNS)
+
+    return tuple(type_.name for type_ in readable_types() if is_stored(type_))

@@ -1,0 +1,106 @@
+"""Whether a model would run on this machine: its memory, and the rate of decode that the memory bandwidth allows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends import auto, create_backend
+from mlx_engine.bench.bandwidth import MOST_BYTES, bandwidth_of
+from mlx_engine.bench.machine import cache_bytes
+from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.errors import ContextLengthError
+from mlx_engine.models.outline import outlined
+from mlx_engine.schedule.traffic import Traffic
+
+# A context that most conversations stay within; the sizes are for this many tokens if the user gives no number.
+USUAL_CONTEXT = 4096
+# The weights of these backends are Python objects: arithmetic and not the bandwidth is their limit.
+NOT_BOUND = ("scalar",)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How a model would run.
+
+    Attributes:
+        backend: the backend.
+        weights_bytes: bytes of the weights as the backend holds them.
+        left_bytes: bytes of embedding tables that stay in the file, of which a pass reads a few rows.
+        context: tokens of the prompt and the answer together.
+        kv_bytes: bytes of keys and values for this many tokens.
+        decode_bytes: bytes that a pass of one token reads when the context is full.
+        available_bytes: memory that is available now.
+    """
+
+    backend: str
+    weights_bytes: int
+    left_bytes: int
+    context: int
+    kv_bytes: int
+    decode_bytes: int
+    available_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights, keys and values fit into the available memory."""
+        return self.weights_bytes + self.kv_bytes <= self.available_bytes
+
+    def rate(self, bandwidth: float | None) -> float | None:
+        """Return the tokens/s of decode with this many bytes/s, at a full context; None if it is unknown."""
+        return None if bandwidth is None or self.backend in NOT_BOUND else bandwidth / self.decode_bytes
+
+    def summary(self) -> dict[str, Any]:
+        """Return the attributes and `fits`."""
+        return {**asdict(self), "fits": self.fits}
+
+
+def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Outlook:
+    """Return how the model of a file or folder would run; its weights are not loaded.
+
+    Args:
+        path: a GGUF file or a folder.
+        backend: the backend; "auto" is the fastest on this machine.
+        context: tokens of prompt and answer; None is the model's context, at most 4,096.
+
+    Raises:
+        EngineError: loading the model would fail in the same way.
+        ContextLengthError: the model's context is shorter than `context`.
+    """
+    import psutil
+
+    name = auto() if backend == "auto" else backend
+    found = outlined(open_checkpoint(path), create_backend(name))
+    longest = int(found.model.config.context_length)
+    if context is not None and context > longest:
+        expected = f"at most {longest:,} tokens, the model's context"
+        raise ContextLengthError(option="context", expected=expected, found=context)
+    n_tokens = min(longest, USUAL_CONTEXT) if context is None else context
+    kv = SimpleNamespace(length=n_tokens)
+    part: Any = SimpleNamespace(sequence=SimpleNamespace(kv=kv), n=1)
+    traffic = Traffic.of(found.model, found.model.new_pool(1))
+    return Outlook(
+        backend=name,
+        weights_bytes=found.nbytes,
+        left_bytes=found.n_left,
+        context=n_tokens,
+        kv_bytes=pool_nbytes(found.model.kv_layers, n_tokens),
+        decode_bytes=round(traffic.nbytes([part])),
+        available_bytes=int(psutil.virtual_memory().available),
+    )
+
+
+def machine_bandwidth(threads: int) -> float | None:
+    """Return the bytes per second at which this many threads read memory; None if it is mostly their cache."""
+    cache = cache_bytes()
+    if cache is None or 2 * cache > MOST_BYTES:
+        return None
+    nbytes = min(MOST_BYTES, max(1 << 26, 4 * cache))
+    words = np.ones(nbytes // 8, np.int64)
+    words.flags.writeable = False
+    return bandwidth_of([words], threads)

@@ -1,0 +1,97 @@
+"""The sampling that a model's files suggest.
+
+Folders have it in `generation_config.json`, GGUF files under the keys `general.sampling.*`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlx_engine.checkpoint.gguf import open_gguf
+from mlx_engine.checkpoint.hf_folder import read_json
+from mlx_engine.errors import FormatError
+
+GENERATION_CONFIG = "generation_config.json"
+
+# Our name of an option, by the file's. GGUF: gguf-py constants.py, `Keys.General.SAMPLING_*`.
+HF_KEYS = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+GGUF_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+# Settings that would change the choice of tokens and are not implemented, with their values that are off.
+UNUSED: dict[str, tuple[object, ...]] = {
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "num_beams": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "penalty_alpha": (0.0,),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "general.sampling.xtc_probability": (0.0,),
+    "general.sampling.mirostat": (0,),
+}
+
+
+@dataclass(frozen=True)
+class Suggested:
+    """The suggested options of sampling.
+
+    Attributes:
+        where: the file.
+        values: options by name; empty if nothing is suggested. What the file leaves out keeps its default.
+        unused: settings of the file that change the choice of tokens and are not implemented.
+    """
+
+    where: str
+    values: Mapping[str, Any]
+    unused: tuple[str, ...] = ()
+
+
+def suggested_sampling(path: Path) -> Suggested:
+    """Return what the files of a model suggest.
+
+    `do_sample: false` suggests greedy decoding; without `do_sample` a temperature is a suggestion to sample.
+
+    Raises:
+        SourceError: a file cannot be read.
+        FormatError: a file is damaged, or a value is no number.
+    """
+    if not path.is_dir():
+        with open_gguf(path) as file:
+            return _suggested(str(path), file.metadata, GGUF_KEYS)
+    config = path / GENERATION_CONFIG
+    return _suggested(str(config), read_json(config), HF_KEYS) if config.exists() else Suggested(str(config), {})
+
+
+def _suggested(where: str, settings: Mapping[str, Any], keys: Mapping[str, str]) -> Suggested:
+    values: dict[str, Any] = {
+        name: _number(where, key, settings[key]) for key, name in keys.items() if settings.get(key) is not None
+    }
+    # 0 and -1 switch top_k off.
+    if "top_k" in values:
+        values["top_k"] = int(values["top_k"]) if values["top_k"] >= 1 else None
+    samples = settings.get("do_sample", "temperature" in values)
+    if samples:
+        values = {"temperature": 1.0, **values}  # transformers' default
+    elif keys is HF_KEYS:
+        values = {name: value for name, value in values.items() if name == "repetition_penalty"}
+    unused = (key for key, off in UNUSED.items() if settings.get(key) is not None and settings[key] not in off)
+    return Suggested(where, values, tuple(unused))
+
+
+def _number(where: str, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        hint = "correct the file, or use --no-suggested"
+        raise FormatError(where=where, expected=f"a number as {key}", found=repr(value)[:80], hint=hint)
+    return value

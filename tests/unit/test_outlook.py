@@ -1,0 +1,91 @@
+"""How a model would run: the sizes of a loaded model without its weights, and the errors of loading."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mlx_engine
+from mlx_engine.bench import outlook as module
+from mlx_engine.bench.outlook import machine_bandwidth, outlook
+from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.checkpoint.sources import BUILTIN
+from mlx_engine.commands.outlook_rows import run_rows
+from mlx_engine.errors import ContextLengthError, EngineError
+from mlx_engine.quant.weight import Weight
+from mlx_engine.schedule.traffic import Traffic
+from tests.unit.test_command_generate import cli
+
+DATA = Path(__file__).parents[1] / "data"
+MODELS = [BUILTIN, DATA / "qwen3-micro" / "model-q8_0.gguf", DATA / "gemma3-micro" / "hf", DATA / "gpt2-micro" / "hf"]
+
+
+@pytest.mark.parametrize("backend", ["scalar", "simd", "parallel", "mlx"])
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.parent.name)
+def test_the_bytes_are_those_of_the_loaded_model(path, backend):
+    found = outlook(path, backend, 64)
+    model = mlx_engine.load(path, backend).model
+    traffic = Traffic.of(model, model.new_pool(1))
+    kv = sum(nbytes * min(64, window or 64) for window, nbytes in traffic.kv.items())
+    assert found.decode_bytes == traffic.weights + kv
+    assert found.kv_bytes == pool_nbytes(model.kv_layers, 64)
+    assert found.weights_bytes >= traffic.weights
+
+
+def test_no_weight_is_read(monkeypatch):
+    monkeypatch.setattr(Weight, "dequantize", Weight.dequantize)
+    read = []
+    before = Weight.dequantize
+    monkeypatch.setattr(Weight, "dequantize", lambda self: read.append(self.name) or before(self))
+    outlook(BUILTIN, "simd")
+    assert set(read) <= {"probe"}
+
+
+def test_the_errors_are_those_of_loading(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "lama"}')
+    with pytest.raises(EngineError) as expected:
+        mlx_engine.load(tmp_path)
+    run = json.loads(cli("inspect", DATA / "qwen3-gqa", "--json").out)["run"]
+    assert run["supported"]
+    with pytest.raises(EngineError) as found:
+        outlook(tmp_path)
+    assert str(found.value) == str(expected.value)
+
+
+def test_a_context_beyond_the_model_s_is_refused():
+    with pytest.raises(ContextLengthError, match="at most 512 tokens"):
+        outlook(BUILTIN, "simd", 513)
+    assert "runs here" in cli("inspect", "builtin", "--context", 513).out
+
+
+def test_inspect_prints_memory_and_rate(monkeypatch):
+    monkeypatch.setattr(module, "machine_bandwidth", lambda _: 1e9)
+    run = json.loads(cli("inspect", "builtin", "--context", 100, "--backend", "parallel", "--json").out)["run"]
+    assert run["context"] == 100
+    assert run["decode_tokens_per_second"] == pytest.approx(1e9 / run["decode_bytes"])
+    text = cli("inspect", "builtin", "--backend", "parallel").out
+    assert "yes, on parallel" in text
+    assert "of keys and values for 512 tokens" in text
+    assert "read per token at 1.0 GB/s, measured" in text
+    assert "decode" not in cli("inspect", "builtin", "--backend", "scalar").out.split("metadata")[0]
+
+
+def test_what_does_not_fit_is_said():
+    run = {"supported": True, "fits": False, "weights_bytes": 5 << 30, "kv_bytes": 1 << 30, "available_bytes": 2 << 30}
+    run |= {"backend": "simd", "left_bytes": 0, "context": 9, "decode_tokens_per_second": None}
+    run["bandwidth_bytes_per_second"] = None
+    assert run_rows(run)[0] == ("runs here", "not in the memory: 6.0 GiB needed, 2.0 GiB available, on simd")
+
+
+def test_a_file_of_tensors_alone_does_not_run():
+    run = json.loads(cli("inspect", DATA / "qwen3-gqa" / "model.safetensors", "--json").out)["run"]
+    assert run == {"supported": False, "reason": run["reason"]}
+    assert "name the folder" in run["reason"]
+
+
+def test_bandwidth_is_a_rate_or_unknown(monkeypatch):
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 22)
+    monkeypatch.setattr(module, "cache_bytes", lambda: 1 << 20)
+    assert machine_bandwidth(1) > 1e8
+    monkeypatch.setattr(module, "cache_bytes", lambda: 1 << 22)
+    assert machine_bandwidth(1) is None

@@ -1,0 +1,148 @@
+"""Reasoning, told from the answer: markers, any cutting of the text, and what `chat` and a conversation do with it."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+import mlx_engine
+from mlx_engine.commands.answer_printer import AnswerPrinter
+from mlx_engine.conversation import Conversation
+from mlx_engine.decode.options import Options
+from mlx_engine.serve.job import Mark
+from mlx_engine.serve.replies import ChatReply
+from mlx_engine.tokenizer import thinking
+from mlx_engine.tokenizer.thinking import MARKERS, Reasoning, ThinkMarkers, split, think_markers
+from tests.unit.test_command_generate import cli
+from tests.unit.test_tokenizer import build, byte_level
+
+THINK = MARKERS[-1]
+STORY = ThinkMarkers("One", ".", "message")  # the built-in model's story has both
+THINKS = "{{ messages[0].content }}{% if enable_thinking %}<think>\n{% endif %}{# </think> #}"
+
+
+def test_known_templates_have_their_markers():
+    assert think_markers(None) is think_markers("{{ messages }}") is None
+    assert think_markers("x.split('</think>')") == THINK
+    assert think_markers("'<|channel|>analysis<|message|>'").closing.endswith("final<|message|>")
+    assert think_markers("{{ '[THINK]' ~ t ~ '[/THINK]' }}").opening == "[THINK]"
+
+
+CASES = [
+    ("<think>\nSo.\n\nYes \n</think>\n\nIt is 4. ", False, "So.\n\nYes", "It is 4. "),
+    ("\n<think></think>Hi", False, "", "Hi"),
+    ("  Hello <think>x</think>", False, "", "  Hello <think>x</think>"),
+    ("So.</think>Four", True, "So.", "Four"),
+    (" So. <b>\n", True, "So. <b>", ""),
+    ("<think>never </thin", False, "never </thin", ""),
+    ("<thin", False, "", "<thin"),
+    ("  ", False, "", "  "),
+    ("", False, "", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "is_open", "thought", "said"), CASES)
+def test_the_pieces_do_not_depend_on_how_the_text_is_cut(text, is_open, thought, said):
+    draw = random.Random(1)
+    for n_cuts in (0, 1, 2, 5, len(text)):
+        cuts = sorted(draw.choices(range(len(text) + 1), k=n_cuts))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert split(pieces, Reasoning(THINK, is_open=is_open)) == (thought, said)
+    assert split(list(text), Reasoning(THINK, is_open=is_open)) == (thought, said)
+    assert split(list(text), Reasoning(None)) == ("", text)
+
+
+def test_the_template_may_open_the_reasoning():
+    tokenizer = build(byte_level(chat_template=THINKS))
+    for prompt, thought in (("a<think>\n", "x"), ("a<think>\n\n</think>\n\n", ""), ("a", "")):
+        found = split(["x</think>y"], Reasoning.after(tokenizer, tokenizer.encode(prompt)))
+        assert found == ((thought, "y") if thought else ("", "x</think>y"))
+
+
+class FakeJob:
+    def __init__(self, *texts):
+        self.outputs = [(SimpleNamespace(pieces=[], token_ids=[], logprobs=None), Mark()) for _ in texts]
+        self.requests = [SimpleNamespace(prompt_ids=[1], outputs=[output for output, _ in self.outputs])]
+
+    def add(self, i, text, finish_reason=None):
+        output, _ = self.outputs[i]
+        output.pieces.append(text)
+        output.token_ids.append(1)
+        self.outputs[i] = output, Mark(len(output.token_ids), len(output.pieces), finish_reason)
+
+
+def test_chunks_and_the_whole_reply_have_the_reasoning_in_its_own_field():
+    job = FakeJob("")
+    reply = ChatReply(job, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f")
+    deltas = []
+    for text, reason in (("<thi", None), ("nk>So", None), (" it ", None), ("is</think>\n\nFo", None), ("ur", "stop")):
+        job.add(0, text, reason)
+        deltas += [chunk["choices"][0]["delta"] for chunk in reply.chunks()]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "So it is"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Four"
+    message = reply._choice(0, "".join(job.outputs[0][0].pieces), None, job.outputs[0][1])["message"]
+    assert message == {"role": "assistant", "content": "Four", "refusal": None, "reasoning_content": "So it is"}
+
+
+def test_reasoning_that_is_held_back_at_the_end_of_an_answer_is_sent():
+    job = FakeJob("")
+    reply = ChatReply(job, build(byte_level(chat_template=THINKS)), model="m", fingerprint="f")
+    job.add(0, "<think>So </thi", "length")
+    choices = [chunk["choices"][0] for chunk in reply.chunks()]
+    assert [choice["delta"].get("reasoning_content") for choice in choices] == [None, "So", " </thi", None]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
+
+
+@pytest.fixture
+def storyteller(monkeypatch):
+    """The built-in model, whose stories begin with reasoning: from "One" to the first full stop."""
+    monkeypatch.setattr(thinking, "MARKERS", (STORY,))
+    return mlx_engine.load(backend="simd")
+
+
+def told(storyteller, **more):
+    conversation = Conversation(storyteller, Options.of(24), **more)
+    return conversation, "".join(conversation.ask("Tell me a story."))
+
+
+def test_a_template_that_reads_the_reasoning_gets_it_as_a_field(storyteller):
+    conversation, text = told(storyteller)
+    assert text.lstrip().startswith("One")
+    assert "." in text
+    assert conversation.messages[-1] == {"role": "assistant", "content": text}  # which this template does not read
+    vocabulary = storyteller.tokenizer._vocabulary
+    object.__setattr__(vocabulary, "chat_template", vocabulary.chat_template + "{# reasoning_content #}")
+    conversation, _ = told(storyteller)
+    thought, _, said = text.lstrip().removeprefix("One").partition(".")
+    message = {"role": "assistant", "content": said.lstrip(), "reasoning_content": thought.strip()}
+    assert conversation.messages[-1] == message
+    assert list(conversation.ask("Thank you!"))
+
+
+def test_chat_prints_the_reasoning_on_stderr_and_quiet_drops_it(monkeypatch):
+    monkeypatch.setattr(thinking, "MARKERS", (STORY,))
+    asked = ("chat", "--backend", "simd", "-n", 24)
+    loud, quiet = (cli(*asked, *more, stdin="Tell me a story.\n") for more in ((), ("--quiet",)))
+    assert loud.out == quiet.out
+    assert "One" not in loud.out
+    assert "sunny day" in loud.err
+    assert quiet.err == ""
+
+
+def test_a_terminal_shows_the_reasoning_dimmed(monkeypatch, capsys):
+    monkeypatch.setattr("mlx_engine.commands.answer_printer.is_plain", lambda _: False)
+    printer = AnswerPrinter(quiet=True)
+    printer.print([thinking.Piece("So", True)])
+    printer.print([thinking.Piece(" it is", True), thinking.Piece("4", False)])
+    assert capsys.readouterr().out == "\x1b[2mSo\x1b[0m\x1b[2m it is\x1b[0m\x1b[2m\n\n\x1b[0m4"
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_a_model_that_cannot_switch_its_thinking_says_so(command):
+    run = cli(command, "--backend", "simd", *(["--chat", "Hi"] if command == "generate" else []), "--no-think")
+    assert run.code != 0
+    assert "--think: expected a chat template that reads enable_thinking or thinking" in run.err.replace("\n", " ")
+
+
+def test_think_needs_chat():
+    assert "--chat together with it" in cli("generate", "Hi", "--think").err
