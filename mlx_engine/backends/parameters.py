@@ -7,7 +7,10 @@ Parameters are compared by identity, so that a backend can use them as keys of a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from mlx_engine.backends.mixers import Mixer
 
 # A backend's own type: nested Python lists, np.ndarray or mx.array. The implementations of operations have this type in
 # place of `Array`, and so do parameters and KV views, which only backends read.
@@ -70,13 +73,18 @@ class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
 
     Attributes:
+        mixer: what the layer has in place of attention; None for attention, which has attn_q, attn_k and attn_v.
+        attn_gate: a projection whose sigmoid is multiplied with the output of attention.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
+        attn_output: the projection of the output of attention or of the mixer.
     """
 
     attn_norm: Norm
-    attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
+    mixer: Mixer | None = None
+    attn_q: Linear | None = None
+    attn_k: Linear | None = None
+    attn_v: Linear | None = None
+    attn_gate: Linear | None = None
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
     rope: Rope | None = None
@@ -91,8 +99,17 @@ class Layer:
     post_ffw_norm: Norm | None = None
 
     def __post_init__(self) -> None:
+        given = [linear is not None for linear in (self.attn_q, self.attn_k, self.attn_v)]
+        if any(given) == (self.mixer is not None) or len(set(given)) > 1:
+            raise ValueError(f"{self.attn_output.name}: expected either a mixer, or projections to q, k and v")
         if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
-            raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
+            raise ValueError(f"{self.attn_output.name}: expected norms of both queries and keys, and a rope after them")
+
+    @property
+    def attention(self) -> list[Linear]:
+        """Return the projections to q, k, v and, if there is one, to the gate; [] if the layer has a mixer."""
+        found = (self.attn_q, self.attn_k, self.attn_v, self.attn_gate)
+        return [linear for linear in found if linear is not None]
 
     @property
     def head_norms(self) -> HeadNorms:

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.parameters import Linear, Native, Rope
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
+from mlx_engine.backends.scalar_states import ScalarStates, sigmoid
 from mlx_engine.quant.weight import Weight
 
 
-class ScalarBackend(Backend):
+class ScalarBackend(ScalarStates):
     """Arrays are nested lists of Python floats. A KV store is a pair of lists: keys and values, by slot."""
 
     name = "scalar"
@@ -73,7 +73,7 @@ class ScalarBackend(Backend):
         return out
 
     def silu(self, x: Native) -> Native:
-        return [[v * _sigmoid(v) for v in row] for row in x]
+        return [[v * sigmoid(v) for v in row] for row in x]
 
     def gelu(self, x: Native) -> Native:
         c = math.sqrt(2 / math.pi)
@@ -174,14 +174,6 @@ def _attend(q: list[float], keys: list[list[float]], values: list[list[float]], 
     weights = [math.exp(s - top) for s in scores]
     total = sum(weights)
     return [sum(w * v[e] for w, v in zip(weights, values, strict=True)) / total for e in range(len(values[0]))]
-
-
-def _sigmoid(v: float) -> float:
-    # exp of a large positive number overflows; exp of a large negative number is 0.
-    if v >= 0:
-        return 1 / (1 + math.exp(-v))
-    e = math.exp(v)
-    return e / (1 + e)
 
 
 def _adjusted(row: list[float], draw: Draw) -> list[float]:

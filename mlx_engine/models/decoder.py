@@ -13,9 +13,10 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, Wanted
+from mlx_engine.backends.mixers import Mixer, ShortConv
 from mlx_engine.backends.parameters import Array, Layer, Norm, Token
 from mlx_engine.backends.program import Layers, Program
-from mlx_engine.cache import KVLayer, KVPool, KVSequence
+from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.models.parameters import Parameters
 
 
@@ -24,7 +25,7 @@ def decoder_layer(
 ) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
-    If no token is wanted, keys and values are written and x is returned unchanged.
+    If no token is wanted, keys and values (or the state) are written and x is returned unchanged.
 
     Args:
         be: the backend, which runs the operations.
@@ -37,19 +38,15 @@ def decoder_layer(
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
             are computed for all tokens, attention and the FFN for wanted tokens only.
     """
-    q, k, v = be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
-    if w.rope is None:
-        q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
+    if w.mixer is None:
+        y = attend(be, w, i, x, batch, head_dim=head_dim, scale=scale, want=want)
     else:
-        q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, batch.positions)
-        be.note(f"blk.{i}.q_rope", q)
-        be.note(f"blk.{i}.k_rope", k)
-    kv, counts = be.kv_append(batch, i, k, v), batch.lengths
-    if want == "none":
+        y = mix(be, w.mixer, i, x, w.attn_norm, batch, want=want)
+    if y is None:
         return x
     if want == "some":
-        q, x, counts = be.take(q, batch.rows), be.take(x, batch.rows), batch.wanted
-    y = be.note(f"blk.{i}.attn_out", be.merge(be.attention(q, kv, counts, scale)))
+        x = be.take(x, batch.rows)
+    be.note(f"blk.{i}.attn_out", y)
     if w.post_attention_norm is None:
         x = be.project_add(y, w.attn_output, x)
     else:
@@ -64,6 +61,41 @@ def decoder_layer(
     else:
         x = be.project_norm_add(h, w.ffn_down, w.post_ffw_norm, x)
     return be.note(f"blk.{i}.layer_out", x)
+
+
+def attend(
+    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, scale: float, want: Wanted
+) -> Array | None:
+    """Write keys and values, and return the output of attention (R, H*E) of the wanted tokens; None if there are none."""
+    q, k, v, *gate = be.norm_project(x, w.attn_norm, w.attention)
+    if w.rope is None:
+        q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
+    else:
+        q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, batch.positions)
+        be.note(f"blk.{i}.q_rope", q)
+        be.note(f"blk.{i}.k_rope", k)
+    kv, counts = be.kv_append(batch, i, k, v), batch.lengths
+    if want == "none":
+        return None
+    if want == "some":
+        q, gate, counts = be.take(q, batch.rows), [be.take(g, batch.rows) for g in gate], batch.wanted
+    y = be.merge(be.attention(q, kv, counts, scale))
+    return be.sigmoid_gate(y, gate[0]) if gate else y
+
+
+def mix(
+    be: Backend, mixer: Mixer, i: int, x: Array, norm: Norm, batch: Batch, *, want: Wanted
+) -> Array | None:
+    """Write the layer's state, and return the mixer's output (R, ...) of the wanted tokens; None if there are none."""
+    if isinstance(mixer, ShortConv):
+        b, c, h = be.norm_project(x, norm, mixer.projections)
+        y = be.short_conv(batch, i, b, c, h, mixer.conv)
+    else:
+        h, gate, beta, step = be.norm_project(x, norm, mixer.projections)
+        y = be.delta_net(batch, i, h, gate, beta, step, mixer)
+    if want == "none":
+        return None
+    return be.take(y, batch.rows) if want == "some" else y
 
 
 def decoder_layers(
@@ -129,10 +161,13 @@ class Decoder:
         return None if batch.want == "none" else self.backend.norm_head(x, self.output_norm, self.output)
 
     @property
-    def kv_layers(self) -> list[KVLayer]:
-        """The KV heads, head dim and window of each layer, for `KVPool`."""
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state."""
         cfg = self.config
-        return [KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) for w in self.layers]
+        return [
+            KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) if w.mixer is None else StateLayer(w.mixer.state)
+            for w in self.layers
+        ]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""

@@ -20,22 +20,24 @@ class Traffic:
     Attributes:
         weights: bytes of the matrices of the layers and the head.
         kv: bytes of keys and values per token, by window; None is the window of layers that see every token.
+        state: bytes of a sequence's state, which a pass reads and writes.
     """
 
     weights: float
     kv: Mapping[int | None, float]
+    state: int = 0
 
     @classmethod
     def of(cls, model: Model, pool: KVPool) -> Traffic:
         """Return what the passes of a model read; keys and values as float32."""
         found = {id(linear.weight): linear.weight for value in vars(model).values() for linear in linears(value)}
         kv = {window: nbytes / pool.page for window, nbytes in zip(pool.windows, pool.page_nbytes, strict=True)}
-        return cls(sum(map(nbytes_of, found.values())), kv)
+        return cls(sum(map(nbytes_of, found.values())), kv, pool.states.nbytes_each)
 
     def nbytes(self, parts: Iterable[Part]) -> float:
         """Return the bytes of one pass, from its parts after it has been committed."""
         lengths = [(part.sequence.kv.length, part.n) for part in parts]
-        return self.weights + sum(
+        return self.weights + 2 * self.state * len(lengths) + sum(
             nbytes * sum(length if window is None else min(length, window - 1 + n) for length, n in lengths)
             for window, nbytes in self.kv.items()
         )
