@@ -26,7 +26,7 @@ class MlxStates(Backend):
     def convolve(self, x: Native, conv: Convolution, state: StateView) -> Native:
         outs = []
         for first, n, source, target in state.runs.tolist():
-            rows = mx.concatenate((state.store[source], x[first : first + n]))
+            rows = mx.concatenate([state.store[source], x[first : first + n]])
             y = rows[:n] * conv.weight[0]
             for w in range(1, len(conv.weight)):
                 y = y + rows[w : w + n] * conv.weight[w]

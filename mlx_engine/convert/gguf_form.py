@@ -20,6 +20,10 @@ from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
 
+# Matrices that are no factors of products: llama.cpp requires floats.
+FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight")
+
+
 @dataclass(frozen=True)
 class Part:
     """A tensor of the file: name, shape and type, and a function that computes its bytes when called."""
@@ -81,13 +85,14 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     stored: Stored = tensors[0].stored("gguf")
     shape = stored.shape(tensors[0].shape)
     # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products.
-    is_vector = len(shape) == 1 or stored.name == "position_embd.weight"
+    is_vector = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = F32 if is_vector else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
 def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
-    return stored.put([tensor.weight(checkpoint).as_type(type_) for tensor in tensors])
+    orders = [tensor.stored("gguf").order for tensor in tensors]
+    return stored.put([tensor.weight(checkpoint).as_type(type_) for tensor in tensors], orders)
 
 
 def _read_back(

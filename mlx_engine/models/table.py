@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from mlx_engine.backends.parameters import Layer, Linear, Norm
@@ -18,6 +18,7 @@ from mlx_engine.models.stored import Stored
 # The config field of each axis letter; adjacent letters are multiplied.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
+    "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim",
 }  # fmt: skip
 HEAD = "output.weight"
 
@@ -34,6 +35,10 @@ class Row:
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
+        kind: the kind of layers that have this tensor, among the config's `kinds`; None for every layer.
+        gguf: the name in GGUF files, if it differs from the model's.
+        stored: how GGUF files store the tensor, beside the other attributes; its name is ignored.
+        in_hf: the same for folders; None if they do not differ.
     """
 
     hf: str
@@ -41,6 +46,10 @@ class Row:
     heads: str | None = None
     plus: float = 0.0
     times: float = 1.0
+    kind: str | None = None
+    gguf: str | None = None
+    stored: Stored = Stored("")
+    in_hf: Stored | None = None
 
 
 Table: TypeAlias = Mapping[str, Row]
@@ -63,14 +72,22 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
         return math.prod(int(getattr(config, AXES[letter])) for letter in letters)
 
     def tensor(name: str, row: Row, layer: str = "*") -> Tensor:
-        gguf = Stored(name.replace("*", layer), heads=size(row.heads) if row.heads else None, times=row.times)
-        hf, required = Stored(row.hf.replace("*", layer), plus=row.plus), name != HEAD or head == "required"
-        return Tensor(gguf.name, hf, tuple(map(size, row.shape.split())), required, gguf)
+        heads, within = size(row.heads) if row.heads else None, (row.gguf or name).replace("*", layer)
+        gguf = replace(row.stored, name=within, heads=heads, times=row.times)
+        hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus)
+        required, shape = name != HEAD or head == "required", tuple(map(size, row.shape.split()))
+        return Tensor(name.replace("*", layer), hf, shape, required, gguf)
 
     outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
     layer = [(name, row) for name, row in table.items() if "*" in name]
     made = [tensor(name, row) for name, row in outside]
-    return made + [tensor(name, row, str(i)) for i in range(config.n_layers) for name, row in layer]
+    kinds = getattr(config, "kinds", (None,) * config.n_layers)
+    return made + [
+        tensor(name, row, str(i))
+        for i, kind in enumerate(kinds)
+        for name, row in layer
+        if row.kind is None or row.kind == kind
+    ]
 
 
 def decoder_plan(checkpoint: Checkpoint, config_type: type[Declared], table: Table) -> Plan:
