@@ -36,11 +36,20 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
         "sliding_window": WINDOW, "tie_word_embeddings": True, "hidden_act": "silu",
     }),
+    "lfm2": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "norm_eps": 1e-6,
+        "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
+    }),
     "qwen2": ("gguf", _DECODER),
     "qwen3": ("gguf", {**_DECODER, **_HEADS}),
+    "qwen35": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
+        "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
+    }),
 }  # fmt: skip
 # What is looked up or added, never multiplied.
-_FLOATS = ("position_embd",)
+_FLOATS = ("position_embd", "conv")
 
 
 def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
@@ -59,10 +68,14 @@ def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
 def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
-        mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        mean = 1.0 if "norm" in name and name.endswith("weight") else -0.5 if name.endswith("ssm_a") else 0.0
         return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
+    if len(shape) == 3:
+        values = rng.standard_normal(shape) * shape[-1] ** -0.5
+        return Weight.pack(name, values.astype(np.float32), BY_NAME["F32"])
     n, k = shape
-    if type_name == "Q4_K" and not name.startswith(_FLOATS):
+    type_name = "F32" if any(part in name for part in _FLOATS) else type_name
+    if type_name == "Q4_K":
         return random_blocks(rng, name, type_name, n, k, k**-0.5)
     values = (rng.standard_normal(shape) * k**-0.5).astype(np.float32)
-    return Weight.pack(name, values, BY_NAME["F32" if name.startswith(_FLOATS) else type_name])
+    return Weight.pack(name, values, BY_NAME[type_name])

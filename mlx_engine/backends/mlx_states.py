@@ -57,4 +57,4 @@ class MlxStates(Backend):
 
 
 def _unit(x: Native) -> Native:
-    return x * mx.rsqrt((x * x).sum(axis=-1, keepdims=True) + TINY)
+    return x / mx.sqrt((x * x).sum(axis=-1, keepdims=True) + TINY)

@@ -50,8 +50,8 @@ MODELS = {
         modeling_qwen3_5.Qwen3_5ForCausalLM,
         Qwen3_5TextConfig(
             **SIZES, num_hidden_layers=4, intermediate_size=64, head_dim=32, linear_key_head_dim=16,
-            linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, rope_parameters=PARTIAL,
-        ), 1,
+            linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, rope_parameters=PARTIAL,
+        ), 4,
     ),
 }  # fmt: skip
 
