@@ -174,13 +174,14 @@ class KVSequence:
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
             self.pool.retain(group, of_group)  # before room for a copy is made: no page may be reclaimed
+        if state is not None:
+            self.state.adopt(state)
         if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):
             for group, of_group in enumerate(held):
                 self.pool.give_back(group, of_group)
+            self.state.close()
             raise CacheFullError(length=0, wanted=length, capacity=length - length % self.pool.page, pool_is_full=True)
         self._end, self.length = -(-length // self.pool.page), length
-        if state is not None:
-            self.state.adopt(state)
         self._lent = length - length % self.pool.page
         for group, (table, first) in enumerate(zip(self._tables, firsts, strict=True)):
             table[first : self._end] = needed[group]

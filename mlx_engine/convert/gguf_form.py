@@ -19,7 +19,6 @@ from mlx_engine.models.stored import Stored
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
-
 # Matrices that are no factors of products: llama.cpp requires floats.
 FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight")
 

@@ -83,9 +83,7 @@ def attend(
     return be.sigmoid_gate(y, gate[0]) if gate else y
 
 
-def mix(
-    be: Backend, mixer: Mixer, i: int, x: Array, norm: Norm, batch: Batch, *, want: Wanted
-) -> Array | None:
+def mix(be: Backend, mixer: Mixer, i: int, x: Array, norm: Norm, batch: Batch, *, want: Wanted) -> Array | None:
     """Write the layer's state, and return the mixer's output (R, ...) of the wanted tokens; None if there are none."""
     if isinstance(mixer, ShortConv):
         b, c, h = be.norm_project(x, norm, mixer.projections)

@@ -7,8 +7,17 @@ GROUPS = {
     # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
     "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
     # The projections of layers with a state; `in_proj` of LFM2 is loaded in three parts.
-    "mixer": ("in_gate", "out_gate", "value", "in_proj", "out_proj", "delta_gate", "ssm_alpha", "ssm_beta",
-              "ssm_out"),  # fmt: skip
+    "mixer": (
+        "in_gate",
+        "out_gate",
+        "value",
+        "in_proj",
+        "out_proj",
+        "delta_gate",
+        "ssm_alpha",
+        "ssm_beta",
+        "ssm_out",
+    ),  # fmt: skip
     "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
 }
 

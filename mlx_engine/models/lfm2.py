@@ -180,7 +180,9 @@ def plan(checkpoint: Checkpoint) -> Plan:
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
     if config.conv_width < 2:
         raise ModelError(f"{checkpoint.where}: expected a convolution of 2 or more tokens, found {config.conv_width}")
-    return Plan(config, tensors(config, _table(config, checkpoint), head), ("lm_head.weight",) if head == "absent" else ())
+    return Plan(
+        config, tensors(config, _table(config, checkpoint), head), ("lm_head.weight",) if head == "absent" else ()
+    )
 
 
 def _table(cfg: Config, checkpoint: Checkpoint) -> Table:

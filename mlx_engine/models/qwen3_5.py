@@ -23,12 +23,14 @@ from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.qwen3_5_tensors import ATTENTION, DELTA, STEMS, table
 from mlx_engine.models.settings import HF_HARMLESS, Settings
-from mlx_engine.models.table import parts, tensors
+from mlx_engine.models.table import Head, parts, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
 
 INTERVAL = 4
+# The projections of a delta net, in the order of `DeltaNet`.
+PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
 # Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
 MROPE = ("mrope_section", "mrope_interleaved")
 # The sections that llama.cpp expects in every file.
@@ -44,6 +46,10 @@ AROUND_TEXT = {
     "vision_end_token_id",
     "vision_start_token_id",
 }
+
+
+# Whether a folder has a matrix for the head, by whether the head is tied.
+HEADS: dict[bool, Head] = {True: "absent", False: "required"}
 
 
 class Kinds:
@@ -87,11 +93,15 @@ class RotaryDim:
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number, which is even."""
+        found: int
         if naming == "gguf":
             found = s.whole("rope.dimension_count", known.head_dim // 4)
         else:
-            nested, outer = s.mapping("rope_parameters") or s.mapping("rope_scaling"), s.number("partial_rotary_factor", 0.25)
-            found = int(known.head_dim * (outer if nested is None else nested.number("partial_rotary_factor", outer)))
+            nested, share = (
+                s.mapping("rope_parameters") or s.mapping("rope_scaling"),
+                s.number("partial_rotary_factor", 0.25),
+            )
+            found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
         if found < 2 or found % 2 or found > known.head_dim:
             raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
         return found
@@ -193,7 +203,7 @@ class Model(Decoder):
 
 def _delta_layer(cfg: Config, p: Parameters, i: int) -> Layer:
     made, name = parts(p, i, cfg.norm_eps), f"blk.{i}"
-    projections = tuple(p.linear(f"{name}.{part}") for part in ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha"))
+    qkv, gate, beta, step = (p.linear(f"{name}.{part}") for part in PROJECTIONS)
     conv = Convolution(f"{name}.ssm_conv1d", p.array(f"{name}.ssm_conv1d.weight", transposed=True))
     rule = DeltaRule(
         f"{name}.ssm", p.array(f"{name}.ssm_a"), p.array(f"{name}.ssm_dt.bias"), cfg.n_key_heads, cfg.key_dim,
@@ -201,7 +211,7 @@ def _delta_layer(cfg: Config, p: Parameters, i: int) -> Layer:
     )  # fmt: skip
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.key_dim, cfg.value_dim))
     norm = p.rms_norm(f"{name}.ssm_norm", cfg.norm_eps)
-    mixer = DeltaNet(projections, conv, rule, norm, state)
+    mixer = DeltaNet((qkv, gate, beta, step), conv, rule, norm, state)
     return Layer(**made, mixer=mixer, attn_output=p.linear(f"{name}.ssm_out"), activation="silu")
 
 
@@ -220,7 +230,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if text is not s:
         tied = s.flag("tie_word_embeddings", tied)
         s.refuse_rest(AROUND_TEXT)
-    config, head = Config.read(text, "hf"), "absent" if tied else "required"
+    config, head = Config.read(text, "hf"), HEADS[tied]
     unused = [name for name in checkpoint.shapes if name.startswith(("mtp.", "model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
     return Plan(config, tensors(config, table(config, checkpoint), head), (*unused, *heads))

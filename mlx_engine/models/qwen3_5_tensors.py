@@ -34,7 +34,9 @@ def value_heads_dealt(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
 
 
-def _rows(heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0) -> tuple[int, ...]:
+def _rows(
+    heads: tuple[int, ...] | range, apart: int, elements: tuple[int, ...] | range, first: int = 0
+) -> tuple[int, ...]:
     """Return the rows of these elements of each head; heads are `apart` rows apart and begin at row `first`."""
     return tuple(first + head * apart + e for head in heads for e in elements)
 

@@ -116,7 +116,9 @@ class Settings:
         if value is None:
             return None
         found = [value] * n if isinstance(value, int) else list(value) if isinstance(value, Collection) else []
-        if len(found) != n or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) and i >= 0 for i in found):
+        if len(found) != n or not all(
+            isinstance(i, int | np.integer) and not isinstance(i, bool) and i >= 0 for i in found
+        ):
             raise self.error(key, f"{n} whole numbers >= 0", value)
         return [int(i) for i in found]
 

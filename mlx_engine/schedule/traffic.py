@@ -37,9 +37,13 @@ class Traffic:
     def nbytes(self, parts: Iterable[Part]) -> float:
         """Return the bytes of one pass, from its parts after it has been committed."""
         lengths = [(part.sequence.kv.length, part.n) for part in parts]
-        return self.weights + 2 * self.state * len(lengths) + sum(
-            nbytes * sum(length if window is None else min(length, window - 1 + n) for length, n in lengths)
-            for window, nbytes in self.kv.items()
+        return (
+            self.weights
+            + 2 * self.state * len(lengths)
+            + sum(
+                nbytes * sum(length if window is None else min(length, window - 1 + n) for length, n in lengths)
+                for window, nbytes in self.kv.items()
+            )
         )
 
 
