@@ -30,6 +30,9 @@ ENTRIES = {
     "run_steps": "iiiiiiiii",
     "embed": "iiiiiii",
     "sum_exp": "iifi",
+    "short_conv": "iiiiiiiiiiiii",
+    "sigmoid_gate": "iiiiiiiii",
+    "delta_net": "iiiiiiiiiiiii",
 }
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
 
@@ -138,6 +141,9 @@ class Library:
     run_steps: Callable[..., None]
     embed: Callable[..., None]
     sum_exp: Callable[..., None]
+    short_conv: Callable[..., None]
+    sigmoid_gate: Callable[..., None]
+    delta_net: Callable[..., None]
 
     def __init__(self, code: bytes) -> None:
         binding.initialize_native_target()

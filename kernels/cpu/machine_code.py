@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from kernels.cpu.library import joined, opened
 
 # Modules that one process compiles together, so that they share the functions they call; both parts take equal time.
-PARTS = (("attention", "embedding", "gemm", "heads", "jobs", "linear", "program", "sum_exp"), ("gemv",))
+PARTS = (
+    ("attention", "convolution", "delta_rule", "embedding", "gemm", "heads", "jobs", "linear", "program", "sum_exp"),
+    ("gemv",),
+)
 
 # Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
 # has the name of a standard module: every process runs it.

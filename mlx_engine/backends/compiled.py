@@ -18,6 +18,7 @@ from kernels.cpu.library import Library
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
+from mlx_engine.backends.compiled_states import CompiledStates
 from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
 from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
@@ -25,7 +26,7 @@ from mlx_engine.backends.matrices import Block, Matrix, write_norm
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
-from mlx_engine.backends.simd import SimdBackend, rope_table
+from mlx_engine.backends.simd import rope_table
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
@@ -35,7 +36,7 @@ _STORED = {
 }  # fmt: skip
 
 
-class CompiledBackend(SimdBackend):
+class CompiledBackend(CompiledStates):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
     def __init__(self, library: Library, name: str, threads: int) -> None:
@@ -50,6 +51,7 @@ class CompiledBackend(SimdBackend):
         # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
+        self._mixer_words: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
 
@@ -249,7 +251,7 @@ class CompiledBackend(SimdBackend):
             recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
         except CannotCompileError:
             return OpByOp(self, layers)
-        builders = Builders(self._block_of, self._head_block, heads_fit)
+        builders = Builders(self._block_of, self._head_block, heads_fit, self.convolution_words, self.rule_words)
         try:
             if self._overrides():
                 raise CannotCompileError("an operation that a subclass overrides")
