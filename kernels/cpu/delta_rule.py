@@ -1,9 +1,9 @@
 """The gated delta rule with its output norm and gate. A chunk is one value head, for all tokens of the pass.
 
-The state of a head is a matrix (E, P). Each token decays it, corrects it by what it gets wrong about the token's value,
-and reads it. Sums run over the E rows in order, for each of the P columns: the bits do not depend on the number of
-tokens in a pass. Columns are independent, so 64 of them are computed for a few tokens at a time: this part of the matrix
-stays in the first-level cache.
+The state of a head is a matrix (E, P). Each token decays it, corrects the value that it has for the token's key, and
+reads it. Sums run over the E rows in order, for each of the P columns: the bits do not depend on the number of tokens
+in a pass. Columns are independent, so 64 of them are computed for a few tokens at a time: this part of the matrix stays
+in the first-level cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kernels.cpu.layout import (
 )
 from kernels.cpu.memory import floats, number, words
 from kernels.cpu.norms import rms_norm
-from kernels.cpu.vectors import add, div, fma, get, largest_lane, load, load_splat, mul, put, splat, store, sub, zeros
+from kernels.cpu.vectors import div, fma, get, largest_lane, load, load_splat, mul, put, splat, store, sub, zeros
 
 # Words of a job. Rows of the gate, of beta and of the step are so many elements apart.
 X, GATE, GATE_ROW, BETA, BETA_ROW, STEP, STEP_ROW, BLOCK, STORE, RUNS, N_RUNS, OUT = range(12)

@@ -112,8 +112,8 @@ PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA = range(8)
     PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_RUNS, PASS_N_RUNS, PASS_WIDTH,
 ) = range(9)  # fmt: skip
 # Words of a layer's keys and values: the address of its store, the store's slots per head, the layer's window or 0, and
-# the address of the words of its group: the addresses of the sequences' words and of the new tokens' slots (T,). A layer
-# with a state has the addresses of the stores of its one or two arrays instead.
+# the address of the words of its group: the addresses of the sequences' words and of the new tokens' slots (T,). A
+# layer with a state has the addresses of the stores of its one or two arrays instead.
 KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, STATE_STORE, STATE_STORE_2, KV_WIDTH = range(7)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
 

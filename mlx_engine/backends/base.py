@@ -150,7 +150,7 @@ class Backend(ABC):
     @primitive
     @abstractmethod
     def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
-        """Return the causal convolution (T, C) of x within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
+        """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
 
         The state has the W - 1 inputs before the first row, (W - 1, C), and is written for the rows of each run.
         """

@@ -69,8 +69,8 @@ class CompiledStates(SimdBackend):
         store, runs = cast(np.ndarray, batch.stores.states[layer][0]), contiguous(batch.runs)
         x, out = strided_rows(x), aligned(*x.shape)
         self.run_entry(
-            self.library.short_conv, block, len(x), address(x), x.strides[0] // 4, *gates, address(store), address(runs),
-            len(runs), address(out),
+            self.library.short_conv, block, len(x), address(x), x.strides[0] // 4, *gates, address(store),
+            address(runs), len(runs), address(out),
         )  # fmt: skip
         return out
 

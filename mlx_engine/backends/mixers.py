@@ -14,7 +14,7 @@ from mlx_engine.backends.parameters import Linear, Native, RMSNorm
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A causal convolution over the tokens of a sequence, each channel for itself; weight (W, C), oldest token first."""
+    """A causal convolution over a sequence, each channel for itself; weight (W, C), oldest token first."""
 
     name: str
     weight: Native

@@ -1,9 +1,9 @@
 """States: what recurrent and convolution layers keep of a sequence, in place of keys and values.
 
-A state has a fixed size and does not grow with the sequence. It lies in a slot, which holds the state of all such layers
-after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and writes
-another slot. So a pass that fails or is rolled back has changed nothing that was committed, and sequences and a prefix
-cache share a state by reference. Slots are counted; a slot is free when nobody holds it.
+A state has a fixed size and does not grow with the sequence. It lies in a slot, which holds the state of all such
+layers after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and
+writes another slot. So a pass that fails or is rolled back has changed nothing that was committed, and sequences and a
+prefix cache share a state by reference. Slots are counted; a slot is free when nobody holds it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
 
 BYTES_PER_FLOAT = 4
-# Slots for each sequence of a pool: its committed state, those of two passes that a lazy backend may have submitted, and
-# one inside a prompt. A prefix cache uses the slots that sequences leave free.
+# Slots for each sequence of a pool: its committed state, those of two passes that a lazy backend may have submitted,
+# and one inside a prompt. A prefix cache uses the slots that sequences leave free.
 SLOTS_PER_SEQUENCE = 4
 # The state before the first token, which is all zeros. Nobody writes to it.
 ZERO = 0

@@ -66,7 +66,7 @@ def decoder_layer(
 def attend(
     be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, scale: float, want: Wanted
 ) -> Array | None:
-    """Write keys and values, and return the output of attention (R, H*E) of the wanted tokens; None if there are none."""
+    """Write keys and values, and return attention (R, H*E) of the wanted tokens; None if there are none."""
     q, k, v, *gate = be.norm_project(x, w.attn_norm, w.attention)
     if w.rope is None:
         q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)

@@ -17,7 +17,7 @@ GROUPS = {
         "ssm_alpha",
         "ssm_beta",
         "ssm_out",
-    ),  # fmt: skip
+    ),
     "ffn": ("ffn_gate", "ffn_up", "ffn_down"),
 }
 

@@ -58,7 +58,7 @@ class KVHeads:
 
 
 class FeedForward:
-    """The setting of the FFN size; in config.json, it is derived from a larger number by the rule of the first Llama."""
+    """The setting of the FFN size; config.json may have a larger number, to which the rule of the first Llama applies."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the FFN size."""

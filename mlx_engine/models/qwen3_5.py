@@ -93,9 +93,8 @@ class RotaryDim:
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number, which is even."""
-        found: int
         if naming == "gguf":
-            found = s.whole("rope.dimension_count", known.head_dim // 4)
+            found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
         else:
             nested, share = (
                 s.mapping("rope_parameters") or s.mapping("rope_scaling"),
@@ -104,7 +103,7 @@ class RotaryDim:
             found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
         if found < 2 or found % 2 or found > known.head_dim:
             raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
-        return found
+        return int(found)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
         """Return the key."""

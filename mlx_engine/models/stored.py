@@ -125,8 +125,7 @@ class Stored:
         Raises:
             ValueError: a block of the type lies in two groups.
         """
-        assert self.columns is not None
-        order, width = self.columns
+        order, width = self.columns or ((0,), shape[1])
         if width % type_.block_size:
             expected = f"columns in blocks of {type_.block_size} that do not cross groups of {width}"
             raise ValueError(f"{self.name}: expected {expected}, found {type_.name}")

@@ -25,6 +25,9 @@ HEAD = "output.weight"
 Head: TypeAlias = Literal["required", "optional", "absent"]
 
 
+AS_IT_IS = Stored("")
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of a tensor table. The key in the table is the GGUF name, where "*" stands for the layer's index.
@@ -48,7 +51,7 @@ class Row:
     times: float = 1.0
     kind: str | None = None
     gguf: str | None = None
-    stored: Stored = Stored("")
+    stored: Stored = AS_IT_IS
     in_hf: Stored | None = None
 
 

@@ -117,7 +117,10 @@ def test_a_model_file_is_found_by_what_it_says_of_itself(name: str, of: object):
 def test_a_module_that_is_no_model_file_is_no_architecture(name: str):
     with pytest.raises(UnknownArchitectureError) as caught:
         model_file(checkpoint(name))
-    assert caught.value.supported == ("gemma3", "gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+    assert caught.value.supported == (
+        *("gemma3", "gemma3_text", "gpt2", "lfm2", "llama", "mistral", "qwen2", "qwen3", "qwen35", "qwen3_5"),
+        "qwen3_5_text",
+    )
 
 
 def test_a_new_file_is_found_without_another_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

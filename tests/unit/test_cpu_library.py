@@ -15,6 +15,8 @@ pytest.importorskip("numba")
 
 from kernels.cpu import (
     attention,
+    convolution,
+    delta_rule,
     embedding,
     gemm,
     gemv,
@@ -150,7 +152,8 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: Path):
-    modules = {module.__name__ for module in (attention, embedding, gemm, gemv, heads, jobs, linear, program, sum_exp)}
+    parts = (attention, convolution, delta_rule, embedding, gemm, gemv, heads, jobs, linear, program, sum_exp)
+    modules = {module.__name__ for module in parts}
     assert {f"kernels.cpu.{name}" for part in machine_code.PARTS for name in part} == modules
     exports = {name: found for name, found in jit.EXPORTS.items() if found[0].__module__ in modules}
     assert {name for name, (_, kind) in exports.items() if kind != jit.TASK} == set(library.ENTRIES)
