@@ -1,7 +1,7 @@
 """Causal convolutions over the tokens of sequences, with gates or an activation, and sigmoid gates.
 
 Each channel is summed for itself, from the oldest input to the newest: the bits do not depend on the number of tokens
-in a pass. The inputs before the first row of a run are in its source slot; the last ones are written to its target slot.
+in a pass. The inputs before the first row of a run are in its source slot; the last ones are written to its target.
 """
 
 from __future__ import annotations

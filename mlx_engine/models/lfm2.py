@@ -58,7 +58,7 @@ class KVHeads:
 
 
 class FeedForward:
-    """The setting of the FFN size; config.json may have a larger number, to which the rule of the first Llama applies."""
+    """The setting of the FFN size; config.json may have a larger number, which the rule of the first Llama reduces."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the FFN size."""

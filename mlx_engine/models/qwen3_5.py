@@ -120,7 +120,7 @@ class ValueDim:
         inner = s.whole("ssm.inner_size")
         if inner % known.n_value_heads:
             raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
-        return inner // known.n_value_heads
+        return int(inner // known.n_value_heads)
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
         """Return no key: `Config.to_gguf` adds it."""
