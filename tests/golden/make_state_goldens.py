@@ -26,7 +26,7 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import to_q8_0
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+    "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 128,
     "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     "attn_implementation": "eager", "tie_word_embeddings": True,
 }  # fmt: skip
@@ -49,9 +49,9 @@ MODELS = {
     "qwen3_5": (
         modeling_qwen3_5.Qwen3_5ForCausalLM,
         Qwen3_5TextConfig(
-            **SIZES, num_hidden_layers=4, intermediate_size=64, head_dim=32, linear_key_head_dim=16,
+            **SIZES, num_hidden_layers=4, intermediate_size=64, head_dim=32, linear_key_head_dim=32,
             linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, rope_parameters=PARTIAL,
-        ), 4,
+        ), 1,
     ),
 }  # fmt: skip
 
