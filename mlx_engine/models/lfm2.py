@@ -15,8 +15,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.mixers import Convolution, ShortConv
 from mlx_engine.backends.parameters import Layer, LlamaLayer
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.errors import ModelError
-from mlx_engine.models.conditions import believable, n_embeddings, per_head
+from mlx_engine.models.conditions import believable, convolves, halves, n_embeddings, per_head
 from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters
@@ -84,11 +83,11 @@ class Config(Declared):
     intermediate_size: int = declared(FeedForward())
     n_heads: int = whole("attention.head_count", "num_attention_heads")
     kv_heads: tuple[int, ...] = declared(KVHeads())
-    head_dim: int = whole(("attention.key_length", per_head), ("head_dim", per_head))
+    head_dim: int = whole(("attention.key_length", per_head), ("head_dim", per_head), condition=halves)
     vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
     context_length: int = whole("context_length", ("max_position_embeddings", 128_000))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("norm_eps", 1e-5))
-    conv_width: int = whole("shortconv.l_cache", ("conv_L_cache", 3))
+    conv_width: int = whole("shortconv.l_cache", ("conv_L_cache", 3), condition=convolves)
     rope: Rotation = rotation(theta=1e6)
 
     expected = Expected(
@@ -178,8 +177,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=checkpoint.naming == "gguf" or s.flag("tie_embedding", True))
     config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
-    if config.conv_width < 2:
-        raise ModelError(f"{checkpoint.where}: expected a convolution of 2 or more tokens, found {config.conv_width}")
     return Plan(
         config, tensors(config, _table(config, checkpoint), head), ("lm_head.weight",) if head == "absent" else ()
     )

@@ -16,7 +16,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
 from mlx_engine.backends.parameters import Layer, LlamaLayer, Rope
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models.conditions import believable, divides, halves, n_embeddings
+from mlx_engine.models.conditions import believable, convolves, divides, halves, n_embeddings
 from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.parameters import Parameters
@@ -29,6 +29,8 @@ ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
 
 INTERVAL = 4
+# Far above any model.
+MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
 # Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
@@ -145,7 +147,7 @@ class Config(Declared):
     kinds: tuple[str, ...] = declared(Kinds())
     rope_theta: float = declared(RotaryBase())
     rotary_dim: int = declared(RotaryDim())
-    conv_width: int = whole("ssm.conv_kernel", ("linear_conv_kernel_dim", 4))
+    conv_width: int = whole("ssm.conv_kernel", ("linear_conv_kernel_dim", 4), condition=convolves)
     key_dim: int = whole("ssm.state_size", ("linear_key_head_dim", 128))
     n_value_heads: int = whole("ssm.time_step_rank", ("linear_num_value_heads", 32))
     n_key_heads: int = whole("ssm.group_count", ("linear_num_key_heads", 16), condition=divides("n_value_heads"))
@@ -214,6 +216,17 @@ def _delta_layer(cfg: Config, p: Parameters, i: int) -> Layer:
     return Layer(**made, mixer=mixer, attn_output=p.linear(f"{name}.ssm_out"), activation="silu")
 
 
+def _check_rows(s: Settings, cfg: Config) -> None:
+    """Check the sizes of matrices whose rows are put in another order, before the order is made: a file may be damaged.
+
+    Raises:
+        UnsupportedConfigError: a matrix has more rows than any model.
+    """
+    attention, delta = 2 * cfg.n_heads * cfg.head_dim, cfg.conv_channels
+    if max(attention, delta) > MOST_ROWS:
+        raise s.error("heads and their widths", f"matrices of at most {MOST_ROWS:,} rows", max(attention, delta))
+
+
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
@@ -223,6 +236,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     s = Settings(checkpoint.settings, where=checkpoint.where)
     if checkpoint.naming == "gguf":
         config = Config.read(s, "gguf", checkpoint.n_embeddings)
+        _check_rows(s, config)
         return Plan(config, tensors(config, table(config, checkpoint), "optional"))
     text = s.mapping("text_config") or s
     tied = text.flag("tie_word_embeddings", False)
@@ -230,6 +244,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
         tied = s.flag("tie_word_embeddings", tied)
         s.refuse_rest(AROUND_TEXT)
     config, head = Config.read(text, "hf"), HEADS[tied]
+    _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("mtp.", "model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
     return Plan(config, tensors(config, table(config, checkpoint), head), (*unused, *heads))
