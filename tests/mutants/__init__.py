@@ -13,6 +13,7 @@ from tests.mutants import (
     receipts,
     schedule,
     serve,
+    states,
     text,
     tools,
 )
@@ -20,6 +21,7 @@ from tests.mutants import (
 MUTANTS = [
     *model.MUTANTS,
     *prefix.MUTANTS,
+    *states.MUTANTS,
     *backends.MUTANTS,
     *kernels.MUTANTS,
     *products.MUTANTS,
