@@ -220,6 +220,39 @@ def test_a_prefix_that_branches_keeps_its_states():
     assert (prefixes.n_states, pool.states.n_free) == (0, pool.states.n_slots - 1)
 
 
+def held(pool: KVPool, prefixes: PrefixCache, ids: list[int]) -> KVSequence:
+    """Return a sequence of these tokens, which the cache holds too."""
+    kv = pool.sequence()
+    done = prefixes.attach(kv, ids[:-1]).length
+    kv.begin(len(ids) - done)
+    kv.commit(len(ids) - done)
+    prefixes.insert(ids, kv)
+    return kv
+
+
+def test_a_node_that_is_split_leaves_its_states_on_both_sides():
+    pool = pool_of(n_sequences=3)
+    prefixes = PrefixCache(pool)
+    for ids in ([*range(13)], [*range(12), 50]):
+        held(pool, prefixes, ids).close()
+    assert prefixes.n_nodes == 3
+    assert [prefixes.match([*range(n), 99]).length for n in (11, 12)] == [0, 12]
+    assert prefixes.match([*range(13)]).length == prefixes.match([*range(12), 50]).length == 13
+
+
+def test_states_in_use_stay_in_the_cache_when_slots_run_out():
+    pool = pool_of(n_sequences=2)
+    prefixes = PrefixCache(pool)
+    running = held(pool, prefixes, [10, *range(5)])
+    held(pool, prefixes, [20, *range(5)]).close()
+    kv = pool.sequence()
+    for _ in range(6):
+        kv.begin(1)
+    assert [prefixes.match([of, *range(4)]).length for of in (10, 20)] == [4, 0]
+    kv.roll_back(6)
+    running.close()
+
+
 def test_states_leave_when_slots_run_out():
     """First those inside a prompt, then the prefix that was used least recently."""
     pool = pool_of(n_sequences=1)
