@@ -42,6 +42,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
         "sliding_window": WINDOW, "tie_word_embeddings": True, "hidden_act": "silu",
     }),
+    "lfm2": ("hf", {
+        "num_hidden_layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "norm_eps": 1e-6,
+        "block_auto_adjust_ff_dim": False, "full_attn_idxs": [1],
+    }),
     "ministral3": ("gguf", {
         **_DECODER, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 1.0,
         "rope.scaling.original_context_length": 32, "attention.temperature_scale": 0.1,
@@ -55,9 +60,13 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("gguf", {
         **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
     }),
+    "qwen35": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
+        "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
+    }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.
-_FLOATS = ("position_embd",)
+_FLOATS = ("position_embd", "conv")
 
 
 def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
@@ -76,11 +85,11 @@ def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
 def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
-        mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        mean = 1.0 if "norm" in name and name.endswith("weight") else -0.5 if name.endswith("ssm_a") else 0.0
         return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
     *rows, k = shape
     n = math.prod(rows)
-    is_float = name.startswith(_FLOATS) or "ffn_gate_inp" in name
+    is_float = any(part in name for part in (*_FLOATS, "ffn_gate_inp")) or (len(shape) == 3 and "exps" not in name)
     if type_name == "Q4_K" and not is_float:
         return replace(random_blocks(rng, name, type_name, n, k, k**-0.5), shape=shape)
     values = (rng.standard_normal(shape) * k**-0.5).astype(np.float32)

@@ -111,9 +111,12 @@ def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: i
 # ---- a program: the steps of a model's layers ----
 
 # Words of a program: the entries and tasks that its steps call, then from STEPS on the steps, STEP_WIDTH words each.
-ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, ENTRY_EXPERTS, STEPS = range(7)
+(
+    ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, TASK_GATE, ENTRY_EXPERTS,
+    STEPS,
+) = range(8)  # fmt: skip
 # Operations of a step (OP).
-PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, EXPERTS = range(6)
+PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS = range(9)
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
@@ -121,15 +124,34 @@ PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, EXPERTS = range(6)
 # is no soft cap. STEP_SINKS is the address of sinks (H,), or 0.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
-    N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, STEP_WIDTH,
-) = range(22)  # fmt: skip
+    N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, C_AT, C_COLUMN, C_ROW, D_AT, D_COLUMN,
+    D_ROW, STEP_WIDTH,
+) = range(28)  # fmt: skip
 # Words of a forward pass: numbers of tokens, of wanted rows and of sequences, tokens per page; the addresses of the
-# tokens' positions (T,) and of the wanted rows' numbers (R,), both int64.
-PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_WIDTH = range(7)
+# tokens' positions (T,) and of the wanted rows' numbers (R,), both int64; the address of the runs of states, and their
+# number.
+(
+    PASS_TOKENS, PASS_ROWS, PASS_SEQUENCES, PASS_PAGE, PASS_POSITIONS, PASS_WANTED, PASS_RUNS, PASS_N_RUNS, PASS_WIDTH,
+) = range(9)  # fmt: skip
 # Words of a layer's keys and values: the address of its store, the store's slots per head, the layer's window or 0, and
-# the address of the words of its group: the addresses of the sequences' words and of the new tokens' slots (T,).
-KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, KV_WIDTH = range(5)
+# the address of the words of its group: the addresses of the sequences' words and of the new tokens' slots (T,). A
+# layer with a state has the addresses of the stores of its one or two arrays instead.
+KV_STORE, KV_SLOTS, KV_WINDOW, KV_GROUP, STATE_STORE, STATE_STORE_2, KV_WIDTH = range(7)
 GROUP_SEQUENCES, GROUP_SLOTS, GROUP_WIDTH = range(3)
+
+# ---- states ----
+
+# Words of a convolution: the task, the address of its weights (taps, C), the numbers of taps and channels, and whether
+# SiLU is applied to its output.
+CONV_TASK, CONV_WEIGHT, CONV_TAPS, CONV_CHANNELS, CONV_SILU, CONV_WIDTH = range(6)
+# Words of a delta rule: the task, the addresses of rates and biases of the time step, the number of key heads and their
+# width, the same of value heads, and the norm of the output.
+(
+    DELTA_TASK, DELTA_RATE, DELTA_BIAS, DELTA_KEYS, DELTA_KEY_DIM, DELTA_VALUES, DELTA_VALUE_DIM, DELTA_NORM, DELTA_EPS,
+    DELTA_WIDTH,
+) = range(10)  # fmt: skip
+# Words of a run: its first row and number of rows, and the slots of the states before and after them.
+RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_WIDTH = range(5)
 
 # ---- attention ----
 

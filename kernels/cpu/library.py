@@ -24,7 +24,7 @@ from kernels.folder import cache_folder
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
     "products": ("embedding", "gemm", "gemv", "linear"),
-    "steps": ("attention", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
+    "steps": ("attention", "convolution", "delta_rule", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
 }
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
@@ -44,6 +44,9 @@ ENTRIES = {
     "embed": "iiiiii",
     "sum_exp": "iifi",
     "soft_cap": "iifi",
+    "short_conv": "iiiiiiiiiiiii",
+    "sigmoid_gate": "iiiiiiiii",
+    "delta_net": "iiiiiiiiiiiii",
 }
 _AFFINE = re.compile(r"affine([234568])_g(32|64|128)_(f16|bf16|f32)")
 _TYPES: dict[str, Any] = {"i": ctypes.c_int64, "f": ctypes.c_double}
@@ -200,6 +203,9 @@ class Library(Code):
     embed: Callable[..., None]
     sum_exp: Callable[..., None]
     soft_cap: Callable[..., None]
+    short_conv: Callable[..., None]
+    sigmoid_gate: Callable[..., None]
+    delta_net: Callable[..., None]
 
     def __init__(self, objects: Iterable[bytes]) -> None:
         super().__init__(objects)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernels.cpu.convolution import convolve_to, gate_to
+from kernels.cpu.delta_rule import delta_to
 from kernels.cpu.heads import norm_rope_to, put_pair
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
@@ -17,13 +19,20 @@ from kernels.cpu.layout import (
     ATTENTION,
     B_AT,
     B_ROW,
+    C_AT,
+    C_ROW,
+    CONVOLVE,
     COPY,
     COS,
+    D_AT,
+    D_ROW,
+    DELTA,
     ENTRY_ATTEND,
     ENTRY_EXPERTS,
     ENTRY_PROJECT,
     EXPERTS,
     FROM_ALL,
+    GATE,
     GROUP_SEQUENCES,
     GROUP_SLOTS,
     HEADS,
@@ -39,9 +48,11 @@ from kernels.cpu.layout import (
     OP,
     OUT,
     OUT_2,
+    PASS_N_RUNS,
     PASS_PAGE,
     PASS_POSITIONS,
     PASS_ROWS,
+    PASS_RUNS,
     PASS_SEQUENCES,
     PASS_TOKENS,
     PASS_WANTED,
@@ -50,6 +61,8 @@ from kernels.cpu.layout import (
     SEQ_NEW,
     SEQ_WANTED,
     SIN,
+    STATE_STORE,
+    STATE_STORE_2,
     STEP_BLOCK,
     STEP_SCALE,
     STEP_SINKS,
@@ -58,6 +71,7 @@ from kernels.cpu.layout import (
     STEPS,
     TASK_ATTEND_DECODE,
     TASK_ATTEND_PREFILL,
+    TASK_GATE,
     TASK_PUT_SPAN,
     WANTED,
 )
@@ -128,6 +142,19 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
         invoke(entries[ENTRY_ATTEND], arguments)
     elif step[OP] == COPY:
         _copy(a, step[A_ROW], words(of[PASS_WANTED]), n_rows, step[ROW_WIDTH], out, step[FROM_ALL] != 0)
+    elif step[OP] == GATE:
+        gate_to(address, entries[TASK_GATE], n_rows, step[ROW_WIDTH], a, step[A_ROW], b, step[B_ROW], out)
+    elif step[OP] == CONVOLVE:
+        c = _at(room, n_tokens, step, C_AT)
+        convolve_to(
+            address, step[STEP_BLOCK], n_rows, a, step[A_ROW], b, step[B_ROW], c, step[C_ROW],
+            kv[STATE_STORE], of[PASS_RUNS], of[PASS_N_RUNS], out,
+        )  # fmt: skip
+    elif step[OP] == DELTA:
+        delta_to(
+            address, step[STEP_BLOCK], a, b, step[B_ROW], _at(room, n_tokens, step, C_AT), step[C_ROW],
+            _at(room, n_tokens, step, D_AT), step[D_ROW], kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
+        )  # fmt: skip
 
 
 @entry

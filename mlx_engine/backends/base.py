@@ -24,8 +24,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from kernels.cpu.sum_exp_numpy import sum_exp
-from mlx_engine.backends.batch import Batch, KVView
+from mlx_engine.backends.batch import Batch, KVView, StateView
 from mlx_engine.backends.experts import ExpertLinear, Experts, Routing
+from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
 from mlx_engine.backends.parameters import (
     Activation,
     Array,
@@ -169,6 +170,30 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
+    def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
+        """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
+
+        The state has the W - 1 inputs before the first row, (W - 1, C), and is written for the rows of each run.
+        """
+
+    @primitive
+    @abstractmethod
+    def delta_rule(self, x: Array, beta: Array, step: Array, rule: DeltaRule, state: StateView) -> Array:
+        """Return the gated delta rule (T, H, P), token by token within each sequence.
+
+        A row of x has queries (G, E), keys (G, E) and values (H, P); beta and step are (T, H). With q and k scaled to
+        length 1 (`x / sqrt(sum(x**2) + 1e-6)`), each value head with its state M (E, P) computes
+        `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and the result
+        `q @ M / sqrt(E)`. The state (H, E, P) is written for the rows of each run.
+        """
+
+    @primitive
+    @abstractmethod
+    def sigmoid(self, x: Array) -> Array:
+        """Return `1 / (1 + exp(-x))`, without overflow for any x."""
+
+    @primitive
+    @abstractmethod
     def silu(self, x: Array) -> Array:
         """Return `x / (1 + exp(-x))`, without overflow for any x."""
 
@@ -283,6 +308,16 @@ class Backend(ABC):
             layers[layer] = store
         return KVView(store, batch.stores.page, group.spans, group.window)
 
+    # ---- states: the cache assigns slots to sequences, see `cache/states.py` ----
+
+    @abstractmethod
+    def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Array:
+        """Return a store of `n_slots` arrays of this shape, all zeros."""
+
+    @abstractmethod
+    def state_nbytes(self, store: Array) -> int:
+        """Return the bytes that a store of states occupies."""
+
     # ---- blocks ----
 
     # Called with the name and array of each intermediate value; `taps.py` sets it.
@@ -353,6 +388,25 @@ class Backend(ABC):
         inner = self.multiply(gated, self.note(up.name, self.expert_linear(h, up, ids)))
         y = self.note(down.name, self.expert_linear(inner, down, ids))
         return self.add(x, self.note(experts.name, self.combine(y, weights)))
+
+    @block
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
+        """Return `x * sigmoid(gate)`, (T, N)."""
+        return self.multiply(x, self.sigmoid(gate))
+
+    @block
+    def short_conv(self, batch: Batch, layer: int, b: Array, c: Array, x: Array, conv: Convolution) -> Array:
+        """Return `c * convolution(b * x)`, (T, C), and write the layer's state."""
+        return self.multiply(c, self.convolve(self.multiply(b, x), conv, batch.state(layer, 0)))
+
+    @block
+    def delta_net(
+        self, batch: Batch, layer: int, x: Array, gate: Array, beta: Array, step: Array, net: DeltaNet
+    ) -> Array:
+        """Return the normed and gated delta rule (T, H*P) of the convolved x, and write the layer's state."""
+        mixed = self.silu(self.convolve(x, net.conv, batch.state(layer, 0)))
+        y = self.delta_rule(mixed, beta, step, net.rule, batch.state(layer, 1))
+        return self.multiply(self.merge(self.norm(y, net.norm)), self.silu(gate))
 
     @block
     def norm_head(self, x: Array, norm: Norm, head: Linear) -> Array:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -74,6 +74,20 @@ class KVView(NamedTuple):
         return 0 if self.window is None else max(0, span.length - n_queries + 1 - self.window)
 
 
+class StateView(NamedTuple):
+    """One array of a layer's state, for the operations that read and write it.
+
+    Attributes:
+        store: the layer's states of all sequences, by slot. The operation writes to it in place.
+        runs: (n, 4) int64: first row, number of rows, source slot and target slot. Each run reads the state in its
+            source and writes the state after its rows to its target, which is another slot. The runs of a sequence are
+            in order, and each reads what the one before has written.
+    """
+
+    store: Native
+    runs: np.ndarray
+
+
 class KVGroup(NamedTuple):
     """The layers with the same attention window. They share page tables and slots.
 
@@ -90,19 +104,26 @@ class KVGroup(NamedTuple):
 
 @dataclass(eq=False)
 class Stores:
-    """The KV stores of all layers.
+    """The KV stores and states of all layers.
 
     Attributes:
-        layers: one KV store per layer.
-        group_of: the index of each layer's `KVGroup`.
+        layers: one KV store per layer; None for a layer that has a state instead.
+        group_of: the index of each layer's `KVGroup`; -1 for a layer that has a state.
         page: tokens per page.
         are_kept: whether later passes read the keys and values that this pass writes. If not, layers may share memory.
+        states: the stores of each layer's state; empty for a layer of attention.
     """
 
-    layers: list[Array]
+    layers: list[Any]
     group_of: Sequence[int]
     page: int
     are_kept: bool
+    states: Sequence[tuple[Array, ...]] = ()
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The stores of all layers, for a lazy backend to wait for."""
+        return [*(store for store in self.layers if store is not None), *(s for of in self.states for s in of)]
 
 
 @dataclass(eq=False)
@@ -117,6 +138,7 @@ class Batch:
         kv: (B,) the KV cache of each sequence.
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
+        runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
     """
 
     ids: Sequence[Token]
@@ -126,6 +148,7 @@ class Batch:
     kv: tuple[KV, ...]
     stores: Stores
     groups: tuple[KVGroup, ...]
+    runs: np.ndarray = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -143,6 +166,10 @@ class Batch:
     def group(self, layer: int) -> KVGroup:
         """Return the group of a layer."""
         return self.groups[self.stores.group_of[layer]]
+
+    def state(self, layer: int, part: int) -> StateView:
+        """Return one array of a layer's state."""
+        return StateView(self.stores.states[layer][part], self.runs)
 
     def commit(self) -> None:
         """Commit the new tokens of every sequence, after the pass has run or, on a lazy backend, been submitted."""

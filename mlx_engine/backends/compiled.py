@@ -19,6 +19,7 @@ from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
 from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
+from mlx_engine.backends.compiled_states import CompiledStates
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
 from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
@@ -28,7 +29,7 @@ from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_mat
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
-from mlx_engine.backends.simd import SimdBackend, rope_table
+from mlx_engine.backends.simd import rope_table
 from mlx_engine.quant.weight import Weight
 
 _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
@@ -36,7 +37,7 @@ _KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
 _EXPANDED = "float32"
 
 
-class CompiledBackend(SimdBackend):
+class CompiledBackend(CompiledStates):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
     def __init__(self, library: Library, name: str, threads: int) -> None:
@@ -55,6 +56,7 @@ class CompiledBackend(SimdBackend):
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._mixtures: dict[tuple[Norm, Experts], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
+        self._mixer_words: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
         self.scratch = np.empty(0, dtype=np.float32)
 
@@ -306,7 +308,9 @@ class CompiledBackend(SimdBackend):
             recordings = {want: record(layers, want=want) for want in get_args(Wanted)}
         except CannotCompileError:
             return OpByOp(self, layers)
-        builders = Builders(self._block_of, self._head_block, heads_fit, self._experts_of)
+        builders = Builders(
+            self._block_of, self._head_block, heads_fit, self._experts_of, self.convolution_words, self.rule_words
+        )
         try:
             if self._overrides():
                 raise CannotCompileError("an operation that a subclass overrides")

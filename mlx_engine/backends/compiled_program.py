@@ -38,7 +38,7 @@ class _Steps:
     def __init__(self, backend: CompiledBackend, lowered: Lowered) -> None:
         self._backend, self._of, self._positions = backend, lowered, 0
         library = backend.library
-        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "run_experts")
+        called = ("project", "attend", "attend_decode", "attend_prefill", "put_span", "gate_span", "run_experts")
         self._words = np.zeros(layout.STEPS + lowered.words.size, dtype=np.int64)
         self._words[: layout.STEPS] = [library.address(name) for name in called]
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
@@ -60,13 +60,17 @@ class _Steps:
         self._positions = min((len(cos) for cos, _ in tables), default=sys.maxsize)
 
     def _bind_stores(self, batch: Batch) -> None:
-        """Write the addresses of each layer's KV store and page group."""
+        """Write the addresses of each layer's KV store and page group, or of its state."""
         stores = batch.stores
-        layers = cast(list[np.ndarray], stores.layers)
-        found = [store.shape[1::2] for store in layers]
+        layers = cast(list[np.ndarray | None], stores.layers)
+        found = [None if store is None else store.shape[1::2] for store in layers]
         if found != self._of.kv:
             raise ValueError(f"expected KV stores of (KV heads, head dim) {self._of.kv} by layer, found {found}")
         for layer, (words, store) in enumerate(zip(self._layers, layers, strict=True)):
+            if store is None:
+                of_layer = cast(tuple[np.ndarray, ...], stores.states[layer])
+                words[layout.STATE_STORE : layout.STATE_STORE + len(of_layer)] = [address(state) for state in of_layer]
+                continue
             words[layout.KV_STORE], words[layout.KV_SLOTS] = address(store), store.shape[2]
             words[layout.KV_WINDOW] = batch.group(layer).window or 0
             words[layout.KV_GROUP] = address(self._groups[stores.group_of[layer]])
@@ -84,7 +88,8 @@ class _Steps:
         for words, of_group, group in zip(self._groups, sequences, batch.groups, strict=False):
             words[:] = address(of_group), address(group.slots)
         forward_pass = _pass_words(batch)
-        parts = max(parts_of(batch.groups[0].spans, counts) for counts in (batch.lengths, batch.wanted))
+        spans = batch.groups[0].spans if batch.groups else ()
+        parts = max(parts_of(spans, counts) for counts in (batch.lengths, batch.wanted)) if spans else 0
         work = max(min(n, layout.PANEL_TOKENS) * layout.whole_vectors(of.inputs), n * layout.whole_vectors(of.normed))
         work = max(work, *(block.floats(n) for block in of.experts)) if of.experts else work
         scratch = be.scratch_address(n * of.floats + work + parts * of.parts)
@@ -109,6 +114,7 @@ def _pass_words(batch: Batch) -> np.ndarray:
     positions = address(words) + words.itemsize * layout.PASS_WIDTH
     words[: layout.PASS_WIDTH] = (
         n, n_rows, len(batch.lengths), batch.stores.page, positions, positions + words.itemsize * n,
+        address(batch.runs) if len(batch.runs) else 0, len(batch.runs),
     )  # fmt: skip
     words[layout.PASS_WIDTH : layout.PASS_WIDTH + n] = batch.positions
     words[layout.PASS_WIDTH + n :] = batch.rows

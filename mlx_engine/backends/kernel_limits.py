@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.cpu import layout
+from mlx_engine.backends.mixers import Convolution, DeltaRule
 from mlx_engine.backends.parameters import Linear, Norm
 
 
@@ -14,6 +15,16 @@ def norm_fits(norm: Norm | None) -> bool:
 def gate_fits(gate: Linear, up: Linear) -> bool:
     """Return whether the kernels can fuse gate and up: the fused kernel adds no biases."""
     return gate.bias is None and up.bias is None
+
+
+def convolution_fits(conv: Convolution) -> bool:
+    """Return whether the kernels support this number of channels."""
+    return int(conv.weight.shape[1]) % layout.LANES == 0
+
+
+def rule_fits(rule: DeltaRule) -> bool:
+    """Return whether the kernels support the head dims of a delta rule."""
+    return rule.key_dim % layout.LANES == 0 and rule.value_dim % layout.LANES == 0 and rule.key_dim <= layout.STRETCH
 
 
 def heads_fit(group: int, width: int) -> bool:

@@ -17,7 +17,9 @@ from kernels.cpu import layout
 from mlx_engine.backends.buffers import Buffer, Place, allocate
 from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
 from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.kernel_limits import convolution_fits, rule_fits
 from mlx_engine.backends.matrices import Block, sinks_address
+from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import Activation, HeadNorms, LayerNorm, Linear, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused
 from mlx_engine.backends.recording import BatchValue, CannotCompileError, Recording, Value
@@ -25,12 +27,14 @@ from mlx_engine.backends.recording import BatchValue, CannotCompileError, Record
 
 @dataclass
 class Builders:
-    """The backend's functions for making kernel parameters: blocks of matrices, and query and key heads."""
+    """The backend's functions for making kernel parameters: blocks of matrices, heads, convolutions, delta rules."""
 
     block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
     heads: Callable[[int, int, int, HeadNorms], int]
     attends: Callable[[int, int], bool]
     experts: Callable[[Norm, Experts], ExpertBlock]
+    convolution: Callable[[Convolution, bool], int]
+    rule: Callable[[DeltaNet], int]
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Lowered:
         normed: K of the widest product whose input is normed or padded: so many floats for each token of the pass.
         experts: the mixtures of experts.
         parts: floats per token and block of keys for the partial results of attention.
-        kv: the number of KV heads and the head dim, by layer.
+        kv: the number of KV heads and the head dim, by layer; None for a layer with a state.
         ropes: rotary embeddings, by the index of the step that uses them.
         fused: how many products were fused.
         kept: objects that must stay alive, because `words` only has their addresses.
@@ -60,7 +64,7 @@ class Lowered:
     normed: int
     experts: list[ExpertBlock]
     parts: int
-    kv: list[tuple[int, int]]
+    kv: list[tuple[int, int] | None]
     ropes: dict[int, Rope]
     fused: Fused
     kept: list[object]
@@ -74,8 +78,8 @@ class _Lowering:
     # KV view -> (layer, number of KV heads).
     views: dict[Value, tuple[int, int]] = field(default_factory=dict)
     steps: list[dict[int, Any]] = field(default_factory=list)
-    # Layer -> (number of KV heads, head dim).
-    kv: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Layer -> (number of KV heads, head dim), or None for a state.
+    kv: dict[int, tuple[int, int] | None] = field(default_factory=dict)
     ropes: dict[int, Rope] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
     experts: list[ExpertBlock] = field(default_factory=list)
@@ -93,12 +97,13 @@ class _Lowering:
 
     def emit(self, op: int, is_wanted: bool, **words: Any) -> dict[int, Any]:
         step = {layout.OP: op, layout.WANTED: int(is_wanted), layout.A_AT: None, layout.B_AT: None}
+        step |= {layout.C_AT: None, layout.D_AT: None}
         step |= {getattr(layout, name): value for name, value in words.items()}
         self.steps.append(step)
         return step
 
     def read(self, step: dict[int, Any], first: int, place: Place) -> None:
-        """Set an input of a step; `first` is A_AT or B_AT."""
+        """Set an input of a step; `first` is A_AT, B_AT, C_AT or D_AT."""
         step[first], step[first + 1], step[first + 2] = place.buffer, place.column, place.buffer.width
 
     def new(self, width: int, is_wanted: bool, head_dim: int = 0) -> Place:
@@ -252,6 +257,54 @@ class _Lowering:
         self.parts = max(self.parts, n_heads * (head_dim + layout.LANES))
         return (out,)
 
+    def sigmoid_gate(self, x: Value, gate: Value) -> tuple[Place, ...]:
+        a, b = self.place(x), self.place(gate)
+        if (a.width, a.is_wanted) != (b.width, b.is_wanted) or a.width % layout.LANES:
+            raise CannotCompileError("a gate of another shape, or of a width that the kernel does not support")
+        out = self.new(a.width, a.is_wanted)
+        step = self.emit(layout.GATE, a.is_wanted, OUT=out.buffer, ROW_WIDTH=a.width)
+        self.read(step, layout.A_AT, a)
+        self.read(step, layout.B_AT, b)
+        return (out,)
+
+    def short_conv(
+        self, batch: object, layer: int, b: Value, c: Value, x: Value, conv: Convolution
+    ) -> tuple[Place, ...]:
+        self.begin_state(batch, layer, conv)
+        return (self.convolve(layer, x, conv, self.builders.convolution(conv, False), (b, c)),)
+
+    def delta_net(
+        self, batch: object, layer: int, x: Value, gate: Value, beta: Value, step: Value, net: DeltaNet
+    ) -> tuple[Place, ...]:
+        self.begin_state(batch, layer, net.conv)
+        if not rule_fits(net.rule):
+            raise CannotCompileError("head dims of a delta rule that the kernel does not support")
+        mixed = self.convolve(layer, x, net.conv, self.builders.convolution(net.conv, True), ())
+        inputs = (mixed, self.place(gate), self.place(beta), self.place(step))
+        out = self.new(inputs[1].width, is_wanted=False)
+        emitted = self.emit(layout.DELTA, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=self.builders.rule(net))
+        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT, layout.D_AT), inputs, strict=True):
+            self.read(emitted, first, place)
+        self.kept.append(net)
+        return (out,)
+
+    def begin_state(self, batch: object, layer: int, conv: Convolution) -> None:
+        """Note that a layer has a state, or raise CannotCompileError if the kernels do not support its convolution."""
+        if batch is not self.batch or layer in self.kv or not convolution_fits(conv):
+            raise CannotCompileError("a batch other than the pass's own, two states in one layer, or odd channels")
+        self.kv[layer] = None
+
+    def convolve(self, layer: int, x: Value, conv: Convolution, block: int, gates: tuple[Value, ...]) -> Place:
+        places = [self.place(value) for value in (x, *gates)]
+        if any(place.is_wanted or place.width != conv.weight.shape[1] for place in places):
+            raise CannotCompileError("a convolution of the wanted tokens only, or of another width")
+        out = self.new(places[0].width, is_wanted=False)
+        step = self.emit(layout.CONVOLVE, False, OUT=out.buffer, LAYER=layer, STEP_BLOCK=block)
+        for first, place in zip((layout.A_AT, layout.B_AT, layout.C_AT), places, strict=False):
+            self.read(step, first, place)
+        self.kept.append(conv)
+        return out
+
 
 def lower(recording: Recording, builders: Builders) -> Lowered:
     """Return the recorded layers as the steps of a program.
@@ -293,7 +346,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
 # The operations that have a step; `_Lowering` has a method of the same name for each.
 LOWERED = (
     *("norm_project", "linear", "project_norm", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads"),
-    *("merge", "take", "head_norm_rope", "attention", "norm_experts_add"),
+    *("merge", "take", "head_norm_rope", "attention", "norm_experts_add", "sigmoid_gate", "short_conv", "delta_net"),
 )
 
 

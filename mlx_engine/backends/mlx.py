@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_engine.backends import mlx_device, mlx_experts, mlx_sampling
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.experts import ExpertLinear, Routing
+from mlx_engine.backends.mlx_states import MlxStates
 from mlx_engine.backends.mlx_weights import BlockMatrix, group_matrix, reinterpret
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
@@ -28,7 +28,7 @@ from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 
-class MlxBackend(Backend):
+class MlxBackend(MlxStates):
     """Lazy float32 `mx.array`s. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head.
 
     All work goes to one stream that several threads may use, one at a time: a graph that was built in one thread can

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from mlx_engine.backends.experts import Experts
+    from mlx_engine.backends.mixers import Mixer
 
 # A backend's own type: nested Python lists, np.ndarray or mx.array. The implementations of operations have this type in
 # place of `Array`, and so do parameters and KV views, which only backends read.
@@ -91,22 +92,27 @@ class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
 
     Attributes:
+        mixer: what the layer has in place of attention; None for attention, which has attn_q, attn_k and attn_v.
+        attn_gate: a projection whose sigmoid is multiplied with the output of attention.
         norms_rows: whether attn_q_norm and attn_k_norm norm whole projections (H*E and G*E values), not single heads.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
-        scores: the scale of the attention scores, their soft cap and sinks.
+        scores: the scale of the attention scores, their soft cap and sinks; None if the layer has a mixer.
+        attn_output: the projection of the output of attention or of the mixer.
         experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`).
     """
 
     attn_norm: Norm | None = None
-    attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
+    mixer: Mixer | None = None
+    attn_q: Linear | None = None
+    attn_k: Linear | None = None
+    attn_v: Linear | None = None
+    attn_gate: Linear | None = None
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
     norms_rows: bool = False
     rope: Rope | None = None
     window: int | None = None
-    scores: Scores
+    scores: Scores | None = None
     attn_output: Linear
     post_attention_norm: Norm | None = None
     ffn_norm: Norm | None = None
@@ -118,14 +124,25 @@ class Layer:
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
+        given = [linear is not None for linear in (self.attn_q, self.attn_k, self.attn_v)]
+        if any(given) == (self.mixer is not None) or len(set(given)) > 1:
+            raise ValueError(f"{self.attn_output.name}: expected either a mixer, or projections to q, k and v")
         if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
-            raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
+            raise ValueError(f"{self.attn_output.name}: expected norms of both queries and keys, and a rope after them")
+        if (self.scores is None) != (self.mixer is not None):
+            raise ValueError(f"{self.attn_output.name}: expected scores of attention, or a mixer")
         if self.experts is not None and self.ffn_norm is None:
-            raise ValueError(f"{self.attn_q.name}: expected a norm before the experts")
+            raise ValueError(f"{self.attn_output.name}: expected a norm before the experts")
         if {self.ffn_up is None, self.ffn_down is None} != {self.experts is not None}:
-            raise ValueError(f"{self.attn_q.name}: expected ffn_up and ffn_down, or experts in place of both")
+            raise ValueError(f"{self.attn_output.name}: expected ffn_up and ffn_down, or experts in place of both")
         if self.norms_rows and (self.attn_norm or not self.attn_q_norm):
-            raise ValueError(f"{self.attn_q.name}: expected norms of whole projections, and no norm before them")
+            raise ValueError(f"{self.attn_output.name}: expected norms of whole projections, and no norm before them")
+
+    @property
+    def attention(self) -> list[Linear]:
+        """Return the projections to q, k, v and, if there is one, to the gate; [] if the layer has a mixer."""
+        found = (self.attn_q, self.attn_k, self.attn_v, self.attn_gate)
+        return [linear for linear in found if linear is not None]
 
     @property
     def head_norms(self) -> HeadNorms:
@@ -137,7 +154,7 @@ class Layer:
     def up_down(self) -> tuple[Linear, Linear]:
         """Return the up and down projections of a dense FFN."""
         if self.ffn_up is None or self.ffn_down is None:
-            raise ValueError(f"{self.attn_q.name}: expected a dense FFN, found a mixture of experts")
+            raise ValueError(f"{self.attn_output.name}: expected a dense FFN, found a mixture of experts")
         return self.ffn_up, self.ffn_down
 
 

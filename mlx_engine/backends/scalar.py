@@ -15,15 +15,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
+from mlx_engine.backends.scalar_states import ScalarStates, sigmoid
 from mlx_engine.quant.weight import Weight
 
 
-class ScalarBackend(Backend):
+class ScalarBackend(ScalarStates):
     """Arrays are nested lists of Python floats. A KV store is a pair of lists: keys and values, by slot."""
 
     name = "scalar"
@@ -79,7 +79,7 @@ class ScalarBackend(Backend):
         return out
 
     def silu(self, x: Native) -> Native:
-        return [[v * _sigmoid(v) for v in row] for row in x]
+        return [[v * sigmoid(v) for v in row] for row in x]
 
     def gelu(self, x: Native) -> Native:
         c = math.sqrt(2 / math.pi)
@@ -211,14 +211,6 @@ def _weights(logits: list[float], chosen: list[int], routing: Routing) -> list[f
     p = [math.exp(v - top) for v in logits]
     total = sum(p[e] for e in chosen) if routing.normalize else sum(p)
     return [p[e] / total for e in chosen]
-
-
-def _sigmoid(v: float) -> float:
-    # exp of a large positive number overflows; exp of a large negative number is 0.
-    if v >= 0:
-        return 1 / (1 + math.exp(-v))
-    e = math.exp(v)
-    return e / (1 + e)
 
 
 def _adjusted(row: list[float], draw: Draw) -> list[float]:

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends import sampling as definition
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.simd_states import SimdStates
 from mlx_engine.quant.weight import Weight
 
 
-class SimdBackend(Backend):
+class SimdBackend(SimdStates):
     """NumPy on one thread. A KV store is one array (2, G, slots, E): keys, then values, contiguous per head."""
 
     name = "simd"

@@ -83,13 +83,15 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
         return counts[name] * held(conversion.type_of(name, tensors[name].shape, stored)[0])
 
     cfg: Any = plan.config
+    # Layers with a state attend to no earlier tokens.
+    n_attending = sum(kind == "full_attention" for kind in getattr(cfg, "kinds", ())) or cfg.n_layers
     windows: list[int] = [window for window in cfg.windows if window is not None]
     return Sizes(
         layers=round(sum(used.values())),
         head=counts[head],
         nbytes=sum(bytes_of(name) for name in [*layers, head] if not _is_expert(name)),
-        cached=cfg.n_layers * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
-        scored=cfg.n_layers * 2 * cfg.n_heads * cfg.head_dim,
+        cached=n_attending * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
+        scored=n_attending * 2 * cfg.n_heads * cfg.head_dim,
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,
         behind=round(sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))),

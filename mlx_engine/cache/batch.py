@@ -74,4 +74,17 @@ def _batch(parts: Sequence[New], lengths: tuple[int, ...], wanted: tuple[int, ..
         kv=sequences,
         stores=pool.stores,
         groups=groups,
+        runs=_runs(parts, lengths),
     )
+
+
+def _runs(parts: Sequence[New], lengths: Sequence[int]) -> np.ndarray:
+    """Return the rows and slots of states (n, 4): see `StateView`."""
+    runs, row = [], 0
+    for part, n in zip(parts, lengths, strict=True):
+        at = row
+        for n_rows, source, target in part.kv.state.runs:
+            runs.append((at, n_rows, source, target))
+            at += n_rows
+        row += n
+    return np.array(runs, dtype=np.int64).reshape(-1, 4)

@@ -1,5 +1,7 @@
 """The KV pool: the memory of all keys and values, as a fixed number of pages that sequences take and give back.
 
+Layers with a state in place of keys and values have no pages: their slots are in `states.py`.
+
 Layers with the same attention window form a group, and each group has its own pages. A page is `page` consecutive
 slots, one per token, in the KV store of every layer of the group. Keys and values are written once and never moved.
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,13 +20,13 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache.sequence import KVSequence
+from mlx_engine.cache.states import BYTES_PER_FLOAT, StateLayer, StatePool
 
 # Default number of tokens per page.
 PAGE = 64
 # Default for the largest number of new tokens of a sequence in one forward pass. For each sequence, a group with a
 # window needs pages for the window and for these tokens.
 LONGEST_PASS = 512
-BYTES_PER_FLOAT = 4
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,16 @@ class KVLayer:
         return 2 * self.n_kv_heads * self.head_dim * BYTES_PER_FLOAT
 
 
+# What a layer keeps of a sequence.
+CacheLayer: TypeAlias = KVLayer | StateLayer
+
+
 class KVPool:
     """Pages for up to `n_sequences` sequences with `n_tokens` tokens in total.
 
     Attributes:
-        stores: the KV stores of all layers, for forward passes.
+        stores: the KV stores and states of all layers, for forward passes.
+        states: the slots of states; it has none if every layer has keys and values.
         windows: the window of each group of layers.
         page: tokens per page.
         n_tokens: tokens that fit into the pool.
@@ -58,7 +66,7 @@ class KVPool:
     def __init__(
         self,
         backend: Backend,
-        layers: Sequence[KVLayer],
+        layers: Sequence[CacheLayer],
         n_tokens: int,
         *,
         n_sequences: int = 1,
@@ -70,7 +78,7 @@ class KVPool:
 
         Args:
             backend: allocates the KV stores.
-            layers: the shape of each layer's KV cache.
+            layers: what each layer keeps: keys and values, or a state.
             n_tokens: tokens of all sequences in total.
             n_sequences: the largest number of sequences at the same time. A prefix cache keeps about as many
                 prefixes usable in layers with a window as this number exceeds the running sequences.
@@ -85,19 +93,22 @@ class KVPool:
                 f"{n_tokens}, {n_sequences}, {page} and {longest_pass}"
             )
         self._backend, self.n_tokens, self.page, self.longest_pass = backend, n_tokens, page, longest_pass
-        self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in layers))
+        with_kv = kv_layers(layers)
+        self.windows: tuple[int | None, ...] = tuple(dict.fromkeys(layer.window for layer in with_kv))
         pages = [pages_for(window, n_tokens, n_sequences, page, longest_pass) for window in self.windows]
-        group_of = [self.windows.index(layer.window) for layer in layers]
+        group_of = [self.windows.index(layer.window) if isinstance(layer, KVLayer) else -1 for layer in layers]
         shared: dict[KVLayer, Array] = {}
-        stores = []
+        stores: list[Array | None] = []
         for layer, group in zip(layers, group_of, strict=True):
-            if kept or layer not in shared:
+            if isinstance(layer, KVLayer) and (kept or layer not in shared):
                 shared[layer] = backend.kv_empty(layer.n_kv_heads, layer.head_dim, pages[group] * page)
-            stores.append(shared[layer])
-        self.stores = Stores(stores, group_of, page, kept)
+            stores.append(shared[layer] if isinstance(layer, KVLayer) else None)
+        with_state = [layer if isinstance(layer, StateLayer) else None for layer in layers]
+        self.states = StatePool(backend, with_state, n_sequences, kept=kept)
+        self.stores = Stores(stores, group_of, page, kept, self.states.stores)
         self.n_pages = tuple(pages)
         self.page_nbytes = tuple(
-            page * sum(layer.token_nbytes for layer in layers if layer.window == window) for window in self.windows
+            page * sum(layer.token_nbytes for layer in with_kv if layer.window == window) for window in self.windows
         )
         self.reclaim: Callable[[int, int], object] | None = None
         # For each group, a stack of free pages, each given by its first slot, and the references to each page.
@@ -111,14 +122,14 @@ class KVPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages, free or in use."""
-        layers = self.stores.layers if self.stores.are_kept else list({id(s): s for s in self.stores.layers}.values())
-        return sum(self._backend.kv_nbytes(store) for store in layers)
+        """Bytes of all pages and of all slots of states, free or in use."""
+        different = {id(store): store for store in self.stores.layers if store is not None}.values()
+        return sum(self._backend.kv_nbytes(store) for store in different) + self.states.nbytes
 
     @property
     def free_tokens(self) -> int:
         """The number of tokens for which every group has free pages."""
-        return min(self._n_free) * self.page
+        return min(self._n_free) * self.page if self._n_free else self.n_tokens
 
     def free_pages(self, group: int) -> int:
         """Return the number of free pages of a group."""
@@ -181,6 +192,11 @@ class KVPool:
         for i, of in enumerate(self.stores.group_of):
             if of == group:
                 layers[i] = self._backend.kv_copy(layers[i], source, target, n)
+
+
+def kv_layers(layers: Sequence[CacheLayer]) -> list[KVLayer]:
+    """Return the layers that have keys and values."""
+    return [layer for layer in layers if isinstance(layer, KVLayer)]
 
 
 def pages_for(window: int | None, n_tokens: int, n_sequences: int, page: int, longest_pass: int) -> int:

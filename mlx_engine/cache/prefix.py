@@ -8,6 +8,11 @@ the pool has too few free pages or the cache exceeds its bound. Use is counted b
 
 In layers with a window a sequence gives back the pages that have left the window. So a prefix can be reused only where
 the pages before its end are still held: insert a prompt after each chunk to keep its pages on the way.
+
+A model with a state needs the state at exactly the end of the prefix. `insert` keeps the states that the sequence has:
+that after its last token, and that at the last page boundary inside its last chunk. So a prefix ends where a prompt
+chunk or an answer ended, or at such a boundary. States are shared, not copied, and are counted in the bytes. When slots
+run out, states that a longer one of the same node follows leave first, then the least recently used.
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ import numpy as np
 from mlx_engine.cache.pool import KVPool
 from mlx_engine.cache.radix import Node, RadixTree
 from mlx_engine.cache.sequence import KVSequence
+from mlx_engine.cache.states import Snapshot
 from mlx_engine.errors import CacheFullError
 
 # Why no more tokens can be reused: see `Match.end`.
-End = Literal["whole", "new", "differs", "evicted", "window", "memory"]
+End = Literal["whole", "new", "differs", "evicted", "window", "state", "memory"]
 
 # The number of token ids that `Match.expected` and a node of `snapshot` show.
 SHOWN = 8
@@ -37,13 +43,15 @@ class Match(NamedTuple):
     Attributes:
         length: number of tokens that can be reused.
         agreeing: number of tokens that the tree has in common with the ids. It is larger than `length` if pages that a
-            window needs are not held.
+            window needs, or the state, are not held.
         pages: for each group of layers (P,), the first slots of the pages that cover `length` tokens.
         expected: the ids, at most 8, with which the tree continues after `agreeing` tokens; of several branches the
             most recently used one.
         end: why no more tokens can be reused. "whole": all ids are held. "new": the tree has nothing after them.
             "differs": the tree continues with other tokens. "evicted": the next token was held, and was evicted.
-            "window": pages that a window needs are not held. "memory": no page was free for a copy.
+            "window": pages that a window needs are not held. "state": no state is held for more tokens. "memory": no
+            page was free for a copy.
+        state: the state after `length` tokens, for models that have one.
     """
 
     length: int
@@ -51,6 +59,7 @@ class Match(NamedTuple):
     pages: list[np.ndarray]
     expected: tuple[int, ...]
     end: End
+    state: Snapshot | None = None
 
 
 @dataclass
@@ -77,7 +86,7 @@ class PrefixCache:
 
     Attributes:
         pool: the pool.
-        max_nbytes: the most bytes of pages that the cache holds, None for no bound. Pages in use count.
+        max_nbytes: the most bytes of pages and states that the cache holds, None for no bound. What is in use counts.
         stats: what has been asked for, found and evicted.
     """
 
@@ -89,7 +98,7 @@ class PrefixCache:
         # All nodes but the root, least recently used first; so children come before their parents.
         self._nodes: dict[Node, None] = {}
         self._clock = 0
-        pool.reclaim = self._reclaim
+        pool.reclaim, pool.states.reclaim = self._reclaim, self._reclaim_states
 
     @property
     def n_tokens(self) -> int:
@@ -103,8 +112,13 @@ class PrefixCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages that the cache holds, whether or not sequences hold them too."""
-        return self._tree.held.nbytes
+        """Bytes of the pages and states that the cache holds, whether or not sequences hold them too."""
+        return self._tree.held.nbytes + self.n_states * self.pool.states.nbytes_each
+
+    @property
+    def n_states(self) -> int:
+        """The number of states that the cache holds."""
+        return sum(len(node.states) for node in self._nodes) if self.pool.states.n_slots else 0
 
     def held_pages(self, group: int) -> int:
         """Return the number of pages of a group that the cache holds, whether or not sequences hold them too."""
@@ -121,12 +135,13 @@ class PrefixCache:
     def _match(self, ids: Sequence[int]) -> tuple[Match, list[Node]]:
         """Return the match, and the nodes of its `length` tokens."""
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
-        length, pages = self._tree.usable(path, n)
+        length, pages, state = self._tree.usable(path, n)
         expected = self._after(path, n)
-        end: End = "window" if length < n else "whole" if n == len(ids) else "differs" if expected else "new"
+        lacking: End = "state" if self.pool.states.n_slots else "window"
+        end: End = lacking if length < n else "whole" if n == len(ids) else "differs" if expected else "new"
         if end in ("differs", "new") and self._was_evicted(path, n, ids[n]):
             end = "evicted"
-        return Match(length, n, pages, expected, end), [node for node in path if node.start < length]
+        return Match(length, n, pages, expected, end, state), [node for node in path if node.start < length]
 
     def _was_evicted(self, path: Sequence[Node], n: int, token: int) -> bool:
         """Return whether a token was evicted that followed the n tokens of a path."""
@@ -154,7 +169,7 @@ class PrefixCache:
         self._use(path)
         while found.length and not _adopted(kv, found):
             shorter = self.match(ids[: found.length - found.length % self.pool.page])
-            found = found._replace(length=shorter.length, pages=shorter.pages, end="memory")
+            found = found._replace(length=shorter.length, pages=shorter.pages, state=shorter.state, end="memory")
         self.stats.queries += 1
         self.stats.hits += found.length > 0
         self.stats.queried_tokens += len(ids)
@@ -162,7 +177,7 @@ class PrefixCache:
         return found
 
     def insert(self, ids: Sequence[int] | np.ndarray, kv: KVSequence) -> None:
-        """Keep the keys and values of the first tokens of a sequence, by sharing their pages.
+        """Keep the keys and values of the first tokens of a sequence, and its states, by sharing pages and slots.
 
         The sequence may go on. Calls with longer and longer prefixes of one sequence cost little more than one.
 
@@ -171,7 +186,10 @@ class PrefixCache:
             kv: the sequence.
         """
         self._check(kv)
-        self._use(self._tree.insert(np.asarray(ids, dtype=np.int64), kv.lend(len(ids))))
+        path = self._tree.insert(np.asarray(ids, dtype=np.int64), kv.lend(len(ids)))
+        self._use(path)
+        for state in kv.state.snapshots(len(ids)):
+            self._tree.keep(path, state)
         while self.max_nbytes is not None and self.nbytes > self.max_nbytes:
             self._cut(next(iter(self._nodes)))
 
@@ -210,6 +228,20 @@ class PrefixCache:
                     if held.in_use(group, node.pages[group][-1:])[0] and (spared or not held.unused(group)):
                         break
                     self._cut(node)
+
+    def _reclaim_states(self, n: int) -> None:
+        """Free slots of states until n are free, if sequences hold few enough."""
+        states = self.pool.states
+        held = [
+            (length < max(node.states), -node.last_use, -length, node)
+            for node in self._nodes
+            for length in node.states
+            if states.references(node.states[length]) == 1
+        ]
+        for _, _, length, node in sorted(held, key=lambda entry: entry[:3], reverse=True):
+            if states.n_free >= n:
+                return
+            states.give_back(node.states.pop(-length))
 
     def _thin(self, group: int, n: int) -> None:
         """Free pages of a group with a window. Their nodes remain; in a node, the pages at its end are kept longest."""
@@ -270,7 +302,7 @@ class PrefixCache:
 
 def _adopted(kv: KVSequence, match: Match) -> bool:
     try:
-        kv.adopt(match.pages, match.length)
+        kv.adopt(match.pages, match.length, match.state)
     except CacheFullError:
         return False
     return True

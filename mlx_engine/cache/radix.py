@@ -13,6 +13,7 @@ import numpy as np
 
 from mlx_engine.cache.held import HeldPages
 from mlx_engine.cache.pool import KVPool
+from mlx_engine.cache.states import Snapshot
 
 
 @dataclass(eq=False)
@@ -28,6 +29,7 @@ class Node:
         children: by their first token id.
         last_use: the clock of the prefix cache at the last use.
         evicted: the token id that last followed its last token and was evicted; None if none was.
+        states: the slots of states that are held, by the number of tokens of the prefix, from start + 1 to end.
     """
 
     start: int
@@ -37,6 +39,7 @@ class Node:
     children: dict[int, Node] = field(default_factory=dict)
     last_use: int = 0
     evicted: int | None = None
+    states: dict[int, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -45,7 +48,7 @@ class Node:
 
 
 class RadixTree:
-    """The nodes, and the references to their pages.
+    """The nodes, and the references to their pages and states.
 
     Attributes:
         root: the node without tokens.
@@ -54,7 +57,7 @@ class RadixTree:
 
     def __init__(self, pool: KVPool) -> None:
         self.held, self._page = HeldPages(pool), pool.page
-        self._windows = pool.windows
+        self._windows, self._states = pool.windows, pool.states
         self.root = Node(0, np.empty(0, dtype=np.int64), [np.empty(0, dtype=np.int64) for _ in pool.windows], None)
 
     def walk(self, ids: np.ndarray) -> tuple[list[Node], int]:
@@ -68,19 +71,31 @@ class RadixTree:
             node = child
         return path, n
 
-    def usable(self, path: Sequence[Node], n: int) -> tuple[int, list[np.ndarray]]:
+    def usable(self, path: Sequence[Node], n: int) -> tuple[int, list[np.ndarray], Snapshot | None]:
         """Return the length of the longest prefix, of the n tokens of a path, whose pages are held, and these pages.
+
+        If the model has a state, that after the prefix must be held too, and is returned.
 
         In a group with a window, later tokens see the last `window - 1` tokens of the prefix; only their pages are
         needed. Pages are given for each group (P,); -1 where a page is not held.
         """
         tables = [self._table(group, path, n) for group in range(len(self._windows))]
+        found = [Snapshot(length, slot) for node in path for length, slot in node.states.items() if length <= n]
+        state, length = None, 0 if self._states.n_slots else self._reaches(n, tables)
+        for snapshot in sorted(found, reverse=True):
+            if self._reaches(snapshot.length, tables) == snapshot.length:
+                state, length = snapshot, snapshot.length
+                break
+        return length, [pages[: -(-length // self._page)] for pages, _ in tables], state
+
+    def _reaches(self, n: int, tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
+        """Return the length of the longest prefix, of n tokens, for which every group has the pages that are needed."""
         length, before = n, -1
         while length != before:
             before = length
             for window, (_, reach) in zip(self._windows, tables, strict=True):
                 length = _longest(length, window, reach, self._page)
-        return length, [pages[: -(-length // self._page)] for pages, _ in tables]
+        return length
 
     def _table(self, group: int, path: Sequence[Node], n: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the pages (P,) that cover n tokens of a path, and the position (P,) up to which each has tokens."""
@@ -134,6 +149,8 @@ class RadixTree:
             node.pages[group] = pages[at // self._page - first :].copy()
             if at % self._page:
                 self.held.add(group, node.pages[group][:1])
+        upper.states = {length: slot for length, slot in node.states.items() if length <= at}
+        node.states = {length: slot for length, slot in node.states.items() if length > at}
         node.start, node.ids, node.parent, upper.last_use = at, node.ids[at - node.start :], upper, node.last_use
         if parent is not None:
             parent.children[int(upper.ids[0])] = upper
@@ -162,6 +179,13 @@ class RadixTree:
                 self.held.add(group, new[gaps])
                 of_node[gaps] = new[gaps]
 
+    def keep(self, path: Sequence[Node], state: Snapshot) -> None:
+        """Hold a state of the prefix of a path, unless one of its length is held."""
+        for node in path:
+            if node.start < state.length <= node.end and state.length not in node.states:
+                self._states.retain(state.slot)
+                node.states[state.length] = state.slot
+
     def cut(self, leaf: Node) -> None:
         """Drop the last page of a leaf and its tokens there; remove the leaf if no token is left."""
         for group, pages in enumerate(leaf.pages):
@@ -170,6 +194,8 @@ class RadixTree:
         first, end = int(leaf.ids[0]), (leaf.end - 1) // self._page * self._page
         n_left = max(0, end - leaf.start)
         leaf.ids, leaf.evicted = leaf.ids[:n_left], int(leaf.ids[n_left])
+        for length in [length for length in leaf.states if length > leaf.end]:
+            self._states.give_back(leaf.states.pop(length))
         if not n_left and leaf.parent is not None:
             del leaf.parent.children[first]
             leaf.parent.evicted, leaf.parent = first, None

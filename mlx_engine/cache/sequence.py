@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlx_engine.backends.batch import KVSpan
+from mlx_engine.cache.states import SequenceState, Snapshot
 from mlx_engine.errors import CacheFullError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class KVSequence:
         length: number of committed tokens, which is the position of the next token.
         pending: number of tokens that were begun and neither committed nor rolled back.
         capacity: the largest number of tokens.
+        state: the states of layers that have no keys and values.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
@@ -38,6 +40,7 @@ class KVSequence:
             raise ValueError(f"expected a capacity of at least 1 token, found {capacity}")
         self.pool, self.capacity = pool, capacity
         self.length = self.pending = 0
+        self.state = SequenceState(pool.states)
         n_pages = -(-capacity // pool.page)
         self._tables = [np.full(n_pages, -1, dtype=np.int64) for _ in pool.windows]
         # Entries [first, end) of a table are allocated pages; `end` is the same for all tables.
@@ -65,9 +68,14 @@ class KVSequence:
             raise ValueError("begin: expected one pass over a pool whose stores are not kept, found a second one")
         if first + n > self.capacity:
             raise CacheFullError(length=first, wanted=n, capacity=self.capacity)
+        if not self.state.has_room():
+            raise CacheFullError(length=first, wanted=n, capacity=first, pool_is_full=True)
         end = max(self._end, -(-(first + n) // self.pool.page))
         if end > self._end or first < self._lent:
             self._allocate(first, n, end)
+        # A prompt is often continued after a part of its end has been replaced: keep the state at the last page.
+        inside = (first + n - 1) // self.pool.page * self.pool.page if self.pool.reclaim is not None else None
+        self.state.begin(first, n, inside)
         self.pending += n
         return first
 
@@ -76,6 +84,7 @@ class KVSequence:
         self._check("commit", n)
         self.pending -= n
         self.length += n
+        self.state.commit(self.length)
         for group, window in enumerate(self.pool.windows):
             if window is not None:
                 self._give_back(group, max(0, self.length + 1 - window) // self.pool.page)
@@ -84,6 +93,7 @@ class KVSequence:
         """Discard the last n pending tokens, and free their pages."""
         self._check("roll_back", n)
         self.pending -= n
+        self.state.roll_back(self.length + self.pending)
         self._free_end()
 
     def truncate(self, length: int) -> None:
@@ -91,13 +101,15 @@ class KVSequence:
 
         Raises:
             ValueError: the sequence is shorter, has pending tokens, or has already freed pages that would be inside a
-                layer's window again.
+                layer's window again, or has a state, which cannot go back.
         """
         if not 0 <= length <= self.length or self.pending:
             raise ValueError(f"truncate: expected at most {self.length} tokens and none pending, found {length}")
         for group, window in enumerate(self.pool.windows):
             if window is not None and self._firsts[group] * self.pool.page > max(0, length + 1 - window):
                 raise ValueError(f"truncate: tokens that a window of {window} sees after {length} have been given back")
+        if length < self.length and self.pool.states.n_slots:
+            raise ValueError(f"truncate: the state after {length} tokens has been given back")
         self.length = length
         self._free_end()
 
@@ -111,17 +123,20 @@ class KVSequence:
             raise ValueError(f"close: expected no pending tokens, found {self.pending}; commit or roll back their pass")
         for group in range(len(self._tables)):
             self._give_back(group, self._end)
+        self.state.close()
         self._firsts, self._end = [0] * len(self._tables), 0
         self.length = self._lent = 0
 
     def fork(self) -> KVSequence:
         """Return a new sequence with the same committed tokens. Whole pages are shared, a partly used one is copied.
 
+        The state is shared: nobody writes to it again.
+
         Raises:
             CacheFullError: the pool has no free page for the copy; nothing has changed.
         """
         twin = self.pool.sequence(self.capacity)
-        twin.adopt(self.lend(self.length), self.length)
+        twin.adopt(self.lend(self.length), self.length, self.state.committed)
         return twin
 
     def lend(self, length: int) -> list[np.ndarray]:
@@ -134,13 +149,14 @@ class KVSequence:
         self._lent = max(self._lent, length)
         return [table[: -(-length // self.pool.page)].copy() for table in self._tables]
 
-    def adopt(self, pages: Sequence[np.ndarray], length: int) -> None:
+    def adopt(self, pages: Sequence[np.ndarray], length: int, state: Snapshot | None = None) -> None:
         """Begin with the first `length` tokens of another holder. Whole pages are shared, a partly used one is copied.
 
         Args:
             pages: for each group of layers the first slots (P,) of pages in use, as `lend` returns them. A page that
                 no later token sees may be -1.
             length: number of tokens; they fill P pages, the last one perhaps in part.
+            state: the state after these tokens, for models that have one.
 
         Raises:
             CacheFullError: the capacity is exceeded, or the pool has no free page for the copy; nothing has changed.
@@ -149,6 +165,8 @@ class KVSequence:
             raise ValueError("adopt: expected an empty sequence in a pool whose stores are kept, found another one")
         if length > self.capacity:
             raise CacheFullError(length=0, wanted=length, capacity=self.capacity)
+        if length and self.pool.states.n_slots and (state is None or state.length != length):
+            raise ValueError(f"adopt: expected the state after {length} tokens, found {state}")
         firsts = [
             0 if window is None else max(0, length + 1 - window) // self.pool.page for window in self.pool.windows
         ]
@@ -156,9 +174,12 @@ class KVSequence:
         held = [of_group[of_group >= 0] for of_group in needed]
         for group, of_group in enumerate(held):
             self.pool.retain(group, of_group)  # before room for a copy is made: no page may be reclaimed
+        if state is not None:
+            self.state.adopt(state)
         if length % self.pool.page and not self.pool.make_room([1] * len(firsts)):
             for group, of_group in enumerate(held):
                 self.pool.give_back(group, of_group)
+            self.state.close()
             raise CacheFullError(length=0, wanted=length, capacity=length - length % self.pool.page, pool_is_full=True)
         self._end, self.length = -(-length // self.pool.page), length
         self._lent = length - length % self.pool.page

@@ -6,28 +6,35 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlx_engine.cache.pool import LONGEST_PASS, PAGE, KVLayer, pages_for
+from mlx_engine.cache.pool import LONGEST_PASS, PAGE, CacheLayer, KVLayer, kv_layers, pages_for
+from mlx_engine.cache.states import StateLayer, n_slots
 
 # The default for `most` below: if all layers have windows, memory does not limit the number of tokens.
 MOST_TOKENS = 1 << 24
 
 
 def pool_nbytes(
-    layers: Sequence[KVLayer],
+    layers: Sequence[CacheLayer],
     n_tokens: int,
     n_sequences: int = 1,
     page: int = PAGE,
     longest_pass: int = LONGEST_PASS,
 ) -> int:
     """Return the bytes of a `KVPool` with these parameters, in float32."""
-    return sum(
+    pages = sum(
         layer.token_nbytes * page * pages_for(layer.window, n_tokens, n_sequences, page, longest_pass)
-        for layer in layers
+        for layer in kv_layers(layers)
     )
+    return pages + n_slots(n_sequences) * state_nbytes(layers)
+
+
+def state_nbytes(layers: Sequence[CacheLayer]) -> int:
+    """Return the bytes of a sequence's state, in all layers that have one."""
+    return sum(layer.nbytes for layer in layers if isinstance(layer, StateLayer))
 
 
 def tokens_that_fit(
-    layers: Sequence[KVLayer],
+    layers: Sequence[CacheLayer],
     nbytes: int,
     n_sequences: int = 1,
     page: int = PAGE,
@@ -46,15 +53,15 @@ def tokens_that_fit(
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The size of float32 keys and values of one sequence of up to `n_tokens` tokens.
+    """The size of float32 keys and values, and of the state, of one sequence of up to `n_tokens` tokens.
 
     Attributes:
-        layers: the shape of each layer's KV cache.
+        layers: what each layer keeps.
         page: tokens per page.
         longest_pass: the largest number of new tokens in one pass.
     """
 
-    layers: Sequence[KVLayer]
+    layers: Sequence[CacheLayer]
     n_tokens: int
     page: int = PAGE
     longest_pass: int = LONGEST_PASS
@@ -62,7 +69,12 @@ class CacheSize:
     @property
     def whole(self) -> int:
         """Bytes if every layer kept every token, without unused slots in pages."""
-        return sum(layer.token_nbytes * self.n_tokens for layer in self.layers)
+        return sum(layer.token_nbytes * self.n_tokens for layer in kv_layers(self.layers)) + self.state
+
+    @property
+    def state(self) -> int:
+        """Bytes of the state, which does not grow."""
+        return state_nbytes(self.layers)
 
     @property
     def held(self) -> int:
@@ -72,10 +84,12 @@ class CacheSize:
     @property
     def saved(self) -> int:
         """Bytes that windows save."""
-        without = [KVLayer(layer.n_kv_heads, layer.head_dim) for layer in self.layers]
+        without = [
+            KVLayer(layer.n_kv_heads, layer.head_dim) if isinstance(layer, KVLayer) else layer for layer in self.layers
+        ]
         return pool_nbytes(without, self.n_tokens, 1, self.page, self.longest_pass) - self.held
 
     @property
     def n_windows(self) -> int:
         """Number of layers with a window."""
-        return sum(layer.window is not None for layer in self.layers)
+        return sum(layer.window is not None for layer in kv_layers(self.layers))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlx_engine.cache.pool import kv_layers
 from mlx_engine.cache.size import CacheSize
 
 if TYPE_CHECKING:
@@ -48,13 +49,17 @@ def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: i
 
 def kv_cache(size: CacheSize) -> str:
     """Return the line about the KV cache: its bytes, their factors, and the savings of sliding windows."""
-    layer = size.layers[0]
+    layers = kv_layers(size.layers)
+    layer = layers[0]
     heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
-    shape = f"{len(size.layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
-    line = f"KV cache: {_mb(size.whole)} ({shape})"
+    shape = f"{len(layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
+    line = f"KV cache: {_mb(size.whole - size.state)} ({shape})"
+    if size.state:
+        n_states = len(size.layers) - len(layers)
+        line += f"; states of {n_states} layers: {_mb(size.state)}, whatever the number of tokens"
     if not size.saved:
         return line
-    window = next(layer.window for layer in size.layers if layer.window)
+    window = next(layer.window for layer in layers if layer.window)
     return (
         f"{line}; sliding windows of {window:,} tokens in {size.n_windows} layers save {_mb(size.saved)}: "
         f"{_mb(size.held)} are allocated"

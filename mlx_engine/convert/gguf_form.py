@@ -20,6 +20,9 @@ from mlx_engine.models.stored import Stored
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
+# Matrices that are no factors of products: llama.cpp requires floats.
+FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -85,14 +88,14 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     shape = stored.shape(tensors[0].shape)
     # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products. Routers
     # are never quantised.
-    is_float = len(shape) == 1 or stored.name == "position_embd.weight" or stored.name.endswith(".ffn_gate_inp.weight")
+    is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
     type_ = F32 if is_float or stored.is_shifted else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
 def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
     parts = [tensor.stored("gguf").in_file_order(tensor.weight(checkpoint).as_type(type_)) for tensor in tensors]
-    return stored.put(parts)
+    return stored.put(parts, [tensor.stored("gguf").order for tensor in tensors])
 
 
 def _read_back(

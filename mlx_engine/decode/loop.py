@@ -34,7 +34,7 @@ def prefill(
     for start in range(0, len(ids), chunk):
         if start:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
-            model.backend.wait(kv.pool.stores.layers)
+            model.backend.wait(kv.pool.stores.arrays)
         is_last = start + chunk >= len(ids)
         logits = forward(model, New(ids[start : start + chunk], kv, wanted=int(is_last)))
         if progress is not None:

@@ -183,7 +183,7 @@ class Passes:
         model, profiler = self._model, self._model.backend.profiler
         if self._last_had_no_choice:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
-            model.backend.wait(parts[0].sequence.kv.pool.stores.layers)
+            model.backend.wait(parts[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
         news = [New(part.sequence.unread[: part.n], part.sequence.kv, int(bool(part.picks))) for part in parts]
         start = self._clock()

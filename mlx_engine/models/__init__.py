@@ -11,7 +11,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.backends.program import Program
-from mlx_engine.cache import KVLayer, KVPool, KVSequence
+from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.errors import ModelError, UnknownArchitectureError
 from mlx_engine.models.context import for_context
@@ -29,8 +29,8 @@ class Model(Protocol):
     program: Program
 
     @property
-    def kv_layers(self) -> list[KVLayer]:
-        """The KV heads, head dim and window of each layer."""
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence: KV heads, head dim and window, or a state."""
 
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""

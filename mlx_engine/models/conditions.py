@@ -49,6 +49,11 @@ def halves(head_dim: int, known: Any) -> str | None:
     return None if head_dim <= WIDEST_HEAD else f"at most {WIDEST_HEAD:,}"
 
 
+def convolves(n_tokens: int, known: Any) -> str | None:
+    """Check the width of a convolution, in tokens: a state has all of them but one."""
+    return None if n_tokens >= 2 else "2 or more tokens"
+
+
 def each_layer(*kinds: str) -> Callable[[Settings, str, Any], object]:
     """Return a check that a list, if it is present, has one of these kinds for every layer."""
     return lambda s, key, config: s.words(key, config.n_layers, *kinds)

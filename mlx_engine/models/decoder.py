@@ -13,16 +13,17 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, Wanted
+from mlx_engine.backends.mixers import Mixer, ShortConv
 from mlx_engine.backends.parameters import Array, Layer, Norm, Token
 from mlx_engine.backends.program import Layers, Program
-from mlx_engine.cache import KVLayer, KVPool, KVSequence
+from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.models.parameters import Parameters
 
 
 def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted) -> Array:
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
-    If no token is wanted, keys and values are written and x is returned unchanged.
+    If no token is wanted, keys and values (or the state) are written and x is returned unchanged.
 
     Args:
         be: the backend, which runs the operations.
@@ -34,7 +35,26 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
             are computed for all tokens, attention and the FFN for wanted tokens only.
     """
-    q, k, v = _projections(be, w, x)
+    if w.mixer is None:
+        y = attend(be, w, i, x, batch, head_dim=head_dim, want=want)
+    else:
+        y = mix(be, w.mixer, i, x, w.attn_norm, batch, want=want)
+    if y is None:
+        return x
+    if want == "some":
+        x = be.take(x, batch.rows)
+    be.note(f"blk.{i}.attn_out", y)
+    if w.post_attention_norm is None:
+        x = be.project_add(y, w.attn_output, x)
+    else:
+        x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
+    x = feed_forward(be, w, be.note(f"blk.{i}.attn_residual", x))
+    return be.note(f"blk.{i}.layer_out", x)
+
+
+def attend(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted) -> Array | None:
+    """Write keys and values, and return attention (R, H*E) of the wanted tokens; None if there are none."""
+    q, k, v, *gate = _projections(be, w, x)
     if w.rope is None:
         q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
     else:
@@ -42,17 +62,37 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
         be.note(f"blk.{i}.q_rope", q)
         be.note(f"blk.{i}.k_rope", k)
     kv, counts = be.kv_append(batch, i, k, v), batch.lengths
-    if want == "none":
-        return x
+    if want == "none" or w.scores is None:
+        return None
     if want == "some":
-        q, x, counts = be.take(q, batch.rows), be.take(x, batch.rows), batch.wanted
-    y = be.note(f"blk.{i}.attn_out", be.merge(be.attention(q, kv, counts, w.scores)))
-    if w.post_attention_norm is None:
-        x = be.project_add(y, w.attn_output, x)
+        q, gate, counts = be.take(q, batch.rows), [be.take(g, batch.rows) for g in gate], batch.wanted
+    y = be.merge(be.attention(q, kv, counts, w.scores))
+    return be.sigmoid_gate(y, gate[0]) if gate else y
+
+
+def _projections(be: Backend, w: Layer, x: Array) -> Sequence[Array]:
+    """Return queries (T, H*E), keys (T, G*E), values (T, G*E) and the gate if there is one, not split into heads."""
+    if not w.norms_rows or w.attn_q_norm is None or w.attn_k_norm is None:
+        return be.norm_project(x, w.attn_norm, w.attention)
+    q, k, v = w.attention
+    return (
+        be.project_norm(x, q, w.attn_q_norm),
+        be.project_norm(x, k, w.attn_k_norm),
+        be.note(v.name, be.linear(x, v)),
+    )
+
+
+def mix(be: Backend, mixer: Mixer, i: int, x: Array, norm: Norm | None, batch: Batch, *, want: Wanted) -> Array | None:
+    """Write the layer's state, and return the mixer's output (R, ...) of the wanted tokens; None if there are none."""
+    if isinstance(mixer, ShortConv):
+        b, c, h = be.norm_project(x, norm, mixer.projections)
+        y = be.short_conv(batch, i, b, c, h, mixer.conv)
     else:
-        x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
-    x = feed_forward(be, w, be.note(f"blk.{i}.attn_residual", x))
-    return be.note(f"blk.{i}.layer_out", x)
+        h, gate, beta, step = be.norm_project(x, norm, mixer.projections)
+        y = be.delta_net(batch, i, h, gate, beta, step, mixer)
+    if want == "none":
+        return None
+    return be.take(y, batch.rows) if want == "some" else y
 
 
 def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
@@ -67,17 +107,6 @@ def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
     if w.post_ffw_norm is None:
         return be.project_add(h, down, x)
     return be.project_norm_add(h, down, w.post_ffw_norm, x)
-
-
-def _projections(be: Backend, w: Layer, x: Array) -> Sequence[Array]:
-    """Return queries (T, H*E), keys (T, G*E) and values (T, G*E), before they are split into heads."""
-    if w.norms_rows and w.attn_q_norm is not None and w.attn_k_norm is not None:
-        return (
-            be.project_norm(x, w.attn_q, w.attn_q_norm),
-            be.project_norm(x, w.attn_k, w.attn_k_norm),
-            be.note(w.attn_v.name, be.linear(x, w.attn_v)),
-        )
-    return be.norm_project(x, w.attn_norm, (w.attn_q, w.attn_k, w.attn_v))
 
 
 def decoder_layers(
@@ -149,10 +178,13 @@ class Decoder:
         return logits if self.logit_softcap is None else self.backend.soft_cap(logits, self.logit_softcap)
 
     @property
-    def kv_layers(self) -> list[KVLayer]:
-        """The KV heads, head dim and window of each layer, for `KVPool`."""
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state."""
         cfg = self.config
-        return [KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) for w in self.layers]
+        return [
+            KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) if w.mixer is None else StateLayer(w.mixer.state)
+            for w in self.layers
+        ]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""

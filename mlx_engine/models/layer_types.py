@@ -5,7 +5,19 @@ from __future__ import annotations
 # Layer types, by GGUF names. A head that is tied to the embedding table also counts as `output`.
 GROUPS = {
     # GGUF files of GPT-2 have attn_qkv in place of attn_q, attn_k and attn_v; the loaded model has the three.
-    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv"),
+    "attention": ("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
+    # The projections of layers with a state; `in_proj` of LFM2 is loaded in three parts.
+    "mixer": (
+        "in_gate",
+        "out_gate",
+        "value",
+        "in_proj",
+        "out_proj",
+        "delta_gate",
+        "ssm_alpha",
+        "ssm_beta",
+        "ssm_out",
+    ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
     "ffn": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate", "ffn_up", "ffn_down"),
 }
@@ -14,7 +26,7 @@ GROUPS = {
 HEAD = "output"
 
 
-LAYER_TYPES = (*GROUPS["attention"], *GROUPS["ffn"], HEAD)
+LAYER_TYPES = (*GROUPS["attention"], *GROUPS["mixer"], *GROUPS["ffn"], HEAD)
 
 
 def layer_type(name: str) -> str:

@@ -90,6 +90,12 @@ class Parameters:
         """Return a layer norm of weight `name.weight` and bias `name.bias`."""
         return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)
 
+    def array(self, name: str, *, transposed: bool = False) -> Array:
+        """Return `name` as the backend's float32 array, for operations that are no product with a matrix."""
+        values = self._stored(name).dequantize()
+        self._done(name)
+        return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
+
     def values(self, name: str) -> NDArray[np.float32]:
         """Return the values of `name.weight` in float32, for computations while the model is built."""
         values = self._stored(f"{name}.weight").dequantize()

@@ -120,6 +120,25 @@ class Settings:
             raise self.error(key, f"{n} flags", value)
         return tuple(map(bool, flags))
 
+    def counts(self, key: str, n: int) -> list[int] | None:
+        """Return n whole numbers >= 0, of which a file may give one for all; None if the key is absent."""
+        value = self._get(key, None)
+        if value is None:
+            return None
+        found = [value] * n if isinstance(value, int) else list(value) if isinstance(value, Collection) else []
+        if len(found) != n or not all(
+            isinstance(i, int | np.integer) and not isinstance(i, bool) and i >= 0 for i in found
+        ):
+            raise self.error(key, f"{n} whole numbers >= 0", value)
+        return [int(i) for i in found]
+
+    def indices(self, key: str, n: int) -> list[int]:
+        """Return a list of indices below n; all of them if the key is absent."""
+        value = self._get(key, list(range(n)))
+        if not isinstance(value, list) or not all(type(i) is int and 0 <= i < n for i in value):
+            raise self.error(key, f"a list of whole numbers below {n}", value)
+        return value
+
     def expect(self, key: str, *allowed: object) -> None:
         """Check that the setting is absent or has one of the allowed values; None allows null."""
         value = self._get(key, allowed[0])

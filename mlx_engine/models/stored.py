@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlx_engine.errors import UnsupportedTypeError
 from mlx_engine.quant.group_weight import GroupWeight
-from mlx_engine.quant.types import F32
+from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
 
@@ -29,6 +29,10 @@ class Stored:
         rotated: number of rotated rows of each head, if they come first and the others are not rotated. In the model
             each half of a head has half of the rotated rows, so that the rotated pairs are (j, j + head_dim/2).
         expert: (index, of) if the stored tensor has a leading axis of `of` experts, and this is the tensor of one.
+        is_log: whether the file has logarithms of the model's values, which are negative, without their sign.
+        order: the stored rows that are the model's rows, in the model's order; `rows` then only gives their number.
+        columns: (order, width) if the model's columns are stored in another order: groups of `width` columns each.
+        outer: the shape of the stored tensor, if it has the same elements in another number of axes.
     """
 
     name: str
@@ -39,14 +43,20 @@ class Stored:
     times: float = 1.0
     expert: tuple[int, int] | None = None
     rotated: int | None = None
+    is_log: bool = False
+    order: tuple[int, ...] | None = None
+    columns: tuple[tuple[int, ...], int] | None = None
+    outer: tuple[int, ...] | None = None
 
     @property
     def is_shifted(self) -> bool:
         """Whether stored values differ from the model's values."""
-        return self.plus != 0 or self.times != 1
+        return self.plus != 0 or self.times != 1 or self.is_log
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the stored tensor, given the shape of the model's tensor."""
+        if self.outer is not None:
+            return self.outer
         whole = shape if self.rows is None else (self.rows[1], *shape[1:])
         whole = whole[::-1] if self.transposed else whole
         return whole if self.expert is None else (self.expert[1], *whole)
@@ -57,7 +67,8 @@ class Stored:
         Raises:
             UnsupportedTypeError: the tensor is stored transposed, in blocks of several weights.
         """
-        if not (self.transposed or self.is_shifted or self.heads or self.rows or self.expert) and weight.shape == shape:
+        changes = self.transposed, self.is_shifted, self.heads, self.rows, self.expert, self.order, self.columns
+        if not any(changes) and weight.shape == shape:
             return weight  # its bytes may not have been read yet
         if self.expert is not None and isinstance(weight, GroupWeight):
             # Only this expert's bytes are read.
@@ -78,8 +89,12 @@ class Stored:
             # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
             data = values[:, first:last].T.reshape(-1).view(np.uint8)
+        elif self.order is not None:
+            data = data.reshape(of, -1)[list(self.order)].reshape(-1)
         elif self.rows is not None:
             data = data[data.size * first // of : data.size * last // of]
+        if self.columns is not None:
+            data = self._grouped(weight.type, data, shape)[:, list(self.columns[0])].reshape(-1)
         if self.heads is not None:
             head_dim = shape[0] // self.heads
             data = data.reshape(self.heads, head_dim, -1)[:, self._order(head_dim)].reshape(-1)
@@ -87,12 +102,18 @@ class Stored:
         if not self.is_shifted:
             return taken
         values = taken.dequantize() / np.float32(self.times) + np.float32(self.plus)
+        if self.is_log:
+            values = -np.exp(values)
         return Weight.pack(weight.name, values, F32)
 
-    def put(self, parts: Sequence[Weight]) -> Weight:
+    def put(self, parts: Sequence[Weight], orders: Sequence[tuple[int, ...] | None] = ()) -> Weight:
         """Return the stored tensor from its rows in order, each part as `in_file_order` returns it.
 
         With `in_file_order` it is the inverse of `take`.
+
+        Args:
+            parts: the model's tensors.
+            orders: the `order` of each part; by default this one's.
 
         Raises:
             ValueError: the parts are of several types.
@@ -102,24 +123,41 @@ class Stored:
         type_, width = parts[0].type, parts[0].shape[1:]
         if self.is_shifted:
             type_, plus, times = F32, np.float32(self.plus), np.float32(self.times)
-            parts = [Weight.pack(part.name, (part.dequantize() - plus) * times, F32) for part in parts]
+            values = [np.log(-part.dequantize()) if self.is_log else part.dequantize() for part in parts]
+            parts = [Weight.pack(p.name, (v - plus) * times, F32) for p, v in zip(parts, values, strict=True)]
         data = np.concatenate([part.data for part in parts])
+        order = [row for rows in orders or (self.order,) for row in rows or ()]
+        if order:
+            placed = np.empty_like(data.reshape(len(order), -1))
+            placed[order] = data.reshape(len(order), -1)
+            data = placed.reshape(-1)
         shape = (sum(part.shape[0] for part in parts), *width)
         if self.transposed:
             data = data.view(f"u{type_.block_bytes}").reshape(shape).T.reshape(-1).view(np.uint8)
             shape = shape[::-1]
         if self.expert is not None:
             shape = (len(parts), *parts[0].shape)
+        if self.outer is not None:
+            shape = self.outer
         return Weight(self.name, shape, type_, data)
 
     def in_file_order(self, part: Weight) -> Weight:
-        """Return the model's tensor with the rows of each head in the file's order."""
-        if self.heads is None:
-            return part
-        head_dim = part.shape[0] // self.heads
-        order = np.argsort(self._order(head_dim))
-        data = part.data.reshape(self.heads, head_dim, -1)[:, order].reshape(-1)
-        return Weight(part.name, part.shape, part.type, data)
+        """Return the model's tensor with the rows of each head, and the columns, in the file's order.
+
+        Raises:
+            UnsupportedTypeError: a block of the type lies in two groups of columns.
+        """
+        data = part.data
+        if self.columns is not None:
+            groups = self._grouped(part.type, data, part.shape)
+            placed = np.empty_like(groups)
+            placed[:, list(self.columns[0])] = groups
+            data = placed.reshape(-1)
+        if self.heads is not None:
+            head_dim = part.shape[0] // self.heads
+            order = np.argsort(self._order(head_dim))
+            data = data.reshape(self.heads, head_dim, -1)[:, order].reshape(-1)
+        return part if data is part.data else Weight(part.name, part.shape, part.type, data)
 
     def _order(self, head_dim: int) -> NDArray[np.intp]:
         """Return for each row of a head in the model its place in the file."""
@@ -128,3 +166,19 @@ class Stored:
             return rows.reshape(-1, 2).T.reshape(-1)
         turned, rest = rows[: self.rotated].reshape(2, -1), rows[self.rotated :].reshape(2, -1)
         return np.concatenate((turned, rest), axis=1).reshape(-1)
+
+    def _grouped(self, type_: GGMLType, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return the bytes of a matrix as (rows, groups of columns, bytes).
+
+        Raises:
+            UnsupportedTypeError: a block of the type lies in two groups.
+        """
+        order, width = self.columns or ((0,), shape[1])
+        if width % type_.block_size:
+            raise UnsupportedTypeError(
+                where=f"tensor {self.name!r}",
+                expected=f"a type whose blocks do not cross groups of {width} columns, which have another order here",
+                found=f"{type_.name}, in blocks of {type_.block_size}",
+                hint="choose a type with smaller blocks",
+            )
+        return data.reshape(shape[0], len(order), -1)

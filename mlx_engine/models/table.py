@@ -18,12 +18,16 @@ from mlx_engine.models.stored import Stored
 # The config field of each axis letter; adjacent letters are multiplied.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
+    "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
 C = TypeVar("C", bound=Declared)
 
 Head: TypeAlias = Literal["required", "optional", "absent"]
+
+
+AS_IT_IS = Stored("")
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,13 @@ class Row:
         rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
         before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
         after: the rows after this tensor's there.
-        gguf: the GGUF name of that tensor, if GGUF files have the same parts in one tensor.
+        gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
+            same parts.
         plus: added to the values of a Hugging Face folder to get the model's values.
         times: factor by which the values in a GGUF file are multiplied.
+        kind: the kind of layers that have this tensor, among the config's `kinds`; None for every layer.
+        stored: how GGUF files store the tensor, beside the other attributes; its name is ignored.
+        in_hf: the same for folders; None if they do not differ.
     """
 
     hf: str
@@ -47,10 +55,13 @@ class Row:
     heads: str | None = None
     plus: float = 0.0
     times: float = 1.0
+    kind: str | None = None
     rotated: str | None = None
     gguf: str | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    stored: Stored = AS_IT_IS
+    in_hf: Stored | None = None
 
 
 Table: TypeAlias = Mapping[str, Row]
@@ -79,10 +90,10 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
             same["rows"] = first, first + shape[0] + sum(map(size, row.after))
         if row.rotated is not None and config.rotary_dim != config.head_dim:
             same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
-        hf = Stored(row.hf.replace("*", layer), plus=row.plus, **same)
+        hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus, **same)
         if row.gguf is None:
             same.pop("rows", None)
-        gguf = Stored((row.gguf or name).replace("*", layer), times=row.times, **same)
+        gguf = replace(row.stored, name=(row.gguf or name).replace("*", layer), times=row.times, **same)
         if row.heads is not None:
             gguf = replace(gguf, heads=size(row.heads))
         return Tensor(name.replace("*", layer), hf, shape, name != HEAD or head == "required", gguf)
@@ -90,7 +101,13 @@ def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
     outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
     layer = [(name, row) for name, row in table.items() if "*" in name]
     made = [tensor(name, row) for name, row in outside]
-    return made + [tensor(name, row, str(i)) for i in range(config.n_layers) for name, row in layer]
+    kinds = getattr(config, "kinds", (None,) * config.n_layers)
+    return made + [
+        tensor(name, row, str(i))
+        for i, kind in enumerate(kinds)
+        for name, row in layer
+        if row.kind is None or row.kind == kind
+    ]
 
 
 def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:

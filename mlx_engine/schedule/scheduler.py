@@ -228,7 +228,7 @@ class Scheduler:
         match = self.prefix.attach(answer.kv, ids[:-1])
         answer.unread = list(ids[match.length :])
         if answer.request.times.admitted is None:
-            answer.request.match = match._replace(pages=[])  # they may soon belong to others
+            answer.request.match = match._replace(pages=[], state=None)  # they may soon belong to others
             answer.request.n_cached = answer.request.n_prefilled = match.length
 
     def _has_room(self, n_pages: int) -> bool:
@@ -331,7 +331,9 @@ class Scheduler:
         for answer in map(answer_of, parts):
             n_prompt = len(answer.request.prompt_ids)
             # After each part of a prompt if there are windows: their layers soon give back the pages of its beginning.
-            if not answer.output.token_ids and (self._has_windows or answer.kv.length >= n_prompt):
+            # The same if there is a state: a prefix is reused where its state is held.
+            parts_count = self._has_windows or self.pool.states.n_slots > 0
+            if not answer.output.token_ids and (parts_count or answer.kv.length >= n_prompt):
                 self.prefix.insert(answer.request.prompt_array[: answer.kv.length], answer.kv)
 
     def _deliver(self, first: Answer, ids: Sequence[int]) -> None:

@@ -23,11 +23,13 @@ class Traffic:
         kv: bytes of keys and values per token, by window; None is the window of layers that see every token.
         experts: bytes of experts, by the share of them that one token uses. For several tokens in a pass, the bytes
             that are read are an expectation.
+        state: bytes of a sequence's state, which a pass reads and writes.
     """
 
     weights: float
     kv: Mapping[int | None, float]
     experts: Mapping[float, float] = field(default_factory=dict)
+    state: int = 0
 
     @classmethod
     def of(cls, model: Model, pool: KVPool) -> Traffic:
@@ -40,7 +42,7 @@ class Traffic:
         for mixture in mixtures:
             experts[mixture.share] = experts.get(mixture.share, 0.0) + mixture.nbytes
         kv = {window: nbytes / pool.page for window, nbytes in zip(pool.windows, pool.page_nbytes, strict=True)}
-        return cls(sum(map(nbytes_of, found.values())), kv, experts)
+        return cls(sum(map(nbytes_of, found.values())), kv, experts, pool.states.nbytes_each)
 
     def nbytes(self, parts: Iterable[Part]) -> float:
         """Return the bytes of one pass, from its parts after it has been committed."""
@@ -50,6 +52,7 @@ class Traffic:
         return (
             self.weights
             + experts
+            + 2 * self.state * len(lengths)
             + sum(
                 nbytes * sum(length if window is None else min(length, window - 1 + n) for length, n in lengths)
                 for window, nbytes in self.kv.items()

@@ -59,7 +59,7 @@ class Reuse(Reply):
 
     cached_tokens: int
     agreeing_tokens: int
-    cause: Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "memory"] | None
+    cause: Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"] | None
     position: int | None
     found: ShownTokens | None
     expected: ShownTokens | None

@@ -22,6 +22,7 @@ def explained(request: Request, tokenizer: Tokenizer, *, shows_expected: bool = 
             "retokenized": the cache continues with the same text in other tokens.
             "evicted": the next token was cached, and had to leave.
             "window": the keys and values that sliding-window layers need were evicted.
+            "state": the model has a state, which is held at the end of a shorter prefix alone.
             "memory": no page was free for the last cached tokens.
         position: where the tokens differ, if they do.
         found, expected: there, the prompt's and the cache's token id, and the text of at most 8 tokens.

@@ -6,9 +6,15 @@ and a degenerate case, and an input that is not contiguous where the layout matt
 
 from __future__ import annotations
 
-from tests.contract import attention_cases, choice_cases, expert_cases, product_cases
+from tests.contract import attention_cases, choice_cases, expert_cases, product_cases, state_cases
 from tests.contract.case import OpCase
 
 __all__ = ["CASES", "OpCase"]
 
-CASES = [*product_cases.CASES, *attention_cases.CASES, *choice_cases.CASES, *expert_cases.CASES]
+CASES = [
+    *product_cases.CASES,
+    *attention_cases.CASES,
+    *choice_cases.CASES,
+    *expert_cases.CASES,
+    *state_cases.CASES,
+]

@@ -31,12 +31,17 @@ NOT_OPERATIONS = {
         "wait",
         "read_ahead",
     ),
-    *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp"),
+    *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp", "state_empty"),
+    *("state_nbytes",),
 }
 
 
 def operations() -> set[str]:
-    return {"kv_nbytes", *(name for kind in ("primitive", "block", "dispatch") for name in OPERATIONS[kind])}
+    return {
+        "kv_nbytes",
+        "state_nbytes",
+        *(name for kind in ("primitive", "block", "dispatch") for name in OPERATIONS[kind]),
+    }
 
 
 def test_every_method_of_the_seam_is_registered_or_known_to_be_no_operation():

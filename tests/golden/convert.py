@@ -56,6 +56,47 @@ LLAMA = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+LFM2 = {
+    "model.embed_tokens": "token_embd",
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+}
+QWEN3_5 = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn": "",  # A_log and dt_bias
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 QWEN3 = {**LLAMA, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp"}
 MIXTRAL = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 # The parts of an expert, which GGUF stacks.
@@ -69,9 +110,19 @@ NAMES = {
     "qwen2": LLAMA,
     "qwen3_moe": QWEN3,
     "mixtral": MIXTRAL,
+    "lfm2": LFM2,
+    "qwen3_5_text": QWEN3_5,
 }
 # Values of config.json's model_type that have another name in GGUF.
-ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+ARCHITECTURES = {
+    "gemma3_text": "gemma3",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
+}
+# Matrices that are never quantised.
+FLOATS = ("position_embd", "shortconv.conv", "ssm_conv1d", "ffn_gate_inp")
 
 
 def convert(folder: Path, path: Path, type_: str) -> None:
@@ -79,7 +130,9 @@ def convert(folder: Path, path: Path, type_: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(kind, kind))
-    (_gpt2_settings if kind == "gpt2" else _settings)(writer, config)
+    {"gpt2": _gpt2_settings, "lfm2": _lfm2_settings, "qwen3_5_text": _qwen3_5_settings}.get(kind, _settings)(
+        writer, config
+    )
     for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
         *stem, part = name.split(".")
         layer = [f"blk.{stem[2]}"] if stem[1:2] in (["h"], ["layers"]) else []
@@ -91,7 +144,11 @@ def convert(folder: Path, path: Path, type_: str) -> None:
         if kind in ("llama", "mistral", "mixtral") and known in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if known == "attn_q" else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        _add(writer, ".".join([*layer, known, part]), values, type_)
+        if kind == "qwen3_5_text":
+            known, part, values = _qwen3_5_tensor(config, known, part, values)
+        if values.ndim == 3 and "conv" in known:
+            values = values[:, 0]
+        _add(writer, ".".join(filter(None, [*layer, known, part])), values, type_)
     if config.get("rope_parameters", {}).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(config))
     writer.write_header_to_file()
@@ -116,7 +173,7 @@ def stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, type_: str) -> None:
     values = np.ascontiguousarray(values, dtype=np.float32)
-    if type_ == "F32" or values.ndim < 2 or name.startswith("position_embd") or "ffn_gate_inp" in name:
+    if type_ == "F32" or values.ndim < 2 or any(of in name for of in FLOATS):
         writer.add_tensor(name, values)
         return
     kind = gguf.GGMLQuantizationType[type_]
@@ -144,6 +201,8 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     if config["model_type"] in ("llama", "qwen2"):
         writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
         return
+    if config["model_type"] == "lfm2":
+        return
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     if "num_local_experts" in config:
@@ -151,7 +210,7 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe"):
+    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe", "qwen3_5_text"):
         return
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -159,6 +218,47 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_sliding_window(config["sliding_window"])
     # Real files leave this key out, because it follows from their sizes.
     writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+
+
+def _lfm2_settings(writer: gguf.GGUFWriter, config: dict) -> None:
+    kv = [config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in config["layer_types"]]
+    _settings(writer, {**config, "num_key_value_heads": kv, "rms_norm_eps": config["norm_eps"]})
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+
+
+def _qwen3_5_settings(writer: gguf.GGUFWriter, config: dict) -> None:
+    _settings(writer, config)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_rope_dimension_count(int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]))
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(4)
+
+
+def _qwen3_5_tensor(config: dict, known: str, part: str, values: np.ndarray) -> tuple[str, str, np.ndarray]:
+    """Deal out the value heads among the key heads, from (key head, value head) to (value head, key head)."""
+    n_keys, n_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys = 2 * n_keys * config["linear_key_head_dim"]
+
+    def dealt(heads: np.ndarray) -> np.ndarray:
+        return heads.reshape(n_keys, n_values // n_keys, -1).swapaxes(0, 1).reshape(heads.shape)
+
+    if part == "A_log":
+        return "ssm_a", "", dealt(-np.exp(values))
+    if part == "dt_bias":
+        return "ssm_dt", "bias", dealt(values)
+    if known in ("attn_gate", "ssm_alpha", "ssm_beta"):
+        values = dealt(values)
+    elif known in ("attn_qkv", "ssm_conv1d"):
+        values = np.concatenate((values[:keys], dealt(values[keys:])))
+    elif known == "ssm_out":
+        values = dealt(values.T).T
+    elif known.endswith("norm") and known != "ssm_norm":
+        values = values + np.float32(1)
+    return known, part, values
 
 
 def _llama3_factors(config: dict) -> np.ndarray:

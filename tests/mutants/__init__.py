@@ -16,6 +16,7 @@ from tests.mutants import (
     receipts,
     schedule,
     serve,
+    states,
     text,
     tools,
 )
@@ -24,6 +25,7 @@ MUTANTS = [
     *model.MUTANTS,
     *files.MUTANTS,
     *prefix.MUTANTS,
+    *states.MUTANTS,
     *backends.MUTANTS,
     *kernels.MUTANTS,
     *products.MUTANTS,

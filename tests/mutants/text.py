@@ -164,7 +164,7 @@ MUTANTS = [
         "chunks of a prompt are one graph",
         "mlx_engine/decode/passes.py",
         "Passes._submit",
-        "model.backend.wait(parts[0].sequence.kv.pool.stores.layers)",
+        "model.backend.wait(parts[0].sequence.kv.pool.stores.arrays)",
         "pass",
     ),
     Mutant(
@@ -178,7 +178,7 @@ MUTANTS = [
         "a prompt is one graph",
         "mlx_engine/decode/loop.py",
         "prefill",
-        "model.backend.wait(kv.pool.stores.layers)",
+        "model.backend.wait(kv.pool.stores.arrays)",
         "pass",
     ),
     Mutant(

@@ -54,7 +54,7 @@ def test_no_text_beside_the_messages_makes_a_control_token(here, more):  # noqa:
         ({"variables": {"content": 1}}, "content"),  # an attribute, and no variable
         ({"variables": {"messages": []}}, "messages"),
         ({"variables": {"bos_token": "x"}}, "bos_token"),
-        ({"variables": {"mood": object()}}, "chat_template_kwargs.mood"),
+        ({"variables": {"mood": 1j}}, "chat_template_kwargs.mood"),
         ({"variables": {"mood": "\ud800"}}, "UTF-8"),
         ({"variables": [1]}, "chat_template_kwargs"),
         ({"tools": ["f"]}, "tools"),

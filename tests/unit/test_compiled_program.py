@@ -244,7 +244,7 @@ def test_an_operation_that_a_subclass_overrides_is_called():
 def test_head_norms_come_in_pairs_and_with_a_rotation():
     layer = mlx_engine.load(DATA / "qwen3-micro" / "model-q8_0.gguf", "simd").model.layers[0]
     for change in ({"rope": None}, {"attn_q_norm": None}, {"attn_k_norm": None}):
-        with pytest.raises(ValueError, match=r"blk\.0\.attn_q: expected norms"):
+        with pytest.raises(ValueError, match=r"blk\.0\.attn_output: expected norms"):
             replace(layer, **change)
 
 

@@ -1,0 +1,215 @@
+"""States: what recurrent and convolution layers keep of a sequence, in place of keys and values.
+
+A state has a fixed size and does not grow with the sequence. It lies in a slot, which holds the state of all such
+layers after a number of tokens. A slot is written by one pass and never changed afterwards: the next pass reads it and
+writes another slot. So a pass that fails or is rolled back has changed nothing that was committed, and sequences and a
+prefix cache share a state by reference. Slots are counted; a slot is free when nobody holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array
+
+BYTES_PER_FLOAT = 4
+# Slots for each sequence of a pool: its committed state, those of two passes that a lazy backend may have submitted,
+# and one inside a prompt. A prefix cache uses the slots that sequences leave free.
+SLOTS_PER_SEQUENCE = 4
+# The state before the first token, which is all zeros. Nobody writes to it.
+ZERO = 0
+
+
+@dataclass(frozen=True)
+class StateLayer:
+    """The arrays that one layer keeps of a sequence, whatever its length, by their shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one state in float32."""
+        return sum(math.prod(shape) for shape in self.shapes) * BYTES_PER_FLOAT
+
+
+def n_slots(n_sequences: int, *, kept: bool = True) -> int:
+    """Return the number of slots of a pool for `n_sequences` sequences, with the slot of zeros."""
+    return 1 + n_sequences * (SLOTS_PER_SEQUENCE if kept else 1)
+
+
+class StatePool:
+    """The slots of the states of all sequences of a `KVPool`.
+
+    Attributes:
+        stores: for each layer of the model the stores of its arrays; empty for a layer of attention.
+        n_slots: the number of slots, free or in use, with the slot of zeros; 0 if no layer has a state.
+        nbytes_each: bytes of the state of all layers in one slot.
+        reclaim: called as `reclaim(n)` if fewer than n slots are free. A prefix cache sets it.
+    """
+
+    def __init__(
+        self, backend: Backend, layers: Sequence[StateLayer | None], n_sequences: int, *, kept: bool = True
+    ) -> None:
+        """Allocate the memory. If states are not kept for later passes, layers of the same shapes share stores."""
+        self._backend, self._kept = backend, kept
+        found = [layer for layer in layers if layer is not None]
+        self.nbytes_each = sum(layer.nbytes for layer in found)
+        self.n_slots = n_slots(n_sequences, kept=kept) if found else 0
+        shared: dict[StateLayer, tuple[Array, ...]] = {}
+        self.stores: list[tuple[Array, ...]] = []
+        for layer in layers:
+            if layer is not None and (kept or layer not in shared):
+                shared[layer] = tuple(backend.state_empty(shape, self.n_slots) for shape in layer.shapes)
+            self.stores.append(() if layer is None else shared[layer])
+        self.reclaim: Callable[[int], object] | None = None
+        self._references = np.zeros(self.n_slots, dtype=np.int64)
+        self._free = list(range(self.n_slots - 1, ZERO, -1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(self._backend.state_nbytes(store) for store in self.arrays)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The different stores."""
+        return list({id(store): store for of_layer in self.stores for store in of_layer}.values())
+
+    @property
+    def n_free(self) -> int:
+        """The number of free slots."""
+        return len(self._free)
+
+    def references(self, slot: int) -> int:
+        """Return how often a slot is held."""
+        return int(self._references[slot])
+
+    def make_room(self, n: int) -> bool:
+        """Return whether n slots are free, after reclaiming slots if they are not."""
+        if len(self._free) < n and self.reclaim is not None:
+            self.reclaim(n)
+        return len(self._free) >= n
+
+    def take(self) -> int:
+        """Allocate a slot, of which one must be free. The caller holds one reference."""
+        slot = self._free.pop()
+        self._references[slot] = 1
+        return slot
+
+    def retain(self, slot: int) -> None:
+        """Add a reference to a slot in use; the slot of zeros is not counted."""
+        if slot != ZERO:
+            self._references[slot] += 1
+
+    def give_back(self, slot: int) -> None:
+        """Remove a reference, and free the slot if nobody holds it.
+
+        Raises:
+            ValueError: nobody holds the slot.
+        """
+        if slot == ZERO:
+            return
+        if self._references[slot] < 1:
+            raise ValueError(f"give_back: expected a slot that is in use, found {slot}, which is free")
+        self._references[slot] -= 1
+        if not self._references[slot]:
+            self._free.append(slot)
+
+
+class Snapshot(NamedTuple):
+    """The state after `length` tokens of a sequence, and its slot."""
+
+    length: int
+    slot: int
+
+
+class SequenceState:
+    """The states of one sequence: the committed one, and those of passes that were begun.
+
+    Attributes:
+        committed: the newest committed state.
+        runs: of the pass that was begun last, (n, source, target): n tokens lead from the state in one slot to that in
+            another. A pass has two runs if a state inside it is kept.
+    """
+
+    def __init__(self, pool: StatePool) -> None:
+        self._pool = pool
+        self.committed = Snapshot(0, ZERO)
+        self.runs: list[tuple[int, int, int]] = []
+        # States of passes that were begun, oldest first; and a committed state inside the last prompt chunk.
+        self._pending: list[Snapshot] = []
+        self._inside: Snapshot | None = None
+
+    @property
+    def newest(self) -> Snapshot:
+        """The state that the next pass reads."""
+        return self._pending[-1] if self._pending else self.committed
+
+    def has_room(self) -> bool:
+        """Return whether a pass finds a slot for its state."""
+        return not self._pool.n_slots or self._pool.make_room(1)
+
+    def begin(self, first: int, n: int, inside: int | None = None) -> None:
+        """Take slots for a pass of n tokens from position `first` on; keep the state after `inside` tokens, if room is.
+
+        Raises:
+            ValueError: the state before these tokens was never computed: a pass was committed or rolled back in part.
+        """
+        if not self._pool.n_slots:
+            return
+        if self.newest.length != first:
+            raise ValueError(f"begin: expected the state after {first} tokens, found that after {self.newest.length}")
+        ends = [first + n]
+        if inside is not None and first < inside < first + n and self._pool.make_room(2):
+            ends.insert(0, inside)
+        self.runs = []
+        for end in ends:
+            source, target = self.newest, self._pool.take()
+            self.runs.append((end - source.length, source.slot, target))
+            self._pending.append(Snapshot(end, target))
+
+    def commit(self, length: int) -> None:
+        """Commit the states of passes that end at `length` tokens or before."""
+        done = [state for state in self._pending if state.length <= length]
+        if not done:
+            return
+        self._pending = self._pending[len(done) :]
+        self._forget_inside()
+        self._pool.give_back(self.committed.slot)
+        *before, self.committed = done
+        for state in before[:-1]:
+            self._pool.give_back(state.slot)
+        self._inside = before[-1] if before else None
+
+    def roll_back(self, length: int) -> None:
+        """Discard the states of passes that end after `length` tokens."""
+        while self._pending and self._pending[-1].length > length:
+            self._pool.give_back(self._pending.pop().slot)
+
+    def snapshots(self, length: int) -> list[Snapshot]:
+        """Return the committed states of the first `length` tokens that are still held."""
+        found = [self.committed] if self._inside is None else [self._inside, self.committed]
+        return [state for state in found if 0 < state.length <= length and state.slot != ZERO]
+
+    def adopt(self, state: Snapshot) -> None:
+        """Begin with another holder's state. The sequence must be empty."""
+        self._pool.retain(state.slot)
+        self.committed = state
+
+    def close(self) -> None:
+        """Give back all slots."""
+        self._forget_inside()
+        self.roll_back(-1)
+        self._pool.give_back(self.committed.slot)
+        self.committed, self.runs = Snapshot(0, ZERO), []
+
+    def _forget_inside(self) -> None:
+        if self._inside is not None:
+            self._pool.give_back(self._inside.slot)
+            self._inside = None

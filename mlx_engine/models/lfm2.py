@@ -1,0 +1,197 @@
+"""LFM2, dense: short convolutions in most layers, grouped-query attention in the others.
+
+Paper: "LFM2 Technical Report", arXiv 2511.23404. Reference: Hugging Face transformers, models/lfm2. A convolution
+layer projects its input to two gates and a value, convolves the gated value over the last few tokens, and gates the
+result: its state is the last inputs of the convolution. Attention layers are those of Qwen3. The head is tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.mixers import Convolution, ShortConv
+from mlx_engine.backends.parameters import Layer, LlamaLayer, Scores
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models.conditions import believable, convolves, halves, n_embeddings, per_head
+from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.stored import Stored
+from mlx_engine.models.table import Row, Table, head_of, parts, tensors
+
+ARCHITECTURES = ("lfm2",)
+GGUF_ARCHITECTURE = "lfm2"
+
+ATTENTION, CONVOLUTION = "full_attention", "conv"
+
+
+class KVHeads:
+    """The setting of each layer's number of KV heads, 0 for a convolution; config.json has `layer_types`."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[int, ...]:
+        """Return the number for each layer."""
+        if naming == "gguf":
+            found = s.counts("attention.head_count_kv", known.n_layers) or [known.n_heads] * known.n_layers
+        else:
+            n, kinds = s.whole("num_key_value_heads"), s.words("layer_types", known.n_layers, ATTENTION, CONVOLUTION)
+            listed = s.indices("full_attn_idxs", known.n_layers)
+            if kinds is None:
+                kinds = [ATTENTION if i in listed else CONVOLUTION for i in range(known.n_layers)]
+            found = [n if kind == ATTENTION else 0 for kind in kinds]
+        different = {n for n in found if n}
+        if len(different) != 1 or known.n_heads % max(different):
+            expected = f"layers of attention with one number of KV heads, a divisor of {known.n_heads}"
+            raise s.error("attention.head_count_kv" if naming == "gguf" else "layer_types", expected, found)
+        return tuple(found)
+
+    def to_gguf(self, value: tuple[int, ...]) -> Mapping[str, object]:
+        """Return the key with a number for each layer."""
+        return {"attention.head_count_kv": list(value)}
+
+
+class FeedForward:
+    """The setting of the FFN size; config.json may have a larger number, which the rule of the first Llama reduces."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> int:
+        """Return the FFN size."""
+        if naming == "gguf":
+            return s.whole("feed_forward_length")
+        size = s.whole("block_ff_dim", s.whole("intermediate_size", 12_288))
+        factor, step = s.number("block_ffn_dim_multiplier", 1.0), s.whole("block_multiple_of", 256)
+        if not s.flag("block_auto_adjust_ff_dim", True):
+            return size
+        return -(-int(factor * int(2 * size / 3)) // step) * step
+
+    def to_gguf(self, value: int) -> Mapping[str, object]:
+        """Return the key."""
+        return {"feed_forward_length": value}
+
+
+@dataclass(frozen=True)
+class Config(Declared):
+    """The sizes of an LFM2 model. A convolution reads `conv_width` tokens."""
+
+    n_layers: int = whole("block_count", "num_hidden_layers", condition=believable)
+    hidden_size: int = whole("embedding_length", "hidden_size")
+    intermediate_size: int = declared(FeedForward())
+    n_heads: int = whole("attention.head_count", "num_attention_heads")
+    kv_heads: tuple[int, ...] = declared(KVHeads())
+    head_dim: int = whole(("attention.key_length", per_head), ("head_dim", per_head), condition=halves)
+    vocab_size: int = whole(("vocab_size", n_embeddings), "vocab_size")
+    context_length: int = whole("context_length", ("max_position_embeddings", 128_000))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("norm_eps", 1e-5))
+    conv_width: int = whole("shortconv.l_cache", ("conv_L_cache", 3), condition=convolves)
+    rope: Rotation = rotation(theta=1e6)
+
+    expected = Expected(
+        gguf={"attention.causal": True, "rope.scaling.type": "none"},
+        hf={"conv_bias": False, "use_pos_enc": True, "block_use_swiglu": True, "rope_scaling": None},
+        harmless=(
+            "block_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",  # an older name of norm_eps, beside it
+            "block_out_init_scale",
+            "block_use_xavier_init",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_use_xavier_init",
+            "num_heads",  # the same as num_attention_heads, and so is theta as rope_theta
+            "theta",
+        ),
+    )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each layer."""
+        return tuple(ATTENTION if n else CONVOLUTION for n in self.kv_heads)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """The number of KV heads of a layer with attention."""
+        return max(self.kv_heads)
+
+    @property
+    def conv_channels(self) -> int:
+        """The number of channels of a convolution."""
+        return self.hidden_size
+
+
+# The parts of a convolution's projection, in the order of their rows.
+GATES = ("in_gate", "out_gate", "value")
+LAYER = "model.layers.*."
+TENSORS = {
+    "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
+    "output_norm.weight": Row("model.embedding_norm.weight", "D", gguf="token_embd_norm.weight"),
+    "output.weight": Row("lm_head.weight", "V D"),
+    "blk.*.attn_norm.weight": Row(f"{LAYER}operator_norm.weight", "D"),
+    "blk.*.attn_q.weight": Row(f"{LAYER}self_attn.q_proj.weight", "HE D", kind=ATTENTION),
+    "blk.*.attn_k.weight": Row(f"{LAYER}self_attn.k_proj.weight", "GE D", kind=ATTENTION),
+    "blk.*.attn_v.weight": Row(f"{LAYER}self_attn.v_proj.weight", "GE D", kind=ATTENTION),
+    "blk.*.attn_q_norm.weight": Row(f"{LAYER}self_attn.q_layernorm.weight", "E", kind=ATTENTION),
+    "blk.*.attn_k_norm.weight": Row(f"{LAYER}self_attn.k_layernorm.weight", "E", kind=ATTENTION),
+    "blk.*.attn_output.weight": Row(f"{LAYER}self_attn.out_proj.weight", "D HE", kind=ATTENTION),
+    "blk.*.shortconv.out_proj.weight": Row(f"{LAYER}conv.out_proj.weight", "D C", kind=CONVOLUTION),
+    "blk.*.shortconv.conv.weight": Row(f"{LAYER}conv.conv.weight", "C W", kind=CONVOLUTION),
+    "blk.*.ffn_norm.weight": Row(f"{LAYER}ffn_norm.weight", "D"),
+    "blk.*.ffn_gate.weight": Row(f"{LAYER}feed_forward.w1.weight", "F D"),
+    "blk.*.ffn_up.weight": Row(f"{LAYER}feed_forward.w3.weight", "F D"),
+    "blk.*.ffn_down.weight": Row(f"{LAYER}feed_forward.w2.weight", "D F"),
+}
+
+
+class Model(Decoder):
+    """An LFM2 model: layers with attention or with a short convolution."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        layers = [_layer(config, parameters, i) for i in range(config.n_layers)]
+        output_norm = parameters.rms_norm("output_norm", config.norm_eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+
+def _layer(cfg: Config, p: Parameters, i: int) -> Layer:
+    made = parts(p, i, cfg.norm_eps)
+    if cfg.kinds[i] == ATTENTION:
+        return LlamaLayer(**made, rope=cfg.rope.for_heads(cfg.head_dim), scores=Scores(cfg.head_dim**-0.5))
+    name = f"blk.{i}.shortconv"
+    gate, out_gate, value = (p.linear(f"{name}.{part}") for part in GATES)
+    conv = Convolution(f"{name}.conv", p.array(f"{name}.conv.weight", transposed=True))
+    mixer = ShortConv((gate, out_gate, value), conv, ((cfg.conv_width - 1, cfg.conv_channels),))
+    return Layer(**made, mixer=mixer, attn_output=p.linear(f"{name}.out_proj"), activation="silu")
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    s = Settings(checkpoint.settings, where=checkpoint.where)
+    head = head_of(checkpoint, s, tied=checkpoint.naming == "gguf" or s.flag("tie_embedding", True))
+    config = Config.read(s, checkpoint.naming, checkpoint.n_embeddings)
+    return Plan(
+        config, tensors(config, _table(config, checkpoint), head), ("lm_head.weight",) if head == "absent" else ()
+    )
+
+
+def _table(cfg: Config, checkpoint: Checkpoint) -> Table:
+    """Return the tensor table, with the forms that depend on the sizes."""
+    D, W = cfg.hidden_size, cfg.conv_width
+    projections = {
+        f"blk.*.shortconv.{part}.weight": Row(
+            f"{LAYER}conv.in_proj.weight", "C D", kind=CONVOLUTION, gguf="blk.*.shortconv.in_proj.weight",
+            stored=Stored("", rows=(i * D, 3 * D)),
+        )
+        for i, part in enumerate(GATES)
+    }  # fmt: skip
+    conv = "blk.*.shortconv.conv.weight"
+    # transformers has an axis for the channels of a group; mlx-lm moves it to the end.
+    shapes = {shape for name, shape in checkpoint.shapes.items() if name.endswith("conv.conv.weight")}
+    outer = (D, W, 1) if (D, W, 1) in shapes else (D, 1, W)
+    return {**TENSORS, **projections, conv: replace(TENSORS[conv], in_hf=Stored("", outer=outer))}
