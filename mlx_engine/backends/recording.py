@@ -97,7 +97,7 @@ def _positional(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 @cache
 def _operations() -> frozenset[str]:
-    from mlx_engine.backends.base import OPERATIONS
+    from mlx_engine.backends.primitives import OPERATIONS
 
     return frozenset((*(name for names in OPERATIONS.values() for name in names), "kv_append"))
 

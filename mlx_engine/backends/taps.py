@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from mlx_engine.backends.base import OPERATIONS, Backend
+from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.primitives import OPERATIONS
 
 # The methods that note intermediate values; fused blocks and compiled programs do not.
 COMPOSED = (*OPERATIONS["block"], *OPERATIONS["dispatch"], "note", "compile")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_engine.backends.base import OPERATIONS, Backend
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.primitives import OPERATIONS
 from mlx_engine.backends.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check

@@ -120,8 +120,8 @@ MUTANTS = [
         "norms of whole rows exchanged",
         "mlx_engine/models/decoder.py",
         "_projections",
-        "be.project_norm(x, w.attn_k, w.attn_k_norm)",
-        "be.linear(x, w.attn_k)",
+        "be.project_norm(x, k, w.attn_k_norm)",
+        "be.linear(x, k)",
     ),
     Mutant(
         "keys grow like queries", "mlx_engine/backends/parameters.py", "Rope.keys", "replace(self, growth=None)", "self"

@@ -78,10 +78,8 @@ def test_another_programs_quantization_is_not_mlxs(folder):
         del config["quantization"]
         config["quantization_config"]["quant_method"] = "gptq"
 
-    checkpoint = open_checkpoint(folder(change))
-    assert f"{NAME}.scales" in checkpoint.shapes
     with pytest.raises(UnsupportedConfigError, match="quantization_config"):
-        model_file(checkpoint).plan(checkpoint)
+        open_checkpoint(folder(change))
 
 
 @pytest.mark.parametrize(

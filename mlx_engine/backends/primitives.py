@@ -1,0 +1,186 @@
+"""The primitives: operations that every backend implements. `base.py` composes blocks from them.
+
+Shapes are written in axis letters, which have one meaning in the whole project:
+
+    T  tokens in the forward pass          D  hidden size      V  vocabulary size
+    R  tokens whose logits are wanted      F  FFN size         N  outputs of a linear layer
+    B  sequences in the forward pass       H  query heads      K  inputs of a linear layer
+    S  cached tokens of a sequence         G  KV heads         E  head dim
+    X  experts of a layer                  C  experts that each token uses
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mlx_engine.backends.batch import KVView, StateView
+from mlx_engine.backends.experts import ExpertLinear, Routing
+from mlx_engine.backends.mixers import Convolution, DeltaRule
+from mlx_engine.backends.parameters import Array, Linear, Rope, Scores, Token
+from mlx_engine.backends.sampling import Draw
+from mlx_engine.quant.weight import Weight
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+# The names of all operations, by kind, in the order of this file and `base.py`. The decorators below add them. Taps,
+# profiler and contract tests take their lists from here.
+OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": []}
+
+
+def _registering(kind: str) -> Callable[[Method], Method]:
+    def register(method: Method) -> Method:
+        OPERATIONS[kind].append(method.__name__)
+        return method
+
+    return register
+
+
+# One decorator for each kind of operation. Every backend implements the primitives and the storage of keys and values.
+# Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which operation to
+# call: `norm`, for instance, calls `rms_norm` or `layer_norm`.
+primitive, storage, block, dispatch = map(_registering, OPERATIONS)
+
+
+class Primitives(ABC):
+    """Operations on one array type, without model state. Results are float32 unless the docstring says otherwise."""
+
+    @primitive
+    @abstractmethod
+    def embed(self, table: Array | Weight, ids: Sequence[Token]) -> Array:
+        """Return (T, D): the rows `ids` of a (V, D) embedding table."""
+
+    @primitive
+    @abstractmethod
+    def linear(self, x: Array, linear: Linear) -> Array:
+        """Return `x @ weight.T + bias`, (T, N) from (T, K), accumulated in float32 or float64."""
+
+    @primitive
+    @abstractmethod
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """Return `weight * x / sqrt(mean(x**2) + eps)` over the last axis of (T, D) or (T, H, E)."""
+
+    @primitive
+    @abstractmethod
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """Return `weight * (x - mean) / sqrt(var + eps) + bias` over the last axis of (T, D)."""
+
+    @primitive
+    @abstractmethod
+    def rope(self, x: Array, rope: Rope, positions: Sequence[int]) -> Array:
+        """Apply rotary embedding to (T, H, E): rotate elements j and j + E/2 of row t for position `positions[t]`.
+
+        The rotated pair is multiplied by `rope.lengths[j]` and by `rope.growth.at(positions[t])`, where they exist.
+        """
+
+    @primitive
+    @abstractmethod
+    def attention(self, q: Array, kv: KVView, counts: Sequence[int], scores: Scores) -> Array:
+        """Return causal softmax attention (R, H, E) within each sequence; query head h reads KV head `h // (H // G)`.
+
+        q has the queries (R, H, E) of the last `counts[b]` tokens of each sequence b, end to end. A token attends to
+        itself and all earlier tokens. With a window, it attends to the last `window` of these tokens. `scores` has the
+        scale of the scores, their soft cap and sinks.
+        """
+
+    @primitive
+    @abstractmethod
+    def convolve(self, x: Array, conv: Convolution, state: StateView) -> Array:
+        """Return the causal convolution (T, C) within each sequence: row t is `sum_w weight[w] * x[t - W + 1 + w]`.
+
+        The state has the W - 1 inputs before the first row, (W - 1, C), and is written for the rows of each run.
+        """
+
+    @primitive
+    @abstractmethod
+    def delta_rule(self, x: Array, beta: Array, step: Array, rule: DeltaRule, state: StateView) -> Array:
+        """Return the gated delta rule (T, H, P), token by token within each sequence.
+
+        A row of x has queries (G, E), keys (G, E) and values (H, P); beta and step are (T, H). With q and k scaled to
+        length 1 (`x / sqrt(sum(x**2) + 1e-6)`), each value head with its state M (E, P) computes
+        `M *= exp(rate * softplus(step + dt_bias))`, `M += outer(k, sigmoid(beta) * (v - k @ M))`, and the result
+        `q @ M / sqrt(E)`. The state (H, E, P) is written for the rows of each run.
+        """
+
+    @primitive
+    @abstractmethod
+    def sigmoid(self, x: Array) -> Array:
+        """Return `1 / (1 + exp(-x))`, without overflow for any x."""
+
+    @primitive
+    @abstractmethod
+    def silu(self, x: Array) -> Array:
+        """Return `x / (1 + exp(-x))`, without overflow for any x."""
+
+    @primitive
+    @abstractmethod
+    def gelu(self, x: Array) -> Array:
+        """Return the tanh form of GELU: `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`."""
+
+    @primitive
+    @abstractmethod
+    def add(self, a: Array, b: Array) -> Array:
+        """Return the elementwise sum of two arrays of one shape."""
+
+    @primitive
+    @abstractmethod
+    def multiply(self, a: Array, b: Array) -> Array:
+        """Return the elementwise product of two arrays of one shape."""
+
+    @primitive
+    @abstractmethod
+    def scale(self, x: Array, factor: float) -> Array:
+        """Return (T, D) with every element multiplied by a number."""
+
+    @primitive
+    @abstractmethod
+    def soft_cap(self, x: Array, cap: float) -> Array:
+        """Return (R, V) with every element x replaced by `cap * tanh(x / cap)`."""
+
+    @primitive
+    @abstractmethod
+    def heads(self, x: Array, head_dim: int) -> Array:
+        """Split (T, H*E) into heads, (T, H, E)."""
+
+    @primitive
+    @abstractmethod
+    def merge(self, x: Array) -> Array:
+        """Join heads (T, H, E) into (T, H*E)."""
+
+    @primitive
+    @abstractmethod
+    def take(self, x: Array, rows: Sequence[int]) -> Array:
+        """Return (R, ...): the rows of (T, ...) with these indices."""
+
+    @primitive
+    @abstractmethod
+    def route(self, logits: Array, routing: Routing) -> tuple[Array, Array]:
+        """Return the experts that each token chooses, (T, C) ids in ascending order, and their weights (T, C).
+
+        `logits` is (T, X). The choice of a token depends on its row alone, as `Routing` defines.
+        """
+
+    @primitive
+    @abstractmethod
+    def expert_linear(self, x: Array, linear: ExpertLinear, ids: Array) -> Array:
+        """Return (T*C, N): for each token and each of its experts `ids` (T, C), the product with that expert's matrix.
+
+        x is (T, K), one row for all experts of a token, or (T*C, K), a row for each. Experts that no token has chosen
+        are not read.
+        """
+
+    @primitive
+    @abstractmethod
+    def combine(self, y: Array, weights: Array) -> Array:
+        """Return (T, D): the sum over c, in ascending order, of `weights[t, c] * y[t*C + c]`, for y (T*C, D)."""
+
+    @primitive
+    @abstractmethod
+    def argmax(self, logits: Array) -> Token:
+        """Return the index of the largest of (1, V) logits; if several are equal, the lowest index."""
+
+    @primitive
+    @abstractmethod
+    def sample(self, logits: Array, draw: Draw) -> Token:
+        """Return the id that `draw` selects from (1, V) logits, as `sampling.py` defines."""
