@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.primitives import OPERATIONS
+from mlx_engine.backends.primitives import OPERATIONS, Primitives
 from mlx_engine.backends.simd import SimdBackend
 from tests.contract.cases import CASES, OpCase
 from tests.contract.check import check
@@ -47,7 +47,8 @@ def operations() -> set[str]:
 
 def test_every_method_of_the_seam_is_registered_or_known_to_be_no_operation():
     """Taps, the profiler and this suite take their lists from the registered operations."""
-    methods = {name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")}
+    members = {**vars(Primitives), **vars(Backend)}
+    methods = {name for name, member in members.items() if callable(member) and not name.startswith("_")}
     registered = [name for names in OPERATIONS.values() for name in names]
     assert methods - NOT_OPERATIONS == set(registered)
     assert len(registered) == len(set(registered))
