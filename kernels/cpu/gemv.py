@@ -80,8 +80,8 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
 
-    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each dot product with its bias. The kernel then multiplies two rows of the
-    gate together with the same two rows of the up matrix.
+    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each product with its bias. The kernel then
+    multiplies two rows of the gate together with the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -80,12 +80,12 @@ def stacked(linears: Sequence[Linear]) -> Stack:
     matrices = _stacked([linear.weight for linear in linears])
     if linears[0].bias is None:
         return matrices
-    biases = mx.stack([linear.bias for linear in linears])
+    biases: mx.array = mx.stack([linear.bias for linear in linears])  # type: ignore[misc]
     mx.eval(biases)
     return BiasedStack(matrices, biases)
 
 
-def _stacked(matrices: Sequence[GroupMatrix | mx.array]) -> Stack:
+def _stacked(matrices: Sequence[Any]) -> Stack:
     formats = {
         (matrix.group, matrix.bits, matrix.mode) if isinstance(matrix, GroupMatrix) else None for matrix in matrices
     }

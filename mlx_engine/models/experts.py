@@ -146,19 +146,21 @@ def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: in
 
 def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int, int]) -> list[Tensor]:
     """Return the biases of gpt-oss's experts in layer i; `size` is (F, D)."""
+    width, hidden = size
     made = []
     for part in PARTS:
-        stem, rows = f"{block}.experts", {}
-        whole = f"{stem}.down_proj_bias"
+        name, shape = f"blk.{i}.ffn_{part}_exps", (hidden if part == "down" else width,)
+        whole = Stored(f"{block}.experts.down_proj_bias")
         if part != "down":
-            whole, rows = f"{stem}.gate_up_proj_bias", {"rows": (int(part == "up"), 2 * size[0]), "step": 2}
-        hf = _form(
-            checkpoint,
-            lambda e, whole=whole, rows=rows: Stored(whole, expert=(e, n), **rows),
-            lambda e, part=part: Stored(f"{block}.experts.{part}_proj.bias", expert=(e, n)),
-        )
-        name, shape = f"blk.{i}.ffn_{part}_exps", (size[1] if part == "down" else size[0],)
-        made += [Tensor(f"{name}.{e}.bias", hf(e), shape, gguf=Stored(f"{name}.bias", expert=(e, n))) for e in range(n)]
+            whole = Stored(f"{block}.experts.gate_up_proj_bias", rows=(int(part == "up"), 2 * width), step=2)
+        divided = Stored(f"{block}.experts.{part}_proj.bias")
+        hf = divided if divided.name in checkpoint.shapes else whole
+        made += [
+            Tensor(
+                f"{name}.{e}.bias", replace(hf, expert=(e, n)), shape, gguf=Stored(f"{name}.bias", expert=(e, n))
+            )
+            for e in range(n)
+        ]  # fmt: skip
     return made
 
 

@@ -23,26 +23,13 @@ from mlx_engine.models.experts import Count, Names, experts, of_all, with_expert
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
-from mlx_engine.models.rotation_setting import RotationSetting
+from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.settings import Settings
 from mlx_engine.models.table import Row, decoder_plan, parts
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
 GGUF_ARCHITECTURE = "gpt-oss"
-THETA = 150_000.0
-
-
-@dataclass(frozen=True)
-class _Rotation(RotationSetting):
-    """YaRN without rounded limits: GGUF has no key for it, and every model of this architecture has it so."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
-        """Return the rotary embedding settings."""
-        found = super().read(s, naming, known)
-        if naming == "hf" and s.mapping("rope_parameters") is None and s.mapping("rope_scaling") is None:
-            # Transformers and the first converters disagree about such files.
-            raise s.error("rope_scaling", "the settings of YaRN", None)
-        return replace(found, truncate=False) if naming == "gguf" and found.rule == "yarn" else found
+THETA = 150_000.0  # transformers' default
 
 
 class _LocalLayers:
@@ -62,13 +49,19 @@ class _LocalLayers:
         return {}
 
 
+def has_yarn(s: Settings, key: str, config: Any) -> None:
+    """Check that config.json has settings of YaRN: transformers has others for a file without them."""
+    if s.mapping("rope_parameters") is None and s.mapping(key) is None:
+        raise s.error(key, "the settings of YaRN", None)
+
+
 @dataclass(frozen=True)
 class Config(llama.Config):
     """Llama's sizes, the numbers of experts and the window; `intermediate_size` is that of one expert."""
 
     intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
-    rope: Rotation = declared(_Rotation("rope.freq_base", "rope_theta", THETA, ("yarn",), layers=None, always=True))
+    rope: Rotation = rotation(theta=THETA, rules=("yarn",), truncates=False)
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
@@ -79,6 +72,7 @@ class Config(llama.Config):
         hf={
             "hidden_act": "silu",
             "attention_bias": True,
+            "rope_scaling": has_yarn,
             "swiglu_alpha": SWIGLU_ALPHA,
             "swiglu_limit": SWIGLU_LIMIT,
             "experts_per_token": lambda s, key, config: s.expect(key, config.n_experts_used),
