@@ -30,9 +30,8 @@ def layers(config: QuantConfig, files: Files) -> dict[str, Layer]:
 def _layer(files: Files, stem: str) -> Layer:
     blocks, scales = part(files, stem + BLOCKS, "U8"), part(files, stem + SCALES, "U8")
     n_bytes = MLX.block_bytes - MLX.scale_bytes
-    check_shape(stem + BLOCKS, blocks.shape[-1:], (n_bytes,))
+    check_shape(stem + BLOCKS, blocks.shape, (*blocks.shape[:3], n_bytes))  # four axes
     check_shape(stem + SCALES, scales.shape, blocks.shape[:-1])
-    check_shape(stem + BLOCKS, blocks.shape, (*blocks.shape[:1], *blocks.shape[1:2], *blocks.shape[2:3], n_bytes))
     shape = (*scales.shape[:-1], scales.shape[-1] * MLX.block_size)
 
     def read() -> GroupWeight:
