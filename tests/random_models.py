@@ -32,6 +32,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gguf", {
         **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
     }),
+    "gpt-oss": ("gguf", {
+        **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 512,
+        "attention.sliding_window": WINDOW, "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+    }),
     "gpt2": ("gguf", {
         "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": 256, "feed_forward_length": 512,
         "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
@@ -87,6 +92,8 @@ def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
     if len(shape) == 1:
         mean = 1.0 if "norm" in name and name.endswith("weight") else -0.5 if name.endswith("ssm_a") else 0.0
         return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
+    if name.endswith(".bias"):  # of all experts
+        return Weight.pack(name, (0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
     *rows, k = shape
     n = math.prod(rows)
     is_float = any(part in name for part in (*_FLOATS, "ffn_gate_inp")) or (len(shape) == 3 and "exps" not in name)

@@ -6,8 +6,8 @@ from typing import Any
 
 from kernels.cpu.exponentials import exp
 from kernels.cpu.jit import jit
-from kernels.cpu.layout import SILU
-from kernels.cpu.vectors import add, div, fma, mul, splat, sub, zeros
+from kernels.cpu.layout import CLAMPED_SWIGLU, SILU
+from kernels.cpu.vectors import add, div, fma, larger, mul, smaller, splat, sub, zeros
 
 
 @jit
@@ -24,6 +24,13 @@ def gelu(x: Any) -> Any:
 
 
 @jit
+def clamped_swiglu(gate: Any, up: Any) -> Any:
+    """`(u + 1) * g / (1 + exp(-1.702 g))`, where g is the gate, at most 7, and u is up, from -7 to 7."""
+    g, u = smaller(splat(7.0), gate), smaller(splat(7.0), larger(splat(-7.0), up))
+    return div(mul(add(u, splat(1.0)), g), add(splat(1.0), exp(mul(g, splat(-1.702)))))
+
+
+@jit
 def activate(activation: int, x: Any) -> Any:
     """Apply the activation with this number (`layout.py`)."""
     if activation == SILU:
@@ -33,5 +40,7 @@ def activate(activation: int, x: Any) -> Any:
 
 @jit
 def gated(activation: int, gate: Any, up: Any) -> Any:
-    """`activation(gate) * up`."""
+    """`activation(gate) * up`, or `clamped_swiglu`."""
+    if activation == CLAMPED_SWIGLU:
+        return clamped_swiglu(gate, up)
     return mul(activate(activation, gate), up)

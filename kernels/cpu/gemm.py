@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.activations import gated
-from kernels.cpu.epilogue import put_row
+from kernels.cpu.epilogue import gate_row, put_row
 from kernels.cpu.float32 import copy
 from kernels.cpu.formats import FORMAT_ROOM, expand, prefetch_weights
 from kernels.cpu.jit import jit, task
 from kernels.cpu.layout import (
-    ACTIVATION,
     CHUNK,
     GEMM_NEAR,
     GEMM_ROWS,
@@ -35,7 +33,7 @@ from kernels.cpu.linear_job import HEIGHT, PIECES, SPAN, STRIDE, T, X, Y, ceil_d
 from kernels.cpu.memory import floats, number
 from kernels.cpu.norms import norm
 from kernels.cpu.tile import add_dots, tile_vectors
-from kernels.cpu.vectors import PART, load, store
+from kernels.cpu.vectors import PART
 
 # Input rows that one chunk of `prepare_rows` prepares.
 PREPARED = 16
@@ -98,8 +96,7 @@ def multiply_rows(job: Any, chunk: int, scratch: int) -> None:
         _add_products(job, m + i * WIDTH, first, n_rows, t, n_tokens, scratch, sums, i * size, row)
     for i in range(n_tokens):
         if n_matrices == 2:
-            for r in range(i * row, i * row + size, LANES):
-                store(sums, r, gated(job[ACTIVATION], load(sums, r), load(sums, r + size)))
+            gate_row(job, m, first, n_rows, sums, i * row, size)
         put_row(job, m, t + i, first, n_rows, sums, i * row)
 
 

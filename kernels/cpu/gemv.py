@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from kernels.cpu.activations import gated
-from kernels.cpu.epilogue import put_row
+from kernels.cpu.epilogue import gate_row, put_row
 from kernels.cpu.formats import FORMAT_ROOM, TWO_PANELS, four_rows, row_bytes
 from kernels.cpu.jit import jit, task
 from kernels.cpu.layout import (
-    ACTIVATION,
     CHUNK,
     LANES,
     NORM_BIAS,
@@ -82,8 +80,8 @@ def pack_panels(job: Any, x: int, panels: int, normed: int) -> None:
 def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     """Multiply the rows of one chunk with each vector: `y[row] = activation(dot(W[row], x) + bias) + residual`.
 
-    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`. The kernel then multiplies two rows of the
-    gate together with the same two rows of the up matrix.
+    With a gate, `y[row] = activation(dot(gate[row], x)) * dot(up[row], x)`, each product with its bias. The kernel then
+    multiplies two rows of the gate together with the same two rows of the up matrix.
     """
     m = matrix_of(job, chunk)
     height, apart = ceil_div(job[HEIGHT], job[WAYS]), ceil_div(job[m + ROWS], job[WAYS])
@@ -121,7 +119,7 @@ def multiply_stored(job: Any, chunk: int, scratch: int) -> None:
     for t in range(n_tokens):
         for way in range(job[WAYS]):
             at, row = (4 * t + way) * size, way * apart + first
+            n_rows = min(n, job[m + ROWS] - row)
             if gates(job):
-                for r in range(at, at + n, LANES):
-                    store(products, r, gated(job[ACTIVATION], load(products, r), load(products, r + 2 * size)))
-            put_row(job, m, t, row, min(n, job[m + ROWS] - row), products, at)
+                gate_row(job, m, row, n_rows, products, at, 2 * size)
+            put_row(job, m, t, row, n_rows, products, at)

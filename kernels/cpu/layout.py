@@ -18,8 +18,8 @@ def whole_vectors(n: int) -> int:
 # Bytes of a cache line.
 LINE_BYTES = 64
 
-# Activations of a product, or of the gate of a gated feed-forward network; 0 is none.
-SILU, GELU = 1, 2
+# Activations of a product, or of the gate of a gated feed-forward network; 0 is none. The last is for a gate only.
+SILU, GELU, CLAMPED_SWIGLU = 1, 2, 3
 
 # ---- a pool's control block ----
 

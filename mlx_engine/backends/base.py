@@ -24,6 +24,7 @@ from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import (
     Activation,
     Array,
+    Gating,
     HeadNorms,
     Linear,
     Native,
@@ -217,8 +218,8 @@ class Backend(Primitives):
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
         logits = self.note(experts.router.name, self.linear(h, experts.router))
         ids, weights = self.route(logits, experts.routing)
-        gated = self.activate(self.note(gate.name, self.expert_linear(h, gate, ids)), experts.activation)
-        inner = self.multiply(gated, self.note(up.name, self.expert_linear(h, up, ids)))
+        gates = self.note(gate.name, self.expert_linear(h, gate, ids))
+        inner = self.gated(gates, self.note(up.name, self.expert_linear(h, up, ids)), experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
         return self.add(x, self.note(experts.name, self.combine(y, weights)))
 
@@ -258,6 +259,15 @@ class Backend(Primitives):
     def activate(self, x: Array, activation: Activation) -> Array:
         """Return x after the named activation function."""
         return self.silu(x) if activation == "silu" else self.gelu(x)
+
+    @dispatch
+    def gated(self, gate: Array, up: Array, gating: Gating) -> Array:
+        """Return the product of an activated gate and up, as `gating` says."""
+        return (
+            self.clamped_swiglu(gate, up)
+            if gating == "clamped_swiglu"
+            else self.multiply(self.activate(gate, gating), up)
+        )
 
     def note(self, name: str, x: Array) -> Array:
         """Pass x to the tap, if one is set, and return x."""

@@ -17,22 +17,23 @@ from kernels.cpu import layout
 from kernels.cpu.library import Library, is_format
 from kernels.cpu.pool import Pool
 from mlx_engine.backends.batch import KVView, Wanted
-from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
+from mlx_engine.backends.compiled_experts import ExpertBlock
 from mlx_engine.backends.compiled_program import CompiledProgram, parts_of, sequence_words
 from mlx_engine.backends.compiled_states import CompiledStates
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
-from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
+from mlx_engine.backends.kernel_limits import heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_matrix, write_norm
-from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope, Scores
+from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
 from mlx_engine.backends.simd import rope_table
+from mlx_engine.quant.mxfp4 import in_gguf_order
 from mlx_engine.quant.weight import Weight
 
-_KINDS: dict[Activation, int] = {"silu": layout.SILU, "gelu": layout.GELU}
+_KINDS: dict[Gating, int] = {"silu": layout.SILU, "gelu": layout.GELU, "clamped_swiglu": layout.CLAMPED_SWIGLU}
 # The format of weights that are expanded when they are loaded.
 _EXPANDED = "float32"
 
@@ -76,7 +77,7 @@ class CompiledBackend(CompiledStates):
         """Return a view of the mapped file for types that the kernels multiply; dequantise all other weights."""
         if len(weight.shape) != 2:
             return np.array(weight.dequantize(), dtype=np.float32)
-        shape = (weight.shape[0], weight.shape[1])
+        weight, shape = in_gguf_order(weight), (weight.shape[0], weight.shape[1])
         if _is_multiplied_as_stored(weight):
             self._mapped.append(weight.data)
             return self._matrix(shape, weight.type.name.lower(), weight.data)
@@ -146,7 +147,7 @@ class CompiledBackend(CompiledStates):
 
     def norm_gate_up(self, x: Native, norm: Norm | None, gate: Linear, up: Linear, activation: Activation) -> Native:
         """Multiply rows of `gate` and `up` interleaved, and apply activation and gate in the same job."""
-        if not norm_fits(norm) or not gate_fits(gate, up):
+        if not norm_fits(norm):
             return super().norm_gate_up(x, norm, gate, up, activation)
         return self._project(x, self._block((gate, up), norm, _KINDS[activation]))
 
@@ -157,8 +158,6 @@ class CompiledBackend(CompiledStates):
 
     def norm_experts_add(self, x: Native, norm: Norm, experts: Experts) -> Native:
         """Run router and experts in one call of the kernels."""
-        if not experts_fit(experts):
-            return super().norm_experts_add(x, norm, experts)
         block, x = self._experts_of(norm, experts), contiguous(x)
         y, scratch = aligned(*x.shape), self.scratch_address(block.floats(len(x)))
         self.run_entry(self.library.run_experts, block.address, len(x), address(x), scratch, address(y))
@@ -341,9 +340,8 @@ class CompiledBackend(CompiledStates):
         Raises:
             CannotCompileError: the kernels do not support such a block.
         """
-        gated = activation is not None and len(linears) == 2
-        if (norm is not None and not norm_fits(norm)) or (gated and not gate_fits(*linears)):
-            raise CannotCompileError("a norm that is too wide, or a gate with biases")
+        if not norm_fits(norm):
+            raise CannotCompileError("a norm that is too wide")
         if len(linears) > layout.MOST_MATRICES:
             raise CannotCompileError("too many matrices")
         return self._block(linears, norm, 0 if activation is None else _KINDS[activation], post)
@@ -358,6 +356,6 @@ def _fused(recording: Recording) -> Fused:
     """Return how many products the blocks fuse when the layers run operation by operation."""
     of = [step.args for step in recording.steps if step.op in ("norm_gate_up", "norm_project")]
     return Fused(
-        gate_up=sum(norm_fits(args[1]) and gate_fits(args[2], args[3]) for args in of if isinstance(args[2], Linear)),
+        gate_up=sum(norm_fits(args[1]) for args in of if isinstance(args[2], Linear)),
         qkv=sum(norm_fits(args[1]) and len(args[2]) == 3 for args in of if not isinstance(args[2], Linear)),
     )

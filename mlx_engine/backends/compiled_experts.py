@@ -8,7 +8,6 @@ from kernels.cpu import layout
 from kernels.cpu.library import Library
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.host_memory import address
-from mlx_engine.backends.kernel_limits import gate_fits
 from mlx_engine.backends.matrices import Block, write_norm
 from mlx_engine.backends.parameters import Norm
 
@@ -38,8 +37,3 @@ class ExpertBlock:
         """Return the floats of scratch memory for a pass of `n_tokens` tokens, with those that products need."""
         own = layout.expert_room(n_tokens, self.n_experts, self.n_used, self.width, self.inner)
         return own + n_tokens * layout.whole_vectors(max(self.width, self.inner))
-
-
-def experts_fit(experts: Experts) -> bool:
-    """Return whether the kernels support the mixture: gate and up have no biases."""
-    return all(map(gate_fits, experts.gate.weights, experts.up.weights))

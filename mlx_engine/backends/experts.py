@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.backends.parameters import Activation, Linear, Native
+from mlx_engine.backends.parameters import Gating, Linear, Native
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExpertLinear:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A feed-forward network of experts, each `down(activation(gate(h)) * up(h))`.
+    """A feed-forward network of experts, each `down(activation(gate(h)) * up(h))`, or with another `Gating`.
 
     Attributes:
         router: X outputs, one logit for each expert.
@@ -59,7 +59,7 @@ class Experts:
     gate: ExpertLinear
     up: ExpertLinear
     down: ExpertLinear
-    activation: Activation = "silu"
+    activation: Gating = "silu"
 
     @property
     def n_experts(self) -> int:

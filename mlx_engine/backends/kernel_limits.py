@@ -1,20 +1,15 @@
-"""The limits of the compiled CPU kernels: widths of norms, gates without biases, head dims."""
+"""The limits of the compiled CPU kernels: widths of norms, head dims."""
 
 from __future__ import annotations
 
 from kernels.cpu import layout
 from mlx_engine.backends.mixers import Convolution, DeltaRule
-from mlx_engine.backends.parameters import Linear, Norm
+from mlx_engine.backends.parameters import Norm
 
 
 def norm_fits(norm: Norm | None) -> bool:
     """Return whether a panel of normed vectors fits into a thread's scratch memory."""
     return norm is None or 4 * layout.PANEL_TOKENS * int(norm.weight.size) <= layout.SCRATCH_BYTES
-
-
-def gate_fits(gate: Linear, up: Linear) -> bool:
-    """Return whether the kernels can fuse gate and up: the fused kernel adds no biases."""
-    return gate.bias is None and up.bias is None
 
 
 def convolution_fits(conv: Convolution) -> bool:

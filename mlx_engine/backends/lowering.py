@@ -15,7 +15,7 @@ import numpy as np
 
 from kernels.cpu import layout
 from mlx_engine.backends.buffers import Buffer, Place, allocate
-from mlx_engine.backends.compiled_experts import ExpertBlock, experts_fit
+from mlx_engine.backends.compiled_experts import ExpertBlock
 from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.kernel_limits import convolution_fits, rule_fits
 from mlx_engine.backends.matrices import Block, sinks_address
@@ -168,8 +168,6 @@ class _Lowering:
         return (self.project(x, self.builders.block((up,), norm, activation, None)),)
 
     def norm_experts_add(self, x: Value, norm: Norm, experts: Experts) -> tuple[Place, ...]:
-        if not experts_fit(experts):
-            raise CannotCompileError("a mixture of experts with biases")
         source, block = self.whole(self.place(x)), self.builders.experts(norm, experts)
         out = self.new(block.width, source.is_wanted)
         step = self.emit(layout.EXPERTS, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)

@@ -20,10 +20,11 @@ from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.mlx_states import MlxStates
 from mlx_engine.backends.mlx_weights import BlockMatrix, group_matrix, reinterpret
-from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.simd import hidden_keys, rope_table
 from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.mxfp4 import in_mlx_order
 from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
@@ -52,7 +53,8 @@ class MlxBackend(MlxStates):
             yield
 
     def prepare(self, weight: Weight) -> Native:
-        """Keep matrices of MLX's types, and Q8_0 repacked without changing its values; dequantise all other weights."""
+        """Keep matrices of MLX's types, and Q8_0 and MXFP4 repacked with the same values; dequantise all others."""
+        weight = in_mlx_order(weight)
         if isinstance(weight.type, GroupType) and len(weight.shape) == 2:
             return group_matrix(weight, weight.type)
         if weight.type == Q8_0 and len(weight.shape) == 2:
@@ -151,6 +153,10 @@ class MlxBackend(MlxStates):
     def gelu(self, x: Native) -> Native:
         """If the cube overflows, tanh is still 1, which is correct."""
         return 0.5 * x * (1 + mx.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
+
+    def clamped_swiglu(self, gate: Native, up: Native) -> Native:
+        g, u = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return (u + 1) * g * mx.sigmoid(SWIGLU_ALPHA * g)
 
     def add(self, a: Native, b: Native) -> Native:
         return a + b

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -60,12 +60,32 @@ class GroupStack:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class BiasedStack:
+    """Matrices with a bias for each, (X, N)."""
+
+    matrices: Stack
+    biases: mx.array
+
+    def multiply(self, x: mx.array, ids: mx.array, *, are_sorted: bool) -> mx.array:
+        """Return what `Stack.multiply` defines, with the bias of each expert."""
+        return self.matrices.multiply(x, ids, are_sorted=are_sorted) + self.biases[ids][..., None, :]
+
+
 def stacked(linears: Sequence[Linear]) -> Stack:
-    """Return the matrices of several linear layers, which are `GroupMatrix` or float arrays, as one stack.
+    """Return several linear layers, whose matrices are `GroupMatrix` or float arrays, as one stack.
 
     The arrays are made at once, so that those of the single matrices can be freed.
     """
-    matrices = [linear.weight for linear in linears]
+    matrices = _stacked([linear.weight for linear in linears])
+    if linears[0].bias is None:
+        return matrices
+    biases: mx.array = mx.stack([linear.bias for linear in linears])  # type: ignore[misc]
+    mx.eval(biases)
+    return BiasedStack(matrices, biases)
+
+
+def _stacked(matrices: Sequence[Any]) -> Stack:
     formats = {
         (matrix.group, matrix.bits, matrix.mode) if isinstance(matrix, GroupMatrix) else None for matrix in matrices
     }

@@ -35,6 +35,11 @@ class LazyToken:
 Token: TypeAlias = int | LazyToken
 
 Activation: TypeAlias = Literal["silu", "gelu"]
+# How an expert's gate and up become one: `activation(gate) * up`, or the operation of this name.
+Gating: TypeAlias = Activation | Literal["clamped_swiglu"]
+
+# The numbers of the gating "clamped_swiglu", as gpt-oss has them.
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,6 +130,11 @@ class Primitives(ABC):
 
     @primitive
     @abstractmethod
+    def clamped_swiglu(self, gate: Array, up: Array) -> Array:
+        """Return `(u + 1) * g / (1 + exp(-1.702 * g))`, where g is the gate, at most 7, and u is up, from -7 to 7."""
+
+    @primitive
+    @abstractmethod
     def scale(self, x: Array, factor: float) -> Array:
         """Return (T, D) with every element multiplied by a number."""
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlx_engine.backends.batch import KVView
 from mlx_engine.backends.experts import ExpertLinear, Routing
-from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import LARGEST, SMALLEST, Draw, Sampling
 from mlx_engine.backends.scalar_states import ScalarStates, sigmoid
 from mlx_engine.quant.weight import Weight
@@ -90,6 +90,9 @@ class ScalarBackend(ScalarStates):
 
     def multiply(self, a: Native, b: Native) -> Native:
         return [[u * v for u, v in zip(p, q, strict=True)] for p, q in zip(a, b, strict=True)]
+
+    def clamped_swiglu(self, gate: Native, up: Native) -> Native:
+        return [[_clamped_swiglu(g, u) for g, u in zip(p, q, strict=True)] for p, q in zip(gate, up, strict=True)]
 
     def scale(self, x: Native, factor: float) -> Native:
         return [[v * factor for v in row] for row in x]
@@ -211,6 +214,11 @@ def _weights(logits: list[float], chosen: list[int], routing: Routing) -> list[f
     p = [math.exp(v - top) for v in logits]
     total = sum(p[e] for e in chosen) if routing.normalize else sum(p)
     return [p[e] / total for e in chosen]
+
+
+def _clamped_swiglu(gate: float, up: float) -> float:
+    g, u = min(gate, SWIGLU_LIMIT), min(max(up, -SWIGLU_LIMIT), SWIGLU_LIMIT)
+    return (u + 1) * g * sigmoid(SWIGLU_ALPHA * g)
 
 
 def _adjusted(row: list[float], draw: Draw) -> list[float]:

@@ -16,7 +16,7 @@ from mlx_engine.backends import sampling as definition
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.blas import one_blas_thread
 from mlx_engine.backends.experts import ExpertLinear, Routing
-from mlx_engine.backends.parameters import Linear, Native, Rope, Scores
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.simd_states import SimdStates
 from mlx_engine.quant.weight import Weight
@@ -109,6 +109,13 @@ class SimdBackend(SimdStates):
         with np.errstate(over="ignore"):
             inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
         return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+
+    def clamped_swiglu(self, gate: Native, up: Native) -> Native:
+        """For a very negative gate the exponential overflows to infinity, and the result is 0, which is correct."""
+        alpha, limit = np.float32(SWIGLU_ALPHA), np.float32(SWIGLU_LIMIT)
+        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        with np.errstate(over="ignore"):
+            return (u + np.float32(1)) * g / (np.float32(1) + np.exp(-alpha * g))
 
     def add(self, a: Native, b: Native) -> Native:
         return a + b

@@ -26,9 +26,9 @@ SCALES = ("F32", "F16", "BF16", "F8_E8M0")
 
 @dataclass(frozen=True)
 class Layer:
-    """A quantised weight: its row-major shape (N, K), the names of its tensors, and a function that reads it."""
+    """A quantised weight: its row-major shape, (N, K) or (X, N, K), its tensors' names, a function that reads it."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     parts: tuple[str, ...]
     read: Callable[[], Weight]
 

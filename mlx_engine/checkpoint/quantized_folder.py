@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlx_engine.checkpoint import awq, compressed_tensors, fp8, gptq
+from mlx_engine.checkpoint import awq, compressed_tensors, fp8, gptq, mxfp4
 from mlx_engine.checkpoint.quantized import CONFIG, Files, Layer, QuantConfig
 from mlx_engine.quant.weight import Weight
 
@@ -18,6 +18,7 @@ _READERS: dict[str, Callable[[QuantConfig, Files], Mapping[str, Layer]]] = {
     "awq": awq.layers,
     "fp8": fp8.layers,
     "compressed-tensors": compressed_tensors.layers,
+    "mxfp4": mxfp4.layers,
 }
 
 

@@ -17,11 +17,12 @@ from mlx_engine.models import model_file
 from mlx_engine.models.allowed import open_model
 from mlx_engine.models.plan import Plan, Tensor, check
 from mlx_engine.models.stored import Stored
+from mlx_engine.quant import mxfp4
 from mlx_engine.quant.types import F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
 # Matrices that are no factors of products: llama.cpp requires floats.
-FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight")
+FLOATS = ("position_embd.weight", ".shortconv.conv.weight", ".ssm_conv1d.weight", ".ffn_gate_inp.weight", ".bias")
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,14 @@ def _part(checkpoint: Checkpoint, tensors: list[Tensor]) -> Part:
     # llama.cpp requires floats for norms, biases and learned positions, which are not matrices of products. Routers
     # are never quantised.
     is_float = len(shape) == 1 or stored.name.endswith(FLOATS)
-    type_ = F32 if is_float or stored.is_shifted else checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
+    type_ = checkpoint.weight(tensors[0].stored(checkpoint.naming).name).type
+    type_ = F32 if is_float or stored.is_shifted else mxfp4.GGUF if type_ == mxfp4.MLX else type_
     return Part(stored.name, shape, type_, partial(_make, checkpoint, tensors, stored, type_))
 
 
 def _make(checkpoint: Checkpoint, tensors: list[Tensor], stored: Stored, type_: GGMLType) -> Weight:
-    parts = [tensor.stored("gguf").in_file_order(tensor.weight(checkpoint).as_type(type_)) for tensor in tensors]
+    weights = [mxfp4.in_gguf_order(tensor.weight(checkpoint)).as_type(type_) for tensor in tensors]
+    parts = [tensor.stored("gguf").in_file_order(weight) for tensor, weight in zip(tensors, weights, strict=True)]
     return stored.put(parts, [tensor.stored("gguf").order for tensor in tensors])
 
 

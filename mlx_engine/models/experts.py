@@ -6,7 +6,9 @@ all experts of a layer in one tensor with a leading axis for the expert:
     GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight
     transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
     transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
-    mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight
+    mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
+    gpt-oss, published          model.layers.0.mlp.experts.gate_up_proj_blocks and _scales, (X, 2F, D), gate in the even
+                                rows; in bf16 gate_up_proj (X, D, 2F), which is transposed
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_engine.backends.experts import Experts, Routing
+from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.config import Naming
 from mlx_engine.models.parameters import Parameters
@@ -36,10 +39,15 @@ class Names:
     Attributes:
         block: the module of a layer that has router and experts.
         parts: the published names of gate, up and down.
+        router: the name of the router's module.
+        interleaved: whether files have gate and up in alternating rows of one tensor. Their experts and routers have
+            biases.
     """
 
     block: str = "mlp"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,13 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     made = list(plan.tensors)
     for i in range(cfg.n_layers):
         blocks = [f"model.layers.{i}.{block}" for block in dict.fromkeys((names.block, "mlp"))]
-        router = _existing(checkpoint, [f"{block}.gate.weight" for block in blocks])
+        router = _existing(checkpoint, [f"{block}.{names.router}.weight" for block in blocks])
         made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
         for part in range(len(PARTS)):
             made += _tensors(checkpoint, i, part, blocks, names, cfg.n_experts, (expert_size, cfg.hidden_size))
+        if names.interleaved:
+            made.append(Tensor(f"blk.{i}.ffn_gate_inp.bias", f"{blocks[0]}.{names.router}.bias", (cfg.n_experts,)))
+            made += _biases(checkpoint, i, blocks[0], cfg.n_experts, (expert_size, cfg.hidden_size))
     return replace(plan, tensors=made)
 
 
@@ -89,15 +100,16 @@ def _tensors(
     """Return the tensors of one part of all experts of layer i; `size` is (F, D)."""
     stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
 
-    def form(*choices: Callable[[int], Stored]) -> Callable[[int], Stored]:
-        """Return the first form whose tensors the checkpoint has, else the first."""
-        return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
-
-    gguf = form(
+    gguf = _form(
+        checkpoint,
         lambda e: Stored(f"{stem}_exps.weight", expert=(e, n)),
         lambda e: Stored(f"{stem}.{e}.weight"),
     )
-    hf = form(
+    if names.interleaved:
+        hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
+        return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
+    hf = _form(
+        checkpoint,
         *(lambda e, block=block: Stored(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
         *(
             lambda e, block=block: Stored(f"{block}.switch_mlp.{PARTS[part]}_proj.weight", expert=(e, n))
@@ -115,11 +127,48 @@ def _fused(stem: str, part: str, width: int, expert: tuple[int, int]) -> Stored:
     return Stored(f"{stem}.gate_up_proj", rows=(0 if part == "gate" else width, 2 * width), expert=expert)
 
 
+def _form(checkpoint: Checkpoint, *choices: Callable[[int], Stored]) -> Callable[[int], Stored]:
+    """Return the first form whose tensors the checkpoint has, else the first."""
+    return next((choice for choice in choices if choice(0).name in checkpoint.shapes), choices[0])
+
+
+def _interleaved(checkpoint: Checkpoint, stem: str, part: str, width: int, n: int) -> Callable[[int], Stored]:
+    """Return a part of gpt-oss's tensors: with MXFP4 experts, in floats, or as mlx-community divides them."""
+    whole = f"{stem}.down_proj" if part == "down" else f"{stem}.gate_up_proj"
+    rows: dict[str, Any] = {} if part == "down" else {"rows": (int(part == "up"), 2 * width), "step": 2}
+    return _form(
+        checkpoint,
+        lambda e: Stored(f"{whole}_blocks", expert=(e, n), **rows),
+        lambda e: Stored(f"{stem}.{part}_proj.weight", expert=(e, n)),
+        lambda e: Stored(whole, expert=(e, n), transposed=True, **rows),
+    )
+
+
+def _biases(checkpoint: Checkpoint, i: int, block: str, n: int, size: tuple[int, int]) -> list[Tensor]:
+    """Return the biases of gpt-oss's experts in layer i; `size` is (F, D)."""
+    width, hidden = size
+    made = []
+    for part in PARTS:
+        name, shape = f"blk.{i}.ffn_{part}_exps", (hidden if part == "down" else width,)
+        whole = Stored(f"{block}.experts.down_proj_bias")
+        if part != "down":
+            whole = Stored(f"{block}.experts.gate_up_proj_bias", rows=(int(part == "up"), 2 * width), step=2)
+        divided = Stored(f"{block}.experts.{part}_proj.bias")
+        hf = divided if divided.name in checkpoint.shapes else whole
+        made += [
+            Tensor(
+                f"{name}.{e}.bias", replace(hf, expert=(e, n)), shape, gguf=Stored(f"{name}.bias", expert=(e, n))
+            )
+            for e in range(n)
+        ]  # fmt: skip
+    return made
+
+
 def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
     return next((name for name in names if name in checkpoint.shapes), names[0])
 
 
-def experts(p: Parameters, i: int, n_experts: int, routing: Routing) -> Experts:
+def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:
     """Return the router and the experts of layer i."""
     gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
-    return Experts(f"blk.{i}.ffn_moe", p.router(f"blk.{i}.ffn_gate_inp"), routing, gate, up, down)
+    return Experts(f"blk.{i}.ffn_moe", p.router(f"blk.{i}.ffn_gate_inp"), routing, gate, up, down, activation)

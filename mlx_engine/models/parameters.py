@@ -79,6 +79,10 @@ class Parameters:
         bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
         return Linear(name, self._vector(f"{name}.weight"), bias)
 
+    def vector(self, name: str) -> Array:
+        """Return the vector `name.weight`, such as the sinks of attention."""
+        return self._vector(f"{name}.weight")
+
     def rms_norm(self, name: str, eps: float, times: float = 1.0) -> RMSNorm:
         """Return an RMS norm of weight `name.weight`, multiplied by `times`."""
         if times == 1:

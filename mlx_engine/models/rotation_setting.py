@@ -34,6 +34,7 @@ class RotationSetting:
     always: bool
     partial: bool = False
     grows: bool = False
+    truncates: bool = True
 
     def read(self, s: Settings, naming: Naming, known: Any) -> Rotation:
         """Return the rotary embedding settings."""
@@ -92,7 +93,9 @@ class RotationSetting:
             usual /= yarn_attention(r.factor, times)
         low, high = s.number(f"{SCALING}yarn_beta_slow", 1.0), s.number(f"{SCALING}yarn_beta_fast", 32.0)
         beta = s.number_or_zero("attention.temperature_scale") if self.grows else 0.0
-        return replace(r, low=low, high=high, attention_factor=usual * attention, beta=beta)
+        return replace(
+            r, low=low, high=high, attention_factor=usual * attention, beta=beta, truncate=self.truncates
+        )  # fmt: skip
 
     def to_gguf(self, value: Rotation) -> Mapping[str, object]:
         """Return the keys of a rotation.
@@ -222,7 +225,7 @@ def _divisors(s: Settings, key: str, n: int) -> tuple[float, ...]:
 def rotation(
     *, gguf: str = "rope.freq_base", hf: str = "rope_theta", theta: float | Callable[[Any], float] = 10_000.0,
     rules: tuple[str, ...] = (), layers: str | None = None, always: bool = True, partial: bool = False,
-    grows: bool = False,
+    grows: bool = False, truncates: bool = True,
 ) -> Any:  # fmt: skip
     """Declare a field that is a `Rotation`. It follows the fields `head_dim` and `context_length`.
 
@@ -235,5 +238,6 @@ def rotation(
         always: whether to write the base to a GGUF file even if it is `theta`.
         partial: whether files may say that only a part of each head is rotated.
         grows: whether files may have Llama 4's attention scaling.
+        truncates: whether YaRN's limits in GGUF files, which have no key for it, are rounded to whole pairs.
     """
-    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows))
+    return declared(RotationSetting(gguf, hf, theta, rules, layers, always, partial, grows, truncates))

@@ -21,6 +21,7 @@ class Stored:
     Attributes:
         name: the name in the file.
         rows: (first, of) if the tensor is a part of a larger tensor of `of` rows and begins at row `first`.
+        step: the distance of the tensor's rows there, for `rows`.
         transposed: whether the matrix is stored transposed, as in Conv1D layers.
         plus: added to every stored value to get the model's value.
         times: factor by which every value, minus `plus`, is multiplied in the file.
@@ -47,6 +48,7 @@ class Stored:
     order: tuple[int, ...] | None = None
     columns: tuple[tuple[int, ...], int] | None = None
     outer: tuple[int, ...] | None = None
+    step: int = 1
 
     @property
     def is_shifted(self) -> bool:
@@ -74,7 +76,7 @@ class Stored:
             # Only this expert's bytes are read.
             return replace(self, expert=None).take(weight.part(*self.expert), shape)
         first, of = self.rows or (0, shape[0])
-        data, last = weight.data, first + shape[0]
+        data, last = weight.data, first + self.step * (shape[0] - 1) + 1
         if self.expert is not None:
             e, n = self.expert
             data = data[data.size // n * e : data.size // n * (e + 1)]
@@ -88,11 +90,11 @@ class Stored:
         if self.transposed:
             # Transpose elements of whole values: byte by byte it takes ten times as long.
             values = data.view(f"u{weight.type.block_bytes}").reshape(shape[1], of)
-            data = values[:, first:last].T.reshape(-1).view(np.uint8)
+            data = values[:, first : last : self.step].T.reshape(-1).view(np.uint8)
         elif self.order is not None:
             data = data.reshape(of, -1)[list(self.order)].reshape(-1)
         elif self.rows is not None:
-            data = data[data.size * first // of : data.size * last // of]
+            data = data.reshape(of, -1)[first : last : self.step].reshape(-1)
         if self.columns is not None:
             data = self._grouped(weight.type, data, shape)[:, list(self.columns[0])].reshape(-1)
         if self.heads is not None:

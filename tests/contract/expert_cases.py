@@ -8,7 +8,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.experts import ExpertLinear, Experts, Routing
-from mlx_engine.backends.parameters import Linear
+from mlx_engine.backends.parameters import Gating, Linear
 from tests.contract.case import OpCase, Run, linear, norm_of, normal, weight
 
 # Four rows of seven logits: none equal; equal ones at the edge of the choice; all equal; far apart.
@@ -38,16 +38,20 @@ def route(rows: list[list[float]], n_used: int, *, normalize: bool) -> Run:
     return run
 
 
-def stack(be: Backend, rng: np.random.Generator, x: int, n: int, k: int, type_name: str = "F32") -> ExpertLinear:
-    return ExpertLinear("w", be.stack([linear(be, rng, n, k, type_name) for _ in range(x)]), (n, k), x * n * k * 4, x)
+def stack(
+    be: Backend, rng: np.random.Generator, x: int, n: int, k: int, type_name: str = "F32", *, bias: bool = False
+) -> ExpertLinear:
+    made = be.stack([linear(be, rng, n, k, type_name, bias=bias) for _ in range(x)])
+    return ExpertLinear("w", made, (n, k), x * n * k * 4, x)
 
 
-def expert_linear(ids: list[list[int]], *, each: bool, type_name: str = "F32") -> Run:
+def expert_linear(ids: list[list[int]], *, each: bool, type_name: str = "F32", bias: bool = False) -> Run:
     """`each`: a row for each expert of a token, or one for all."""
 
     def run(be: Backend, rng: np.random.Generator) -> Any:
         rows = len(ids) * (len(ids[0]) if each else 1)
-        return be.expert_linear(be.array(normal(rng, rows, 64)), stack(be, rng, 5, 32, 64, type_name), chosen(be, ids))
+        linears = stack(be, rng, 5, 32, 64, type_name, bias=bias)
+        return be.expert_linear(be.array(normal(rng, rows, 64)), linears, chosen(be, ids))
 
     return run
 
@@ -57,18 +61,29 @@ def combine(t: int, c: int) -> Run:
 
 
 def block(
-    t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False
-) -> Run:
+    t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False,
+    gating: Gating = "silu", bias: bool = False, width: int = 32,
+) -> Run:  # fmt: skip
     """`ties`: every second expert has the logits of the one before."""
 
     def run(be: Backend, rng: np.random.Generator) -> Any:
         rows = normal(rng, 6, 64, scale=0.125)
-        router = Linear("w", weight(be, np.repeat(rows[:3], 2, axis=0) if ties else rows))
-        parts = [stack(be, rng, 6, *size, type_name) for size in ((32, 64), (32, 64), (64, 32))]
-        experts = Experts("moe", router, Routing(n_used, normalize), *parts)
+        of_router = weight(be, normal(rng, 6)) if bias else None
+        router = Linear("w", weight(be, np.repeat(rows[:3], 2, axis=0) if ties else rows), of_router)
+        sizes = ((width, 64), (width, 64), (64, width))
+        parts = [stack(be, rng, 6, *size, type_name, bias=bias) for size in sizes]
+        experts = Experts("moe", router, Routing(n_used, normalize), *parts, gating)
         return be.norm_experts_add(be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind), experts)
 
     return run
+
+
+def clamped_swiglu(scale: float) -> Run:
+    return lambda be, rng: be.clamped_swiglu(*(be.array(normal(rng, 7, 40, scale=scale)) for _ in range(2)))
+
+
+def gated(gating: Gating) -> Run:
+    return lambda be, rng: be.gated(*(be.array(normal(rng, 3, 20, scale=4.0)) for _ in range(2)), gating)
 
 
 FEW = [[0, 3], [3, 4], [1, 3]]
@@ -96,5 +111,18 @@ CASES = [
     OpCase("norm_experts_add", "softmax-over-all", block(3, normalize=False)),
     OpCase("norm_experts_add", "all-experts", block(3, n_used=6)),
     OpCase("norm_experts_add", "equal-logits", block(9, ties=True, n_used=3)),
+    OpCase("expert_linear", "biases", expert_linear(FEW, each=True, bias=True)),
+    OpCase("expert_linear", "biases-many-rows", expert_linear(MANY, each=False, bias=True)),
+    OpCase("expert_linear", "q8_0-biases", expert_linear(MANY, each=True, type_name="Q8_0", bias=True)),
+    OpCase("clamped_swiglu", "rows", clamped_swiglu(1.0)),
+    OpCase("clamped_swiglu", "mostly-clamped", clamped_swiglu(50.0)),
+    OpCase("clamped_swiglu", "far", clamped_swiglu(1e30)),
+    OpCase("gated", "clamped_swiglu", gated("clamped_swiglu")),
+    OpCase("gated", "silu", gated("silu")),
+    OpCase("gated", "gelu", gated("gelu")),
+    OpCase("norm_experts_add", "biases", block(1, bias=True)),
+    OpCase("norm_experts_add", "biases-rows", block(20, bias=True, width=44)),
+    OpCase("norm_experts_add", "clamped_swiglu-one-row", block(1, "Q8_0", gating="clamped_swiglu", bias=True)),
+    OpCase("norm_experts_add", "clamped_swiglu", block(30, "Q8_0", gating="clamped_swiglu", bias=True)),
     OpCase("norm_experts_add", "layer-norm", block(3, kind="layer")),
 ]

@@ -59,3 +59,8 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 def gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def clamped_swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    g, u = np.where(gate > 7, 7, gate), np.sign(up) * np.minimum(np.abs(up), 7)
+    return g * (1 + np.tanh(0.851 * g)) / 2 * (1 + u)

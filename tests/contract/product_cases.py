@@ -164,11 +164,14 @@ def without_norm(t: int, type_name: str = "F32") -> Run:
     return run
 
 
-def norm_gate_up(t: int, activation: str, type_name: str = "F32", *, mixed: bool = False) -> Run:
+def norm_gate_up(
+    t: int, activation: str, type_name: str = "F32", *, mixed: bool = False, bias: bool = False
+) -> Run:  # fmt: skip
     def run(be: Backend, rng: np.random.Generator) -> Any:
         x, n = be.array(normal(rng, t, 64)), RMSNorm("n", norm_weight(be, rng, 64), 1e-6)
-        up = linear(be, rng, 48, 64, "F32" if mixed else type_name)
-        return be.norm_gate_up(x, n, linear(be, rng, 48, 64, type_name), up, activation)  # type: ignore[arg-type]
+        up = linear(be, rng, 48, 64, "F32" if mixed else type_name, bias=bias)
+        gate = linear(be, rng, 48, 64, type_name, bias=bias)
+        return be.norm_gate_up(x, n, gate, up, activation)  # type: ignore[arg-type]
 
     return run
 
@@ -269,6 +272,8 @@ CASES = [
     OpCase("norm_gate_up", "without-norm-q8_0", without_norm(9, "Q8_0")),
     OpCase("norm_gate_up", "silu", norm_gate_up(1, "silu")),
     OpCase("norm_gate_up", "gelu", norm_gate_up(4, "gelu")),
+    OpCase("norm_gate_up", "biases", norm_gate_up(1, "silu", "Q8_0", bias=True)),
+    OpCase("norm_gate_up", "biases-matrix", norm_gate_up(11, "gelu", bias=True)),
     OpCase("norm_gate_up", "q8_0", norm_gate_up(1, "silu", "Q8_0")),
     OpCase("norm_gate_up", "q8_0-gelu", norm_gate_up(3, "gelu", "Q8_0")),
     OpCase("norm_gate_up", "q8_0-matrix", norm_gate_up(9, "silu", "Q8_0")),

@@ -66,6 +66,11 @@ def test_activations(name: str):
     np.testing.assert_allclose(getattr(be, name)(x.tolist()), getattr(formulas, name)(x), rtol=1e-12, atol=1e-11)
 
 
+def test_clamped_swiglu():
+    gate, up = 6 * normal(9, 30), 6 * normal(9, 30)
+    agree(be.clamped_swiglu(gate.tolist(), up.tolist()), formulas.clamped_swiglu(gate, up))
+
+
 def test_scale():
     agree(be.scale(normal(3, 4).tolist(), 0.3), 0.3 * normal(3, 4))
 

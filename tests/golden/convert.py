@@ -272,23 +272,27 @@ def _llama3_factors(config: dict) -> np.ndarray:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """float32 tensors by name."""
+    """Tensors by name: floats as float32, integers as they are."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     header.pop("__metadata__", None)
-    return {
-        name: np.frombuffer(data[start:][slice(*row["data_offsets"])], "<f4").reshape(row["shape"])
-        for name, row in header.items()
-    }
+
+    def values(row: dict) -> np.ndarray:
+        kind = {"F32": "<f4", "BF16": "<u2", "U8": "u1"}[row["dtype"]]
+        found = np.frombuffer(data[start:][slice(*row["data_offsets"])], kind).reshape(row["shape"])
+        return (found.astype(np.uint32) << 16).view(np.float32) if row["dtype"] == "BF16" else found
+
+    return {name: values(row) for name, row in header.items()}
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """float32 tensors by name."""
+    """Tensors by name: floats as float32, integers as they are."""
     header, blob = {}, b""
     for name, values in tensors.items():
-        data = np.ascontiguousarray(values, dtype="<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [len(blob), len(blob) + len(data)]}
+        kind = {"uint8": "U8", "uint32": "U32"}.get(values.dtype.name, "F32")
+        data = np.ascontiguousarray(values, dtype="<f4" if kind == "F32" else values.dtype).tobytes()
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [len(blob), len(blob) + len(data)]}
         blob += data
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + blob)

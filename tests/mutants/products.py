@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         "bias of the first rows for all",
         "kernels/cpu/epilogue.py",
-        "put_row",
+        "add_bias",
         "floats(job[m + BIAS] + 4 * first)",
         "floats(job[m + BIAS])",
     ),
@@ -57,10 +57,10 @@ MUTANTS = [
     ),
     Mutant(
         "gate and up exchanged in the kernel",
-        "kernels/cpu/gemm.py",
-        "multiply_rows",
-        "gated(job[ACTIVATION], load(sums, r), load(sums, r + size))",
-        "gated(job[ACTIVATION], load(sums, r + size), load(sums, r))",
+        "kernels/cpu/epilogue.py",
+        "gate_row",
+        "gated(job[ACTIVATION], load(products, r), load(products, r + apart))",
+        "gated(job[ACTIVATION], load(products, r + apart), load(products, r))",
     ),
     Mutant(
         "the second panel's vectors are the first one's",

@@ -1,0 +1,124 @@
+"""gpt-oss 20B and 120B.
+
+Paper: "gpt-oss-120b & gpt-oss-20b Model Card", arXiv 2508.10925. Reference: Hugging Face transformers, models/gpt_oss.
+Differences from Qwen3-MoE: a sink for each query head in the softmax of attention, sliding-window attention in every
+second layer, YaRN whose limits are not rounded, biases of all linear layers, and a clamped gate in each expert, whose
+matrices are published in MXFP4. llama.cpp rounds the limits of YaRN all the same, because GGUF has no key for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Routing
+from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, ExpertLayer, Scores
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import llama, qwen2
+from mlx_engine.models.config import Expected, Key, Naming, declared, number, whole
+from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.rotation import Rotation
+from mlx_engine.models.rotation_setting import rotation
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.table import Row, decoder_plan, parts
+
+ARCHITECTURES = ("gpt_oss", "gpt-oss")
+GGUF_ARCHITECTURE = "gpt-oss"
+THETA = 150_000.0  # transformers' default
+
+
+class _LocalLayers:
+    """The setting of which layers have a window: every second one, the first included. GGUF has no key for others."""
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
+        """Return for each layer whether it has a window."""
+        words = None
+        if naming == "hf":
+            words = s.words("layer_types", known.n_layers, "sliding_attention", "full_attention")
+        if words is None:
+            return tuple(i % 2 == 0 for i in range(known.n_layers))
+        return tuple(word == "sliding_attention" for word in words)
+
+    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
+
+
+def has_yarn(s: Settings, key: str, config: Any) -> None:
+    """Check that config.json has settings of YaRN: transformers has others for a file without them."""
+    if s.mapping("rope_parameters") is None and s.mapping(key) is None:
+        raise s.error(key, "the settings of YaRN", None)
+
+
+@dataclass(frozen=True)
+class Config(llama.Config):
+    """Llama's sizes, the numbers of experts and the window; `intermediate_size` is that of one expert."""
+
+    intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
+    rope: Rotation = rotation(theta=THETA, rules=("yarn",), truncates=False)
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
+    is_local: tuple[bool, ...] = declared(_LocalLayers())
+
+    expected = Expected(
+        gguf={"attention.causal": True},
+        hf={
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "rope_scaling": has_yarn,
+            "swiglu_alpha": SWIGLU_ALPHA,
+            "swiglu_limit": SWIGLU_LIMIT,
+            "experts_per_token": lambda s, key, config: s.expect(key, config.n_experts_used),
+        },
+        # The context of the training is in the settings of YaRN.
+        harmless=("initial_context_length", "output_router_logits", "router_aux_loss_coef"),
+    )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None for layers that attend to all tokens."""
+        return tuple(self.window if is_local else None for is_local in self.is_local)
+
+
+TENSORS = {
+    **{name: row for name, row in qwen2.TENSORS.items() if row.shape not in ("F D", "D F")},
+    "blk.*.attn_output.bias": Row("model.layers.*.self_attn.o_proj.bias", "D"),
+    "blk.*.attn_sinks.weight": Row("model.layers.*.self_attn.sinks", "H"),
+    "blk.*.ffn_norm.weight": replace(qwen2.TENSORS["blk.*.ffn_norm.weight"], gguf="blk.*.post_attention_norm.weight"),
+}
+NAMES = Names(router="router", interleaved=True)
+
+
+class Model(Decoder):
+    """A decoder with attention sinks, and mixtures of experts with biases and clamped gates."""
+
+    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
+        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
+        routing = Routing(config.n_experts_used, normalize=True)
+        layers = [
+            ExpertLayer(
+                **parts(parameters, i, eps), rope=rope, window=window,
+                scores=Scores(config.head_dim**-0.5, sinks=parameters.vector(f"blk.{i}.attn_sinks")),
+                experts=experts(parameters, i, config.n_experts, routing, "clamped_swiglu"),
+            )
+            for i, window in enumerate(config.windows)
+        ]  # fmt: skip
+        output_norm = parameters.rms_norm("output_norm", eps)
+        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    made = decoder_plan(checkpoint, Config, TENSORS)
+    return with_experts(made, checkpoint, NAMES, made.config.intermediate_size)
