@@ -113,12 +113,13 @@ def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: i
 # Words of a program: the entries and tasks that its steps call, then from STEPS on the steps, STEP_WIDTH words each.
 ENTRY_PROJECT, ENTRY_ATTEND, TASK_ATTEND_DECODE, TASK_ATTEND_PREFILL, TASK_PUT_SPAN, ENTRY_EXPERTS, STEPS = range(7)
 # Operations of a step (OP).
-PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, EXPERTS = range(6)
+PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, EXPERTS, MULTIPLY, SCALE = range(8)
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
-# ROW_WIDTH is the head dim, or the width of copied rows. STEP_SCALE and STEP_SOFTCAP are the bits of float64 numbers; 0
-# is no soft cap. STEP_SINKS is the address of sinks (H,), or 0.
+# ROW_WIDTH is the head dim, or the width of copied, multiplied or scaled rows. STEP_SCALE, which is also the factor of
+# SCALE, and STEP_SOFTCAP are the bits of float64 numbers; 0 is no soft cap. STEP_SINKS is the address of sinks (H,), or
+# 0.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
     N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, STEP_WIDTH,

@@ -209,6 +209,16 @@ class Backend(ABC):
 
     @primitive
     @abstractmethod
+    def columns(self, x: Array, first: int, last: int) -> Array:
+        """Return (T, last - first): the columns [first, last) of (T, N)."""
+
+    @primitive
+    @abstractmethod
+    def concat(self, a: Array, b: Array) -> Array:
+        """Return (T, M + N): the columns of a (T, M), and after them the columns of b (T, N)."""
+
+    @primitive
+    @abstractmethod
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Return (R, ...): the rows of (T, ...) with these indices."""
 
@@ -320,6 +330,12 @@ class Backend(ABC):
         if norms is not None:
             q, k = self.norm(q, norms[0]), self.norm(k, norms[1])
         return self.rope(q, rope, positions), self.rope(k, rope.keys, positions), v
+
+    @block
+    def norm_rope(self, x: Array, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Array:
+        """Split x (T, N) into heads, norm them and rotate them, for heads of one kind; None for no rotation."""
+        x = self.norm(self.heads(x, head_dim), norm)
+        return x if rope is None else self.rope(x, rope, positions)
 
     @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:

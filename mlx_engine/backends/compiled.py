@@ -25,7 +25,7 @@ from mlx_engine.backends.kernel_limits import gate_fits, heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, Builders, lower
 from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_matrix, write_norm
-from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, Rope, Scores
+from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
 from mlx_engine.backends.simd import SimdBackend, rope_table
@@ -225,6 +225,11 @@ class CompiledBackend(SimdBackend):
                 self._norm_rope(k, k[:, :0], head_dim, of_k, rope.keys, positions)[0],
             )
         return (*rotated, v.reshape(len(v), -1, head_dim))
+
+    def norm_rope(self, x: Native, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Native:
+        """Norm and rotate each head in one read of its memory."""
+        table = Rope.none(head_dim) if rope is None else rope
+        return self._norm_rope(x, x[:, :0], head_dim, (norm, norm), table, positions)[0]
 
     def _norm_rope(
         self, q: Native, k: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]

@@ -178,6 +178,29 @@ class _Lowering:
     def merge(self, x: Value) -> tuple[Place, ...]:
         return (replace(self.place(x), head_dim=0),)
 
+    def columns(self, x: Value, first: int, last: int) -> tuple[Place, ...]:
+        place = self.place(x)
+        return (replace(place, column=place.column + first, width=last - first),)
+
+    def multiply(self, a: Value, b: Value) -> tuple[Place, ...]:
+        left, right = self.place(a), self.place(b)
+        if (left.width, left.is_wanted) != (right.width, right.is_wanted):
+            raise CannotCompileError("a product of different shapes")
+        out = self.new(left.width, left.is_wanted)
+        step = self.emit(layout.MULTIPLY, left.is_wanted, OUT=out.buffer, ROW_WIDTH=left.width)
+        self.read(step, layout.A_AT, left)
+        self.read(step, layout.B_AT, right)
+        return (out,)
+
+    def scale(self, x: Value, factor: float) -> tuple[Place, ...]:
+        source = self.place(x)
+        out = self.new(source.width, source.is_wanted)
+        step = self.emit(
+            layout.SCALE, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_SCALE=_bits(factor)
+        )
+        self.read(step, layout.A_AT, source)
+        return (out,)
+
     def take(self, x: Value, rows: object) -> tuple[Place, ...]:
         place = self.place(x)
         if rows is not self.batch.rows or place.is_wanted:
@@ -199,6 +222,16 @@ class _Lowering:
             rotated = [*self._rotated((a,), head_dim, of_q, rope), *self._rotated((b,), head_dim, of_k, rope.keys)]
         self.kept.append(norms)
         return (*rotated, replace(self.place(v), head_dim=head_dim))
+
+    def norm_rope(self, x: Value, head_dim: int, norm: Norm, rope: Rope | None, positions: object) -> tuple[Place, ...]:
+        place = self.place(x)
+        if place.is_wanted or positions is not self.batch.positions:
+            raise CannotCompileError("heads of the wanted tokens only, or other positions than the batch's")
+        if place.width % head_dim or not isinstance(norm, RMSNorm) or norm.weight.size != head_dim:
+            raise CannotCompileError("a head dim that does not match the norm or the projection")
+        norms = norm, norm
+        self.kept.append(norms)
+        return tuple(self._rotated((place,), head_dim, norms, Rope.none(head_dim) if rope is None else rope))
 
     def _rotated(self, of: Sequence[Place], head_dim: int, norms: Any, rope: Rope) -> list[Place]:
         """Norm and rotate the heads of one or two values by one table."""
@@ -293,12 +326,19 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
 # The operations that have a step; `_Lowering` has a method of the same name for each.
 LOWERED = (
     *("norm_project", "linear", "project_norm", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads"),
-    *("merge", "take", "head_norm_rope", "attention", "norm_experts_add"),
+    *("merge", "take", "head_norm_rope", "attention", "norm_experts_add", "columns", "multiply"),
+    *("scale", "norm_rope"),
 )
 
 
 def _width(recording: Recording) -> int:
-    """Return D, the width of the norm or of the linear layer that reads the input of the first layer."""
+    """Return the width of the input of the first layer: D, the width of the norm or linear layer that reads it.
+
+    If the definition reads only some columns of the input at a time, the last of them are its end.
+    """
+    ends = [step.args[2] for step in recording.steps if step.op == "columns" and step.args[0] is recording.x]
+    if ends:
+        return int(max(ends))
     for step in recording.steps:
         reader = step.args[1] if len(step.args) > 1 and step.args[0] is recording.x else None
         if isinstance(reader, RMSNorm | LayerNorm):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -86,6 +86,26 @@ class Scores:
     sinks: Native | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class PerLayer:
+    """A layer's own input h (T, P): the layer adds `norm(projection(gelu(gate(x)) * h))`, as in Gemma 4.
+
+    Attributes:
+        hidden_size: D. The definition of the layers reads (T, D + L*P): the hidden states, and then the inputs of all
+            layers.
+        columns: the first column of h, and the column after its last, in the inputs of all layers.
+        gate: (P, D).
+        projection: (D, P).
+        norm: the norm after the projection.
+    """
+
+    hidden_size: int
+    columns: tuple[int, int]
+    gate: Linear
+    projection: Linear
+    norm: RMSNorm
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
@@ -95,14 +115,23 @@ class Layer:
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
         scores: the scale of the attention scores, their soft cap and sinks.
         experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`).
+        head_dim: E of this layer; None for the model's.
+        n_kv_heads: G of this layer; None for the model's.
+        attn_v: None if keys are projected and values are the same projection, without the norm and rope of keys.
+        attn_v_norm: norm of value heads.
+        shares: index of the layer whose keys and values this layer attends to; None for its own. It must be the last
+            layer with the same window that has its own, because layers may write to one store (`Stores.are_kept`).
+        per_layer: the input of this layer alone, added after the FFN.
+        output_scale: factor of the hidden states after the layer.
     """
 
     attn_norm: Norm | None = None
     attn_q: Linear
-    attn_k: Linear
-    attn_v: Linear
+    attn_k: Linear | None = None
+    attn_v: Linear | None = None
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
+    attn_v_norm: RMSNorm | None = None
     norms_rows: bool = False
     rope: Rope | None = None
     window: int | None = None
@@ -116,9 +145,20 @@ class Layer:
     ffn_down: Linear | None = None
     post_ffw_norm: Norm | None = None
     experts: Experts | None = None
+    head_dim: int | None = None
+    n_kv_heads: int | None = None
+    shares: int | None = None
+    per_layer: PerLayer | None = None
+    output_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
+        if (self.shares is None) != (self.attn_k is not None) or (self.shares is not None and not self.attn_q_norm):
+            raise ValueError(
+                f"{self.attn_q.name}: expected a projection to keys, or the layer whose keys are shared and a norm of "
+                "queries"
+            )
+        has_k_norm = self.attn_k_norm is not None or self.shares is not None
+        if (self.attn_q_norm is not None) != has_k_norm or (self.attn_q_norm and self.rope is None):
             raise ValueError(f"{self.attn_q.name}: expected norms of both queries and keys, and a rope after them")
         if self.experts is not None and self.ffn_norm is None:
             raise ValueError(f"{self.attn_q.name}: expected a norm before the experts")
@@ -126,6 +166,11 @@ class Layer:
             raise ValueError(f"{self.attn_q.name}: expected ffn_up and ffn_down, or experts in place of both")
         if self.norms_rows and (self.attn_norm or not self.attn_q_norm):
             raise ValueError(f"{self.attn_q.name}: expected norms of whole projections, and no norm before them")
+
+    @property
+    def projections(self) -> tuple[Linear, ...]:
+        """Return the projections to queries, keys and values, as far as the layer has them."""
+        return tuple(part for part in (self.attn_q, self.attn_k, self.attn_v) if part is not None)
 
     @property
     def head_norms(self) -> HeadNorms:
@@ -186,6 +231,12 @@ class Rope:
     frequencies: tuple[float, ...]
     lengths: tuple[float, ...] | None = None
     growth: Growth | None = None
+
+    @classmethod
+    @cache
+    def none(cls, head_dim: int) -> Rope:
+        """Return the rotation that changes nothing."""
+        return cls((0.0,) * (head_dim // 2))
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:
