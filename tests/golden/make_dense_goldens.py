@@ -82,7 +82,7 @@ MODELS: dict[str, dict[str, Any]] = {
     # Like E2B: inputs for each layer, and layers that share keys and values, with an FFN of twice the width.
     "gemma4e": {
         "model_type": "gemma4_text", "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
-        "global_head_dim": 32, "sliding_window": 8, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 3,
+        "global_head_dim": 32, "sliding_window": 8, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2,
         "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
         "rope_parameters": PROPORTIONAL,
     },

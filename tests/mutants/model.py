@@ -267,11 +267,11 @@ MUTANTS = [
         "(turned, rest)",
         "(rest, turned)",
     ),
-    Mutant("query and key norm forgotten", "mlx_engine/models/decoder.py", "decoder_layer", "w.head_norms", "None"),
+    Mutant("query and key norm forgotten", "mlx_engine/models/decoder.py", "_queries_and_keys", "w.head_norms", "None"),
     Mutant(
         "rope at position 0 always",
         "mlx_engine/models/decoder.py",
-        "decoder_layer",
+        "_queries_and_keys",
         "batch.positions",
         "[0] * len(batch.positions)",
     ),
