@@ -116,12 +116,13 @@ def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: i
     STEPS,
 ) = range(8)  # fmt: skip
 # Operations of a step (OP).
-PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS = range(9)
+PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE = range(11)
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.
-# ROW_WIDTH is the head dim, or the width of copied rows. STEP_SCALE and STEP_SOFTCAP are the bits of float64 numbers; 0
-# is no soft cap. STEP_SINKS is the address of sinks (H,), or 0.
+# ROW_WIDTH is the head dim, or the width of copied, multiplied or scaled rows. STEP_SCALE, which is also the factor of
+# SCALE, and STEP_SOFTCAP are the bits of float64 numbers; 0 is no soft cap. STEP_SINKS is the address of sinks (H,), or
+# 0.
 (
     OP, WANTED, A_AT, A_COLUMN, A_ROW, B_AT, B_COLUMN, B_ROW, OUT, OUT_2, STEP_BLOCK, LAYER, COS, SIN, N_HEADS,
     N_KV_HEADS, ROW_WIDTH, FROM_ALL, STEP_SCALE, STEP_SOFTCAP, STEP_SINKS, C_AT, C_COLUMN, C_ROW, D_AT, D_COLUMN,

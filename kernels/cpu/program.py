@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kernels.cpu.convolution import convolve_to, gate_to
 from kernels.cpu.delta_rule import delta_to
 from kernels.cpu.heads import norm_rope_to, put_pair
@@ -43,6 +45,7 @@ from kernels.cpu.layout import (
     KV_WIDTH,
     KV_WINDOW,
     LAYER,
+    MULTIPLY,
     N_HEADS,
     N_KV_HEADS,
     OP,
@@ -58,6 +61,7 @@ from kernels.cpu.layout import (
     PASS_WANTED,
     PROJECT,
     ROW_WIDTH,
+    SCALE,
     SEQ_NEW,
     SEQ_WANTED,
     SIN,
@@ -99,6 +103,24 @@ def _copy(source: int, row: int, numbers: Any, n_rows: int, width: int, out: int
         r = numbers[t] if chosen else t
         for i in range(width):
             put(y, t * width + i, get(x, r * row + i))
+
+
+@jit
+def _multiply(a: int, a_row: int, b: int, b_row: int, n_rows: int, width: int, out: int) -> None:
+    """Write the elementwise product of rows that are `a_row` and `b_row` elements apart to contiguous rows."""
+    x, y, z = floats(a), floats(b), floats(out)
+    for t in range(n_rows):
+        for i in range(width):
+            put(z, t * width + i, get(x, a_row * t + i) * get(y, b_row * t + i))
+
+
+@jit
+def _scale(source: int, row: int, factor: float, n_rows: int, width: int, out: int) -> None:
+    """Write rows that are `row` elements apart, times a number, to contiguous rows."""
+    x, y, times = floats(source), floats(out), np.float32(factor)
+    for t in range(n_rows):
+        for i in range(width):
+            put(y, t * width + i, get(x, row * t + i) * times)
 
 
 @jit
@@ -155,6 +177,10 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
             address, step[STEP_BLOCK], a, b, step[B_ROW], _at(room, n_tokens, step, C_AT), step[C_ROW],
             _at(room, n_tokens, step, D_AT), step[D_ROW], kv[STATE_STORE_2], of[PASS_RUNS], of[PASS_N_RUNS], out,
         )  # fmt: skip
+    elif step[OP] == MULTIPLY:
+        _multiply(a, step[A_ROW], b, step[B_ROW], n_rows, step[ROW_WIDTH], out)
+    elif step[OP] == SCALE:
+        _scale(a, step[A_ROW], number(step[STEP_SCALE]), n_rows, step[ROW_WIDTH], out)
 
 
 @entry

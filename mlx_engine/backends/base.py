@@ -191,6 +191,12 @@ class Backend(Primitives):
         return self.rope(q, rope, positions), self.rope(k, rope.keys, positions), v
 
     @block
+    def norm_rope(self, x: Array, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Array:
+        """Split x (T, N) into heads, norm them and rotate them, for heads of one kind; None for no rotation."""
+        x = self.norm(self.heads(x, head_dim), norm)
+        return x if rope is None else self.rope(x, rope, positions)
+
+    @block
     def project_add(self, x: Array, projection: Linear, residual: Array) -> Array:
         """Return `residual + projection(x)`: the last step of attention and of the feed-forward network."""
         return self.add(residual, self.note(projection.name, self.linear(x, projection)))

@@ -24,9 +24,10 @@ from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.host_memory import address, aligned, contiguous, strided_rows
 from mlx_engine.backends.kernel_limits import heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
-from mlx_engine.backends.lowering import LOWERED, Builders, lower
+from mlx_engine.backends.lowering import LOWERED, lower
+from mlx_engine.backends.lowering_steps import Builders
 from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_matrix, write_norm
-from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, Rope, Scores
+from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
 from mlx_engine.backends.simd import rope_table
@@ -226,6 +227,11 @@ class CompiledBackend(CompiledStates):
                 self._norm_rope(k, k[:, :0], head_dim, of_k, rope.keys, positions)[0],
             )
         return (*rotated, v.reshape(len(v), -1, head_dim))
+
+    def norm_rope(self, x: Native, head_dim: int, norm: RMSNorm, rope: Rope | None, positions: Sequence[int]) -> Native:
+        """Norm and rotate each head in one read of its memory."""
+        table = Rope.none(head_dim) if rope is None else rope
+        return self._norm_rope(x, x[:, :0], head_dim, (norm, norm), table, positions)[0]
 
     def _norm_rope(
         self, q: Native, k: Native, head_dim: int, norms: HeadNorms, rope: Rope, positions: Sequence[int]

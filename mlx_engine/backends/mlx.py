@@ -176,6 +176,12 @@ class MlxBackend(MlxStates):
     def merge(self, x: Native) -> Native:
         return x.reshape(len(x), -1)
 
+    def columns(self, x: Native, first: int, last: int) -> Native:
+        return x[:, first:last]
+
+    def concat(self, a: Native, b: Native) -> Native:
+        return mx.concatenate([a, b], axis=1)
+
     def take(self, x: Native, rows: Sequence[int]) -> Native:
         return x[indices(np.asarray(rows))]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -92,6 +92,26 @@ class Scores:
     sinks: Native | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class PerLayer:
+    """A layer's own input h (T, I): the layer adds `norm(projection(gelu(gate(x)) * h))`, as in Gemma 4.
+
+    Attributes:
+        hidden_size: D. The definition of the layers reads (T, D + L*I): the hidden states, and then the inputs of all
+            layers.
+        columns: the first column of h, and the column after its last, in the inputs of all layers.
+        gate: (P, D).
+        projection: (D, I).
+        norm: the norm after the projection.
+    """
+
+    hidden_size: int
+    columns: tuple[int, int]
+    gate: Linear
+    projection: Linear
+    norm: RMSNorm
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
@@ -104,6 +124,14 @@ class Layer:
         scores: the scale of the attention scores, their soft cap and sinks; None if the layer has a mixer.
         attn_output: the projection of the output of attention or of the mixer.
         experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`).
+        head_dim: E of this layer; None for the model's.
+        n_kv_heads: G of this layer; None for the model's.
+        attn_v: None if keys are projected and values are the same projection, without the norm and rope of keys.
+        attn_v_norm: norm of value heads.
+        shares: index of the layer whose keys and values this layer attends to; None for its own. It must be the last
+            layer with the same window that has its own, because layers may write to one store (`Stores.are_kept`).
+        per_layer: the input of this layer alone, added after the FFN.
+        output_scale: factor of the hidden states after the layer.
     """
 
     attn_norm: Norm | None = None
@@ -114,6 +142,7 @@ class Layer:
     attn_gate: Linear | None = None
     attn_q_norm: RMSNorm | None = None
     attn_k_norm: RMSNorm | None = None
+    attn_v_norm: RMSNorm | None = None
     norms_rows: bool = False
     rope: Rope | None = None
     window: int | None = None
@@ -127,15 +156,26 @@ class Layer:
     ffn_down: Linear | None = None
     post_ffw_norm: Norm | None = None
     experts: Experts | None = None
+    head_dim: int | None = None
+    n_kv_heads: int | None = None
+    shares: int | None = None
+    per_layer: PerLayer | None = None
+    output_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        given = [linear is not None for linear in (self.attn_q, self.attn_k, self.attn_v)]
-        if any(given) == (self.mixer is not None) or len(set(given)) > 1:
-            raise ValueError(f"{self.attn_output.name}: expected either a mixer, or projections to q, k and v")
-        if (self.attn_q_norm is None) != (self.attn_k_norm is None) or (self.attn_q_norm and self.rope is None):
+        if self.mixer is not None:
+            if any((self.attn_q, self.attn_k, self.attn_v, self.scores)):
+                raise ValueError(f"{self.attn_output.name}: expected either a mixer, or projections to q, k and v")
+        elif self.attn_q is None or self.scores is None:
+            raise ValueError(f"{self.attn_output.name}: expected a mixer, or a projection to queries and scores")
+        elif (self.shares is None) != (self.attn_k is not None) or (self.shares is not None and not self.attn_q_norm):
+            raise ValueError(
+                f"{self.attn_output.name}: expected a projection to keys, or the layer whose keys are shared and a "
+                "norm of queries"
+            )
+        has_k_norm = self.attn_k_norm is not None or (self.shares is not None and self.attn_q_norm is not None)
+        if (self.attn_q_norm is not None) != has_k_norm or (self.attn_q_norm and self.rope is None):
             raise ValueError(f"{self.attn_output.name}: expected norms of both queries and keys, and a rope after them")
-        if (self.scores is None) != (self.mixer is not None):
-            raise ValueError(f"{self.attn_output.name}: expected scores of attention, or a mixer")
         if self.experts is not None and self.ffn_norm is None:
             raise ValueError(f"{self.attn_output.name}: expected a norm before the experts")
         if {self.ffn_up is None, self.ffn_down is None} != {self.experts is not None}:
@@ -145,7 +185,7 @@ class Layer:
 
     @property
     def attention(self) -> list[Linear]:
-        """Return the projections to q, k, v and, if there is one, to the gate; [] if the layer has a mixer."""
+        """Return the projections to q, k, v and the gate, as far as the layer has them."""
         found = (self.attn_q, self.attn_k, self.attn_v, self.attn_gate)
         return [linear for linear in found if linear is not None]
 
@@ -208,6 +248,12 @@ class Rope:
     frequencies: tuple[float, ...]
     lengths: tuple[float, ...] | None = None
     growth: Growth | None = None
+
+    @classmethod
+    @cache
+    def none(cls, head_dim: int) -> Rope:
+        """Return the rotation that changes nothing."""
+        return cls((0.0,) * (head_dim // 2))
 
     @classmethod
     def plain(cls, head_dim: int, theta: float, factor: float = 1.0) -> Rope:

@@ -155,6 +155,16 @@ class Primitives(ABC):
 
     @primitive
     @abstractmethod
+    def columns(self, x: Array, first: int, last: int) -> Array:
+        """Return (T, last - first): the columns [first, last) of (T, N)."""
+
+    @primitive
+    @abstractmethod
+    def concat(self, a: Array, b: Array) -> Array:
+        """Return (T, M + N): the columns of a (T, M), and after them the columns of b (T, N)."""
+
+    @primitive
+    @abstractmethod
     def take(self, x: Array, rows: Sequence[int]) -> Array:
         """Return (R, ...): the rows of (T, ...) with these indices."""
 

@@ -106,6 +106,12 @@ class ScalarBackend(ScalarStates):
     def merge(self, x: Native) -> Native:
         return [[v for head in heads for v in head] for heads in x]
 
+    def columns(self, x: Native, first: int, last: int) -> Native:
+        return [row[first:last] for row in x]
+
+    def concat(self, a: Native, b: Native) -> Native:
+        return [[*p, *q] for p, q in zip(a, b, strict=True)]
+
     def take(self, x: Native, rows: Sequence[int]) -> Native:
         return [x[r] for r in rows]
 

@@ -135,6 +135,12 @@ class SimdBackend(SimdStates):
     def merge(self, x: Native) -> Native:
         return x.reshape(len(x), -1)
 
+    def columns(self, x: Native, first: int, last: int) -> Native:
+        return np.ascontiguousarray(x[:, first:last])
+
+    def concat(self, a: Native, b: Native) -> Native:
+        return np.concatenate((a, b), axis=1)
+
     def take(self, x: Native, rows: Sequence[int]) -> Native:
         return x[list(rows)]
 

@@ -12,15 +12,18 @@ from functools import partial
 from typing import Any
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.batch import Batch, Wanted
+from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.mixers import Mixer, ShortConv
-from mlx_engine.backends.parameters import Array, Layer, Norm, Token
+from mlx_engine.backends.parameters import Array, Layer, Norm, PerLayer, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.models.parameters import Parameters
 
 
-def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted) -> Array:
+def decoder_layer(
+    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted, views: dict[int, KVView],
+    inputs: Array,
+) -> Array:  # fmt: skip
     """Return the hidden states after layer i: (T, D) of all tokens, or (R, D) of the wanted tokens.
 
     If no token is wanted, keys and values (or the state) are written and x is returned unchanged.
@@ -31,12 +34,14 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
         i: the layer's index.
         x: hidden states (T, D) before the layer.
         batch: the new tokens, and the slots of their keys and values.
-        head_dim: E.
+        head_dim: E, unless the layer has its own.
         want: which tokens are wanted: "every", "some" (the rows in `batch.rows`) or "none". Queries, keys and values
             are computed for all tokens, attention and the FFN for wanted tokens only.
+        views: the keys and values of earlier layers, by layer; this layer adds its own.
+        inputs: (T, L*I), the layers' own inputs; other models do not read it.
     """
     if w.mixer is None:
-        y = attend(be, w, i, x, batch, head_dim=head_dim, want=want)
+        y = attend(be, w, i, x, batch, head_dim=w.head_dim or head_dim, want=want, views=views)
     else:
         y = mix(be, w.mixer, i, x, w.attn_norm, batch, want=want)
     if y is None:
@@ -49,19 +54,20 @@ def decoder_layer(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head
     else:
         x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
     x = feed_forward(be, w, be.note(f"blk.{i}.attn_residual", x))
+    if w.per_layer is not None:
+        own = be.columns(inputs, *w.per_layer.columns)
+        x = add_input(be, w.per_layer, x, be.take(own, batch.rows) if want == "some" else own)
+    if w.output_scale != 1:
+        x = be.scale(x, w.output_scale)
     return be.note(f"blk.{i}.layer_out", x)
 
 
-def attend(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted) -> Array | None:
+def attend(
+    be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: int, want: Wanted, views: dict[int, KVView]
+) -> Array | None:
     """Write keys and values, and return attention (R, H*E) of the wanted tokens; None if there are none."""
-    q, k, v, *gate = _projections(be, w, x)
-    if w.rope is None:
-        q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
-    else:
-        q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, batch.positions)
-        be.note(f"blk.{i}.q_rope", q)
-        be.note(f"blk.{i}.k_rope", k)
-    kv, counts = be.kv_append(batch, i, k, v), batch.lengths
+    q, *gate = _queries_and_keys(be, w, i, x, batch, head_dim, views)
+    kv, counts = views[i if w.shares is None else w.shares], batch.lengths
     if want == "none" or w.scores is None:
         return None
     if want == "some":
@@ -70,15 +76,35 @@ def attend(be: Backend, w: Layer, i: int, x: Array, batch: Batch, *, head_dim: i
     return be.sigmoid_gate(y, gate[0]) if gate else y
 
 
+def _queries_and_keys(
+    be: Backend, w: Layer, i: int, x: Array, batch: Batch, head_dim: int, views: dict[int, KVView]
+) -> list[Array]:
+    """Return queries (T, H, E), and the gate (T, H*E) if there is one; write keys and values, if they are its own."""
+    if w.shares is not None and w.attn_q_norm is not None:
+        (q,) = be.norm_project(x, w.attn_norm, w.attention)
+        return [be.note(f"blk.{i}.q_rope", be.norm_rope(q, head_dim, w.attn_q_norm, w.rope, batch.positions))]
+    q, k, v, *gate = _projections(be, w, x)
+    normed = None if w.attn_v_norm is None else be.norm_rope(v, head_dim, w.attn_v_norm, None, batch.positions)
+    if w.rope is None:
+        q, k, v = be.heads(q, head_dim), be.heads(k, head_dim), be.heads(v, head_dim)
+    else:
+        q, k, v = be.head_norm_rope(q, k, v, head_dim, w.head_norms, w.rope, batch.positions)
+        be.note(f"blk.{i}.q_rope", q)
+        be.note(f"blk.{i}.k_rope", k)
+    views[i] = be.kv_append(batch, i, k, v if normed is None else normed)
+    return [q, *gate]
+
+
 def _projections(be: Backend, w: Layer, x: Array) -> Sequence[Array]:
     """Return queries (T, H*E), keys (T, G*E), values (T, G*E) and the gate if there is one, not split into heads."""
     if not w.norms_rows or w.attn_q_norm is None or w.attn_k_norm is None:
-        return be.norm_project(x, w.attn_norm, w.attention)
-    q, k, v = w.attention
+        q, k, *rest = be.norm_project(x, w.attn_norm, w.attention)
+        return [q, k, k] if w.attn_v is None else [q, k, *rest]
+    of_q, of_k, of_v = w.attention
     return (
-        be.project_norm(x, q, w.attn_q_norm),
-        be.project_norm(x, k, w.attn_k_norm),
-        be.note(v.name, be.linear(x, v)),
+        be.project_norm(x, of_q, w.attn_q_norm),
+        be.project_norm(x, of_k, w.attn_k_norm),
+        be.note(of_v.name, be.linear(x, of_v)),
     )
 
 
@@ -93,6 +119,12 @@ def mix(be: Backend, mixer: Mixer, i: int, x: Array, norm: Norm | None, batch: B
     if want == "none":
         return None
     return be.take(y, batch.rows) if want == "some" else y
+
+
+def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:
+    """Return x plus the layer's own input, gated by x, projected and normed."""
+    gated = be.multiply(be.norm_up(x, None, w.gate, "gelu"), own)
+    return be.project_norm_add(gated, w.projection, w.norm, x)
 
 
 def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
@@ -112,10 +144,19 @@ def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
 def decoder_layers(
     be: Backend, x: Array, batch: Batch, *, want: Wanted, layers: Sequence[Layer], head_dim: int
 ) -> Array:
-    """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens."""
+    """Return the hidden states after all layers: (T, D) of all tokens, or (R, D) of the wanted tokens.
+
+    If layers have inputs of their own, x is (T, D + L*I): the hidden states, and after them the inputs of all layers.
+    """
+    views, inputs = dict[int, KVView](), x
+    if layers[0].per_layer is not None and layers[-1].per_layer is not None:
+        n = layers[0].per_layer.hidden_size
+        x, inputs = be.columns(inputs, 0, n), be.columns(inputs, n, n + layers[-1].per_layer.columns[1])
+    if want == "none":  # no later pass reads what layers after the last keys and values compute
+        layers = layers[: 1 + max(i for i, w in enumerate(layers) if w.shares is None)]
     for i, w in enumerate(layers):
         here = want if i == len(layers) - 1 else "every"
-        x = decoder_layer(be, w, i, x, batch, head_dim=head_dim, want=here)
+        x = decoder_layer(be, w, i, x, batch, head_dim=head_dim, want=here, views=views, inputs=inputs)
     return x
 
 
@@ -179,11 +220,17 @@ class Decoder:
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state."""
+        """What each layer keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state.
+
+        Layers that share keys and values are the last ones, so that a layer's index is that of its store.
+        """
         cfg = self.config
         return [
-            KVLayer(cfg.n_kv_heads, cfg.head_dim, w.window) if w.mixer is None else StateLayer(w.mixer.state)
+            KVLayer(w.n_kv_heads or cfg.n_kv_heads, w.head_dim or cfg.head_dim, w.window)
+            if w.mixer is None
+            else StateLayer(w.mixer.state)
             for w in self.layers
+            if w.shares is None
         ]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:

@@ -90,6 +90,11 @@ class Parameters:
         weight = Weight.pack(f"{name}.weight", self.values(name) * np.float32(times), F32)
         return RMSNorm(name, self._backend.prepare(weight), eps)
 
+    def plain_norm(self, name: str, n: int, eps: float) -> RMSNorm:
+        """Return an RMS norm over n values without a weight: all its weights are 1."""
+        weight = Weight.pack(f"{name}.weight", np.ones(n, dtype=np.float32), F32)
+        return RMSNorm(name, self._backend.prepare(weight), eps)
+
     def layer_norm(self, name: str, eps: float) -> LayerNorm:
         """Return a layer norm of weight `name.weight` and bias `name.bias`."""
         return LayerNorm(name, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"), eps)

@@ -35,6 +35,7 @@ class Rotation:
         long: for "longrope": divisor of each frequency in longer contexts.
         extent: length of the longest sequence, for "longrope" and "dynamic"; None is the training context.
         n_rotated: number of elements of a head that are rotated; None for all.
+        part: for "proportional": the part of the pairs of a head that are rotated, which are the first ones.
         beta: Llama 4's attention scaling, with steps of `context` tokens; 0 is off.
     """
 
@@ -50,6 +51,7 @@ class Rotation:
     long: Frequencies = ()
     extent: int | None = None
     n_rotated: int | None = None
+    part: float = 1.0
     beta: float = 0.0
 
     @property
@@ -133,6 +135,12 @@ def longrope(r: Rotation, frequencies: Frequencies) -> Frequencies:
     return tuple(f / divisor for f, divisor in zip(frequencies, divisors, strict=True))
 
 
+def proportional(r: Rotation, frequencies: Frequencies) -> Frequencies:
+    """Return the first frequencies divided by the factor; the other pairs are not rotated. Source: Gemma 4."""
+    n = int(r.part * len(frequencies))
+    return tuple(f / r.factor for f in frequencies[:n]) + (0.0,) * (len(frequencies) - n)
+
+
 RULES: Mapping[str, Callable[[Rotation, Frequencies], Frequencies]] = {
     "default": lambda r, frequencies: frequencies,
     "linear": scaled,
@@ -140,6 +148,7 @@ RULES: Mapping[str, Callable[[Rotation, Frequencies], Frequencies]] = {
     "llama3": llama3,
     "yarn": yarn,
     "longrope": longrope,
+    "proportional": proportional,
 }
 # The rules that depend on the length of the sequence.
 BY_LENGTH = ("dynamic", "longrope")

@@ -177,6 +177,12 @@ class RotationSetting:
         s.expect(ORIGINAL, known.context_length)
         return replace(r, factor=s.number("factor"))
 
+    def _proportional(self, s: Settings, r: Rotation, known: Any) -> Rotation:
+        part = s.number("partial_rotary_factor", 1.0)
+        if part > 1:
+            raise s.error("partial_rotary_factor", "at most 1", part)
+        return replace(r, factor=s.number("factor", 1.0), part=part)
+
     def _llama3(self, s: Settings, r: Rotation, known: Any) -> Rotation:
         factor, low, high = s.number("factor"), s.number("low_freq_factor"), s.number("high_freq_factor")
         if high <= low:
@@ -213,6 +219,7 @@ _READ = {
     "llama3": RotationSetting._llama3,
     "yarn": RotationSetting._yarn,
     "longrope": RotationSetting._longrope,
+    "proportional": RotationSetting._proportional,
 }
 
 

@@ -18,7 +18,8 @@ from mlx_engine.models.stored import Stored
 # The config field of each axis letter; adjacent letters are multiplied.
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
-    "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim",
+    "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
+    "I": "per_layer_size",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
@@ -36,7 +37,8 @@ class Row:
 
     Attributes:
         hf: the name in transformers.
-        shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns.
+        shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
+            "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
         rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
         before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
@@ -79,35 +81,35 @@ def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
 
 def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
     """Return the tensors of a model with this config: first the tensors outside the layers, then layer by layer."""
-
-    def size(letters: str) -> int:
-        return math.prod(int(getattr(config, AXES[letter])) for letter in letters)
-
-    def tensor(name: str, row: Row, layer: str = "*") -> Tensor:
-        shape, first = tuple(map(size, row.shape.split())), sum(map(size, row.before))
-        same: dict[str, Any] = {}
-        if row.before or row.after:
-            same["rows"] = first, first + shape[0] + sum(map(size, row.after))
-        if row.rotated is not None and config.rotary_dim != config.head_dim:
-            same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
-        hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus, **same)
-        if row.gguf is None:
-            same.pop("rows", None)
-        gguf = replace(row.stored, name=(row.gguf or name).replace("*", layer), times=row.times, **same)
-        if row.heads is not None:
-            gguf = replace(gguf, heads=size(row.heads))
-        return Tensor(name.replace("*", layer), hf, shape, name != HEAD or head == "required", gguf)
-
     outside = [(name, row) for name, row in table.items() if "*" not in name and (name != HEAD or head != "absent")]
-    layer = [(name, row) for name, row in table.items() if "*" in name]
-    made = [tensor(name, row) for name, row in outside]
-    kinds = getattr(config, "kinds", (None,) * config.n_layers)
-    return made + [
-        tensor(name, row, str(i))
-        for i, kind in enumerate(kinds)
-        for name, row in layer
-        if row.kind is None or row.kind == kind
-    ]
+    made = [_tensor(config, name, row, required=name != HEAD or head == "required") for name, row in outside]
+    return made + [tensor for i in range(config.n_layers) for tensor in layer_tensors(config, table, i)]
+
+
+def layer_tensors(config: Any, table: Table, i: int) -> list[Tensor]:
+    """Return the tensors of layer i, whose sizes are those of this config."""
+    kind = getattr(config, "kinds", (None,) * config.n_layers)[i]
+    rows = ((name, row) for name, row in table.items() if "*" in name and row.kind in (None, kind))
+    return [_tensor(config, name, row, str(i)) for name, row in rows]
+
+
+def _tensor(config: Any, name: str, row: Row, layer: str = "*", *, required: bool = True) -> Tensor:
+    def size(letters: str) -> int:
+        return 1 if letters == "1" else math.prod(int(getattr(config, AXES[letter])) for letter in letters)
+
+    shape, first = tuple(map(size, row.shape.split())), sum(map(size, row.before))
+    same: dict[str, Any] = {}
+    if row.before or row.after:
+        same["rows"] = first, first + shape[0] + sum(map(size, row.after))
+    if row.rotated is not None and config.rotary_dim != config.head_dim:
+        same |= {"heads": size(row.rotated), "rotated": config.rotary_dim}
+    hf = replace(row.in_hf or row.stored, name=row.hf.replace("*", layer), plus=row.plus, **same)
+    if row.gguf is None:
+        same.pop("rows", None)
+    gguf = replace(row.stored, name=(row.gguf or name).replace("*", layer), times=row.times, **same)
+    if row.heads is not None:
+        gguf = replace(gguf, heads=size(row.heads))
+    return Tensor(name.replace("*", layer), hf, shape, required, gguf)
 
 
 def padded(config: C, checkpoint: Checkpoint, embeddings: str) -> C:

@@ -42,6 +42,14 @@ def head_norm_rope(positions: Sequence[int], *, normed: bool, rope: Rope | None 
     return run
 
 
+def norm_rope(positions: Sequence[int], rope: Rope | None) -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        x = be.array(normal(rng, len(positions), 48))
+        return be.norm_rope(x, 16, RMSNorm("q", norm_weight(be, rng, 16), 1e-6), rope, positions)
+
+    return run
+
+
 def attention(t: int, past: int, heads: int, kv_heads: int, head_dim: int = 16, **options: Any) -> Run:
     """Attend with t queries, the last t of `past` + t cached tokens."""
     return attention_of_batch([(past, t, t)], heads, kv_heads, head_dim, **options)
@@ -124,6 +132,10 @@ def merge(be: Backend, rng: np.random.Generator) -> Any:
     return be.merge(be.heads(be.array(normal(rng, 3, 24)), 4))
 
 
+def concat(be: Backend, rng: np.random.Generator) -> Any:
+    return be.concat(be.array(normal(rng, 4, 3)), be.array(normal(rng, 4, 9)))
+
+
 CASES = [
     OpCase("rope", "start", rope(range(5), 2, 8)),
     OpCase("rope", "one-token-deep", rope([4095], 4, 16)),
@@ -165,6 +177,12 @@ CASES = [
                                                                 sinks=1.0, page=64)),
     OpCase("heads", "split", shape_op("heads", 4)),
     OpCase("merge", "join", merge),
+    OpCase("columns", "middle", shape_op("columns", 2, 5)),
+    OpCase("columns", "all", shape_op("columns", 0, 8, shape=(1, 8))),
+    OpCase("columns", "then-scaled", lambda be, rng: be.scale(be.columns(be.array(normal(rng, 5, 12)), 3, 7), 0.5)),
+    OpCase("concat", "two-widths", concat),
+    OpCase("norm_rope", "queries", norm_rope(range(2, 5), SCALED.keys)),
+    OpCase("norm_rope", "values", norm_rope([40, 41, 0, 3, 1000], None)),
     OpCase("take", "last-row", shape_op("take", (2,))),
     OpCase("take", "only-row", shape_op("take", (0,), shape=(1, 8))),
     OpCase("take", "rows-apart", shape_op("take", (0, 3, 4, 6), shape=(7, 8))),

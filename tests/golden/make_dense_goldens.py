@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import modeling_rope_utils as rope_utils
+from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.granite import modeling_granite
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid
 from transformers.models.ministral3 import modeling_ministral3
@@ -32,8 +33,8 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import to_q8_0
 
 MODULES = (
-    rope_utils, modeling_granite, modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2, modeling_olmo3,
-    modeling_phi3, modeling_smollm3,
+    rope_utils, modeling_gemma4, modeling_granite, modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2,
+    modeling_olmo3, modeling_phi3, modeling_smollm3,
 )  # fmt: skip
 VOCAB = 64
 SIZES: dict[str, Any] = {
@@ -50,6 +51,10 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.125, 1.25, 1.5, 2.0, 2.5], "long_factor": [1.0, 1.5, 3.0, 5.0, 8.0, 12.0],
 }  # fmt: skip
+PROPORTIONAL = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "sliding_attention": {**PLAIN, "rope_theta": 500.0},
+}
 MULTIPLIERS = {
     "embedding_multiplier": 1.5, "attention_multiplier": 0.125, "residual_multiplier": 0.22, "logits_scaling": 8.0,
     "rms_norm_eps": 0.05,
@@ -74,6 +79,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "granitemoehybrid", "rope_parameters": PLAIN, **MULTIPLIERS, **AROUND,
         "shared_intermediate_size": 64, "position_embedding_type": "rope", "layer_types": ["full_attention"] * 2,
     },
+    # Like E2B: inputs for each layer, and layers that share keys and values, with an FFN of twice the width.
+    "gemma4e": {
+        "model_type": "gemma4_text", "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "global_head_dim": 32, "sliding_window": 8, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+        "rope_parameters": PROPORTIONAL,
+    },
+    # Like 31B: keys and values of global layers are one projection.
+    "gemma4": {
+        "model_type": "gemma4_text", "num_hidden_layers": 3, "sliding_window": 8, "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "rope_parameters": PROPORTIONAL,
+    },
     "olmo2": {"model_type": "olmo2", "rope_parameters": PLAIN, "tie_word_embeddings": False},
     "olmo3": {
         "model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
@@ -82,6 +101,8 @@ MODELS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
+# Attention scores of these models have the scale 1: the norms of queries make up for the head dim.
+SMALL_QUERIES = ("gemma4", "gemma4e")
 PROMPTS = (5, 39)
 # Longer than the training context of LongRoPE; without greedy ids, and for a model that is loaded for such a context.
 LONG = {"phi3": 100}
@@ -120,10 +141,15 @@ def build(name: str, seed: int) -> PreTrainedModel:
     for stem, parameter in made.named_parameters():
         if parameter.ndim == 1:
             values = random.uniform(0.5, 2.0, parameter.shape)
+            if stem.endswith("q_norm.weight") and name in SMALL_QUERIES:
+                values *= 0.25
         else:
             small = 0.5 if stem.split(".")[-2] in ("o_proj", "down_proj", "output_linear") else 1.2
             values = random.normal(0, 0.5 if "embed" in stem else small * parameter.shape[1] ** -0.5, parameter.shape)
         parameter.data = torch.from_numpy(values).to(torch.bfloat16).to(torch.float64)
+    for stem, buffer in made.named_buffers():
+        if stem.endswith("layer_scalar"):
+            buffer.data = torch.from_numpy(random.uniform(0.5, 1.0, 1)).to(torch.bfloat16).to(torch.float64)
     return made.eval()
 
 

@@ -82,8 +82,8 @@ MUTANTS = [
     ),
     Mutant(
         "the norm of what is added forgotten by the program",
-        "mlx_engine/backends/lowering.py",
-        "_Lowering.project_norm_add",
+        "mlx_engine/backends/lowering_steps.py",
+        "Lowering.project_norm_add",
         "norm",
         "None",
     ),
@@ -95,7 +95,11 @@ MUTANTS = [
         "last_step[buffer] > i + 1",
     ),
     Mutant(
-        "one scale for all programs", "mlx_engine/backends/lowering.py", "_Lowering.attention", "scores.scale", "0.25"
+        "one scale for all programs",
+        "mlx_engine/backends/lowering_steps.py",
+        "Lowering.attention",
+        "scores.scale",
+        "0.25",
     ),
     Mutant(
         "a gate in another format read as that of what it gates",
@@ -112,12 +116,16 @@ MUTANTS = [
         "n // n_chunks * i",
     ),
     Mutant(
-        "no soft cap in programs", "mlx_engine/backends/lowering.py", "_Lowering.attention", "scores.softcap", "0.0"
+        "no soft cap in programs",
+        "mlx_engine/backends/lowering_steps.py",
+        "Lowering.attention",
+        "scores.softcap",
+        "0.0",
     ),
     Mutant(
         "no sinks in programs",
-        "mlx_engine/backends/lowering.py",
-        "_Lowering.attention",
+        "mlx_engine/backends/lowering_steps.py",
+        "Lowering.attention",
         "sinks_address(scores, n_heads)",
         "0",
     ),

@@ -120,8 +120,8 @@ MUTANTS = [
         "norms of whole rows exchanged",
         "mlx_engine/models/decoder.py",
         "_projections",
-        "be.project_norm(x, k, w.attn_k_norm)",
-        "be.linear(x, k)",
+        "be.project_norm(x, of_k, w.attn_k_norm)",
+        "be.linear(x, of_k)",
     ),
     Mutant(
         "keys grow like queries", "mlx_engine/backends/parameters.py", "Rope.keys", "replace(self, growth=None)", "self"
@@ -168,11 +168,11 @@ MUTANTS = [
         "(turned, rest)",
         "(rest, turned)",
     ),
-    Mutant("query and key norm forgotten", "mlx_engine/models/decoder.py", "attend", "w.head_norms", "None"),
+    Mutant("query and key norm forgotten", "mlx_engine/models/decoder.py", "_queries_and_keys", "w.head_norms", "None"),
     Mutant(
         "rope at position 0 always",
         "mlx_engine/models/decoder.py",
-        "attend",
+        "_queries_and_keys",
         "batch.positions",
         "[0] * len(batch.positions)",
     ),

@@ -251,7 +251,7 @@ def test_head_norms_come_in_pairs_and_with_a_rotation():
 
 def attended(
     be: Any, w: Any, i: int, x: Any, batch: Any, *, head_dim: int, want: Wanted, positions: Any = None,
-    rows: Any = None, counts: Any = None,
+    rows: Any = None, counts: Any = None, **_: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return x with what attention adds to it, and x itself; positions, rows and counts are the batch's if not given.
 
@@ -283,9 +283,9 @@ def parallel_halves(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any
     return fed_forward(be, w, x, fed_forward(be, w, x, y))
 
 
-def scaled_hidden_states(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
+def capped_hidden_states(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
     """A step that compiled programs do not have."""
-    return decoder_layer(be, w, i, be.scale(x, 0.5), batch, **settings)
+    return decoder_layer(be, w, i, be.soft_cap(x, 30.0), batch, **settings)
 
 
 def odd_positions(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> Any:
@@ -323,7 +323,7 @@ def one_query(be: Any, w: Any, i: int, x: Any, batch: Any, **settings: Any) -> A
 
 
 COMPILED = {
-    feed_forward_first: True, parallel_halves: True, scaled_hidden_states: False, odd_positions: False,
+    feed_forward_first: True, parallel_halves: True, capped_hidden_states: False, odd_positions: False,
     depends_on_position: False, depends_on_length: False, array_of_its_own: False, first_row: False, one_query: False,
 }  # fmt: skip
 

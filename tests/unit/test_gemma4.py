@@ -1,0 +1,110 @@
+"""Gemma 4's settings: which layers share, the sizes of layers, and what is refused by name."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlx_engine
+from mlx_engine.errors import ModelError, UnsupportedConfigError
+from mlx_engine.models import gemma4
+from mlx_engine.models.settings import Settings
+from tests.golden.goldens import DATA
+
+FOLDER = DATA / "gemma4e-micro" / "hf"
+ROPES = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+}
+# The sizes of E2B, as its config.json has them.
+E2B: dict[str, Any] = {
+    "model_type": "gemma4_text", "num_hidden_layers": 35, "hidden_size": 1536, "intermediate_size": 6144,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True, "final_logit_softcapping": 30.0, "rope_parameters": ROPES,
+}  # fmt: skip
+
+
+def read(**changes: object) -> gemma4.Config:
+    return gemma4.read(Settings({**E2B, **changes}, where="here"))
+
+
+def test_sizes_of_layers():
+    config = read()
+    assert [config.shares(i) for i in (0, 14, 15, 18, 19, 34)] == [None, None, 13, 13, 14, 14]
+    sizes = [(of.head_dim, of.intermediate_size) for of in map(config.of_layer, (0, 4, 15, 34))]
+    assert sizes == [(256, 6144), (512, 6144), (256, 12288), (512, 12288)]
+    frequencies = config.rope.for_heads(512).frequencies
+    assert len(frequencies) == 256
+    assert frequencies[:64] == pytest.approx([1e6 ** (-2 * j / 512) for j in range(64)])
+    assert not any(frequencies[64:])
+
+
+def test_global_layers_have_their_own_kv_heads_only_where_values_are_keys():
+    """As in transformers, which ignores the key otherwise."""
+    assert read(num_global_key_value_heads=2).of_layer(4).n_kv_heads == 1
+    config = read(num_global_key_value_heads=2, attention_k_eq_v=True)
+    assert (config.of_layer(4).n_kv_heads, config.of_layer(0).n_kv_heads) == (2, 1)
+
+
+def test_sizes_of_layers_as_transformers_5_writes_them():
+    layers = {str(i): {"head_dim": 128, "num_key_value_heads": 4} for i in range(4, 35, 5)}
+    assert read(per_layer_config=layers).of_layer(9).head_dim == 128
+    assert read(per_layer_config=layers).of_layer(9).n_kv_heads == 4
+    with pytest.raises(UnsupportedConfigError, match="per_layer_config"):
+        read(per_layer_config={**layers, "0": {"head_dim": 128}})
+    with pytest.raises(UnsupportedConfigError, match="sliding_window"):
+        read(per_layer_config={**layers, "4": {"sliding_window": 3}})
+
+
+def test_the_last_layer_is_global():
+    assert read(layer_types=["sliding_attention", "full_attention"] * 17 + ["sliding_attention"]).windows[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({"num_kv_shared_layers": 32}, "num_kv_shared_layers"),
+        ({"num_kv_shared_layers": 35}, "num_kv_shared_layers"),
+        ({"vocab_size_per_layer_input": 1000}, "vocab_size_per_layer_input"),
+        ({"rope_parameters": None}, "rope_parameters"),
+        ({"rope_parameters": {"full_attention": ROPES["full_attention"]}}, "rope_parameters"),
+        ({"hidden_activation": "silu"}, "hidden_activation"),
+        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_global_key_value_heads"),
+        ({"global_head_dim": 33}, "global_head_dim"),
+    ],
+)
+def test_settings_that_are_not_implemented(changes: dict[str, object], key: str):
+    with pytest.raises(UnsupportedConfigError, match=key):
+        read(**changes)
+
+
+def test_a_model_with_images_and_sounds_is_read_as_text(tmp_path: Path):
+    """The text model's tensors have another stem; other models' tensors and shared projections are not read."""
+    text = json.loads((FOLDER / "config.json").read_text())
+    around = {"model_type": "gemma4", "text_config": text, "vision_config": {"hidden_size": 4}, "audio_config": None}
+    (tmp_path / "config.json").write_text(json.dumps({**around, "image_token_id": 60, "boi_token_id": 61}))
+    raw = mlx_engine.load(FOLDER, "simd")
+    assert raw.config.n_shared == 2
+    weights: Any = mx.load(str(FOLDER / "model.safetensors"))
+    made = {name.replace("model.", "model.language_model.", 1): values for name, values in weights.items()}
+    made["model.vision_tower.patch.weight"] = made["model.embed_audio.x.weight"] = mx.zeros((2, 2))
+    made["model.language_model.layers.4.self_attn.k_proj.weight"] = mx.zeros((16, 32))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), made)
+    ids = [1, 2, 3, 4, 5]
+    found = mlx_engine.load(tmp_path, "simd").logits(ids)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(raw.logits(ids)))
+
+
+def test_mixtures_are_refused_by_name(tmp_path: Path):
+    shutil.copytree(FOLDER, tmp_path / "hf")
+    config = json.loads((FOLDER / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "enable_moe_block": True}))
+    with pytest.raises(ModelError, match="enable_moe_block"):
+        mlx_engine.load(tmp_path / "hf", "simd")
