@@ -198,8 +198,8 @@ MUTANTS = [
         "values projected with attn_k",
         "mlx_engine/models/decoder.py",
         "_projections",
-        "(w.attn_q, w.attn_k, w.attn_v)",
-        "(w.attn_q, w.attn_k, w.attn_k)",
+        "v[0] if v else k",
+        "k",
     ),
     Mutant(
         "the last layer for all tokens",
