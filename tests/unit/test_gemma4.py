@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.bench.sizes import sizes
+from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import ModelError, UnsupportedConfigError
 from mlx_engine.models import gemma4
 from mlx_engine.models.gemma4_gguf import flat
@@ -110,6 +112,17 @@ def test_mixtures_are_refused_by_name(tmp_path: Path):
     (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "enable_moe_block": True}))
     with pytest.raises(ModelError, match="enable_moe_block"):
         mlx_engine.load(tmp_path / "hf", "simd")
+
+
+def test_sizes_that_forecasts_read():
+    """The second table is looked up and not multiplied; attention of layers that share keys and values reads them."""
+    found = sizes(open_checkpoint(FOLDER), lambda type_: 2.0)
+    assert found.cached == 3 * 2 * (16 + 32) * 4
+    assert found.scored == 3 * 2 * 2 * (16 + 32)
+    local, everywhere = (2 * 32 * 32 + 2 * 16 * 32, 2 * 64 * 32 + 2 * 32 * 32)
+    ffn, inputs = 3 * 64 * 32, 2 * 32 * 32
+    shared = 2 * 32 * 32 + 2 * 64 * 32 + 4 * ffn
+    assert found.layers == 2 * (local + everywhere) + 4 * ffn + shared + 6 * inputs + 6 * 32 * 32
 
 
 GGUF: dict[str, Any] = {
