@@ -20,7 +20,7 @@ from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
 
 # Tables with a row per token id or position; every other tensor of two axes is a matrix of a product.
-LOOKED_UP = ("token_embd.weight", "position_embd.weight")
+LOOKED_UP = ("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight")
 HEAD, TIED_HEAD = "output.weight", "token_embd.weight"
 # Matrices of the last layer that are multiplied with every token.
 BEFORE_ATTENTION = ("attn_q", "attn_k", "attn_v")
@@ -38,7 +38,7 @@ class Sizes:
         layers: weights of the layers' matrices that one token is multiplied with: of experts, the share that it uses.
         head: weights of the head.
         nbytes: bytes of layers and head without experts, as the backend holds them.
-        cached: bytes of keys and values per token, over all layers.
+        cached: bytes of keys and values per token that attention reads, over all layers.
         scored: multiplications of attention per query and visible token, summed over all layers.
         local: the share of layers with a sliding window of `window` tokens.
         behind: weights of the last layer that are multiplied with the last token of a pass only.
@@ -84,18 +84,19 @@ def sizes(checkpoint: Checkpoint, held: Callable[[GGMLType], float], conversion:
 
     cfg: Any = plan.config
     # Layers with a state attend to no earlier tokens.
-    n_attending = sum(kind == "full_attention" for kind in getattr(cfg, "kinds", ())) or cfg.n_layers
+    kinds = getattr(cfg, "kinds", None)
+    each = [cfg.of_layer(i) for i in range(cfg.n_layers) if kinds is None or kinds[i] == "full_attention"]
     windows: list[int] = [window for window in cfg.windows if window is not None]
     return Sizes(
         layers=round(sum(used.values())),
         head=counts[head],
         nbytes=sum(bytes_of(name) for name in [*layers, head] if not _is_expert(name)),
-        cached=n_attending * 2 * cfg.n_kv_heads * cfg.head_dim * CACHE_ITEM_BYTES,
-        scored=n_attending * 2 * cfg.n_heads * cfg.head_dim,
+        cached=sum(2 * of.n_kv_heads * of.head_dim * CACHE_ITEM_BYTES for of in each),
+        scored=sum(2 * of.n_heads * of.head_dim for of in each),
         local=len(windows) / cfg.n_layers,
         window=windows[0] if windows else 0,
         behind=round(sum(used[name] for name in layers if name.startswith(last) and not name.startswith(before))),
-        scored_last=2 * cfg.n_heads * cfg.head_dim,
+        scored_last=2 * each[-1].n_heads * each[-1].head_dim,
         head_nbytes=bytes_of(head),
         expert_nbytes=sum(bytes_of(name) for name in layers if _is_expert(name)),
         expert_share=share,

@@ -107,6 +107,10 @@ class Declared:
         """The attention window of each layer, in tokens; None for all tokens."""
         return (None,) * int(getattr(self, "n_layers"))  # noqa: B009 - a field of every config
 
+    def of_layer(self, i: int) -> Any:
+        """Return the config with the sizes of layer i, for models whose layers differ."""
+        return self
+
     @classmethod
     def read(cls: type[C], s: Settings, naming: Naming, n_embeddings: int = 1) -> C:
         """Read a config, field by field in their order.

@@ -14,21 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, PerLayer, Scores, Token
+from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
-from mlx_engine.models import gemma3
-from mlx_engine.models.conditions import believable, divides, halves
+from mlx_engine.models import gemma3, llama
+from mlx_engine.models.conditions import believable, divides, halves, n_embeddings
 from mlx_engine.models.config import Declared, Expected, Key, Naming, declared, number, whole
 from mlx_engine.models.gemma3 import Layer, LocalLayers, ScaledEmbeddings
+from mlx_engine.models.gemma4_gguf import FFN, GLOBAL_KV_HEADS, IS_WIDE, K_IS_V, KV_HEADS, SHARED, arrays, flat
+from mlx_engine.models.gemma4_gguf import PATTERN as LAYERS
 from mlx_engine.models.parameters import Parameters
-from mlx_engine.models.plan import Plan
+from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import LAYER_KINDS, rotation
 from mlx_engine.models.settings import HF_HARMLESS, Settings
-from mlx_engine.models.table import Row, layer_tensors, padded, parts, tensors
+from mlx_engine.models.table import Row, Table, layer_tensors, padded, parts, tensors
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
@@ -45,6 +47,11 @@ AROUND_TEXT = {
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
 
 
+KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+# The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
+NOT_ROTATED = 1e30
+
+
 @dataclass(frozen=True)
 class GlobalSize:
     """The setting of a size of global layers: one key, or `per_layer_config` of transformers 5.
@@ -53,14 +60,21 @@ class GlobalSize:
         key: the key.
         each: the key of each layer in `per_layer_config`.
         usual: the default; None for the size of local layers.
+        gguf: the GGUF keys, which have the same value.
     """
 
     key: str
     each: str
     usual: int | None
+    gguf: tuple[str, ...]
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the size. Without `attention_k_eq_v`, transformers ignores the key of the KV heads."""
+        if naming == "gguf":
+            size = s.whole(self.gguf[0])
+            for key in self.gguf[1:]:
+                s.expect(key, size)
+            return size
         local = int(getattr(known, "head_dim" if self.each == "head_dim" else "n_kv_heads"))
         usual = local if self.usual is None else self.usual
         layers = s.mapping("per_layer_config")
@@ -81,25 +95,31 @@ class GlobalSize:
         return everywhere.pop() if everywhere else local
 
     def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: GGUF is not implemented."""
-        return {}
+        """Return the keys."""
+        return dict.fromkeys(self.gguf, value)
 
 
 @dataclass(frozen=True)
 class Kinds(LocalLayers):
-    """The setting of which layers are local. The last layer is global, whatever the file says, as in transformers."""
+    """The setting of which layers are local. The last layer of a folder is global, as in transformers."""
 
     def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
         """Return for each layer whether it is local."""
-        return (*super().read(s, naming, known)[:-1], False)
+        if naming == "hf":
+            return (*super().read(s, naming, known)[:-1], False)
+        return s.flags(LAYERS, known.n_layers) or ()
+
+    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
+        """Return the key with a flag for each layer."""
+        return {LAYERS: list(value)}
 
 
-def _flag(key: str) -> Any:
-    return declared(Key(Settings.flag, None, (key, False)))
+def _flag(gguf: str, hf: str) -> Any:
+    return declared(Key(Settings.flag, (gguf, False), (hf, False)))
 
 
-def _count(key: str, usual: int) -> Any:
-    return declared(Key(Settings.whole_or_zero, None, (key, usual)))
+def _count(gguf: str, hf: str, usual: int) -> Any:
+    return declared(Key(Settings.whole_or_zero, (gguf, 0), (hf, usual)))
 
 
 def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
@@ -116,28 +136,37 @@ class Config(Declared):
     Fields have the defaults of transformers, because a config.json may omit most of them.
     """
 
-    n_layers: int = whole("", ("num_hidden_layers", 30), condition=believable)
-    hidden_size: int = whole("", ("hidden_size", 2304))
-    intermediate_size: int = whole("", ("intermediate_size", 9216))
-    n_heads: int = whole("", ("num_attention_heads", 8))
-    n_kv_heads: int = whole("", ("num_key_value_heads", 4), condition=divides("n_heads"))
-    head_dim: int = whole("", ("head_dim", 256), condition=halves)
-    vocab_size: int = whole("", ("vocab_size", 262_144))
-    context_length: int = whole("", ("max_position_embeddings", 131_072))
-    norm_eps: float = number("", ("rms_norm_eps", 1e-6))
+    n_layers: int = whole("block_count", ("num_hidden_layers", 30), condition=believable)
+    hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
+    intermediate_size: int = whole(FFN, ("intermediate_size", 9216))
+    n_heads: int = whole("attention.head_count", ("num_attention_heads", 8))
+    n_kv_heads: int = whole(KV_HEADS, ("num_key_value_heads", 4), condition=divides("n_heads"))
+    head_dim: int = whole(
+        "attention.key_length_swa", ("head_dim", 256),
+        repeated=("attention.value_length_swa", "rope.dimension_count_swa"), condition=halves,
+    )  # fmt: skip
+    vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 262_144))
+    context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(theta=1e6, rules=("proportional", "linear"), layers="full_attention")
-    local_rope: Rotation = rotation(layers="sliding_attention")
-    logit_softcap: float | None = declared(Key(Settings.number_or_none, None, ("final_logit_softcapping", None)))
-    window: int = whole("", ("sliding_window", 512))
+    local_rope: Rotation = rotation(gguf="rope.freq_base_swa", layers="sliding_attention")
+    logit_softcap: float | None = declared(
+        # Without the key, llama.cpp has a soft cap of 30.
+        Key(Settings.number_or_none, ("final_logit_softcapping", 30.0), ("final_logit_softcapping", None))
+    )
+    window: int = whole("attention.sliding_window", ("sliding_window", 512))
     is_local: tuple[bool, ...] = declared(Kinds(PATTERN))
-    k_is_v: bool = _flag("attention_k_eq_v")
-    global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512))
-    n_global_kv_heads: int = declared(GlobalSize("num_global_key_value_heads", "num_key_value_heads", None))
-    n_shared: int = _count("num_kv_shared_layers", 0)
-    has_wide_ffn: bool = _flag("use_double_wide_mlp")
-    per_layer_size: int = _count("hidden_size_per_layer_input", 256)
+    k_is_v: bool = _flag(K_IS_V, "attention_k_eq_v")
+    global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512, KEY_LENGTHS))
+    n_global_kv_heads: int = declared(
+        GlobalSize("num_global_key_value_heads", "num_key_value_heads", None, (GLOBAL_KV_HEADS,))
+    )
+    n_shared: int = _count(SHARED, "num_kv_shared_layers", 0)
+    has_wide_ffn: bool = _flag(IS_WIDE, "use_double_wide_mlp")
+    per_layer_size: int = _count("embedding_length_per_layer_input", "hidden_size_per_layer_input", 256)
 
     expected: ClassVar[Expected] = Expected(
+        gguf={"attention.causal": True, "attention.scale": 1.0},
         hf={
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,
@@ -154,6 +183,10 @@ class Config(Declared):
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer; None for global layers."""
         return tuple(self.window if is_local else None for is_local in self.is_local)
+
+    def to_gguf(self) -> dict[str, object]:
+        """Return this config as GGUF keys, without the architecture's prefix."""
+        return arrays(self, super().to_gguf())
 
     @property
     def first_shared(self) -> int:
@@ -195,7 +228,9 @@ class Model(ScaledEmbeddings):
     """A Gemma 4 model: local and global layers, shared keys and values, an input for each layer."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        layers = [_layer(config, parameters, i) for i in range(config.n_layers)]
+        everywhere, nearby = config.of_layer(config.n_layers - 1), config.local_rope.for_heads(config.head_dim)
+        ropes = llama.rope_of(parameters, cast(Any, everywhere)), nearby
+        layers = [_layer(config, parameters, i, ropes[is_local]) for i, is_local in enumerate(config.is_local)]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         if config.per_layer_size:
             self.input_table = parameters.table("per_layer_token_embd")
@@ -219,9 +254,8 @@ class Model(ScaledEmbeddings):
         return be.concat(x, be.scale(be.add(normed, looked_up), 2**-0.5))
 
 
-def _layer(config: Config, p: Parameters, i: int) -> Layer:
-    of, eps, window, shares = config.of_layer(i), config.norm_eps, config.windows[i], config.shares(i)
-    rotated = config.rope if window is None else config.local_rope
+def _layer(config: Config, p: Parameters, i: int, rope: Rope) -> Layer:
+    of, eps, shares = config.of_layer(i), config.norm_eps, config.shares(i)
     per_layer = None
     if config.per_layer_size:
         gate, projection = p.linear(f"blk.{i}.inp_gate"), p.linear(f"blk.{i}.proj")
@@ -230,8 +264,8 @@ def _layer(config: Config, p: Parameters, i: int) -> Layer:
         per_layer = PerLayer(config.hidden_size, columns, gate, projection, norm)
     return Layer(
         **parts(p, i, eps),
-        rope=rotated.for_heads(of.head_dim),
-        window=window,
+        rope=rope,
+        window=config.windows[i],
         scores=Scores(1.0),
         head_dim=of.head_dim,
         n_kv_heads=of.n_kv_heads,
@@ -246,43 +280,59 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
     Raises:
-        UnsupportedConfigError: a setting is missing, invalid or not implemented, or the file is a GGUF file.
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    settings = Settings(checkpoint.settings, where=checkpoint.where)
     if checkpoint.naming == "gguf":
-        raise settings.error("general.architecture", "a Hugging Face folder of Gemma 4", "a GGUF file")
+        config = read(flat(checkpoint), "gguf", checkpoint.n_embeddings)
+        factors = Tensor(f"{llama.FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)
+        return _planned(config, _table(config), (), factors)
+    settings = Settings(checkpoint.settings, where=checkpoint.where)
     text = settings.mapping("text_config") or settings
     if text is not settings:
         settings.refuse_rest(AROUND_TEXT)
     config = read(text)
     stem = next((stem for stem in gemma3.STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), gemma3.STEMS[0])
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
-    table = {
-        name: replace(row, hf=row.hf.replace(gemma3.STEMS[0], stem))
-        for name, row in {**TENSORS, **(PER_LAYER_TENSORS if config.per_layer_size else {})}.items()
-    }
-    made = tensors(config, {name: row for name, row in table.items() if "*" not in name}, "absent")
-    # A second copy of the tied head, the models of images and sounds, and projections that no layer reads.
+    table = {name: replace(row, hf=row.hf.replace(gemma3.STEMS[0], stem)) for name, row in _table(config).items()}
+    # A second copy of the tied head, and the models of images and sounds.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
+    made = _planned(config, table, unused)
+    # GGUF has no key for the part of a head that is rotated: pairs that are not rotated have a huge divisor.
+    rope = config.rope.for_heads(config.global_head_dim)
+    plain = Rope.plain(config.global_head_dim, config.rope.theta)
+    divisors = [f / slow if slow else NOT_ROTATED for f, slow in zip(plain.frequencies, rope.frequencies, strict=True)]
+    return replace(made, in_tensors=("rope",), gguf_only={f"{llama.FREQUENCIES}.weight": divisors})
+
+
+def _table(config: Config) -> dict[str, Row]:
+    return {**TENSORS, **(PER_LAYER_TENSORS if config.per_layer_size else {})}
+
+
+def _planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
+    """Return the plan of a table's tensors. Layers do not read the projections that they share, if a file has them."""
+    is_gguf = bool(more)
+    outside = {name: row for name, row in table.items() if "*" not in name}
+    made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
+    unread = list(unused)
     for i in range(config.n_layers):
         absent = _absent(config, i)
-        made += layer_tensors(config.of_layer(i), {n: row for n, row in table.items() if n not in absent}, i)
-        unused += [table[name].hf.replace("*", str(i)) for name in absent]
-    return Plan(config, made, tuple(unused))
+        made += layer_tensors(config.of_layer(i), {name: row for name, row in table.items() if name not in absent}, i)
+        unread += [(name if is_gguf else table[name].hf).replace("*", str(i)) for name in absent]
+    return Plan(config, made, tuple(unread))
 
 
-def read(s: Settings) -> Config:
+def read(s: Settings, naming: Naming = "hf", n_embeddings: int = 1) -> Config:
     """Return the config of the text model.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     ropes = s.mapping("rope_parameters")
-    for kind in LAYER_KINDS:
+    for kind in LAYER_KINDS if naming == "hf" else ():
         if ropes is None or ropes.mapping(kind) is None:
             raise s.error("rope_parameters", f"a mapping with {kind!r}", "nothing")
-    config = Config.read(s, "hf")
+    config = Config.read(s, naming, n_embeddings)
     expected = halves(config.global_head_dim, config)
     if expected is not None:
         raise s.error("global_head_dim", expected, config.global_head_dim)

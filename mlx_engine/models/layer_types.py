@@ -20,13 +20,15 @@ GROUPS = {
     ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
     "ffn": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate", "ffn_up", "ffn_down"),
+    # The inputs of single layers in Gemma 4, and their embedding table.
+    "per_layer": ("inp_gate", "proj", "per_layer_model_proj", "per_layer_token_embd"),
 }
 
 
 HEAD = "output"
 
 
-LAYER_TYPES = (*GROUPS["attention"], *GROUPS["mixer"], *GROUPS["ffn"], HEAD)
+LAYER_TYPES = (*(name for group in GROUPS.values() for name in group), HEAD)
 
 
 def layer_type(name: str) -> str:

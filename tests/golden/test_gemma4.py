@@ -10,9 +10,12 @@ import mlx_engine
 from mlx_engine.backends.compiled_program import CompiledProgram
 from mlx_engine.backends.program import OpByOp
 from mlx_engine.cache import KVLayer, New
+from mlx_engine.convert.requantize import requantize
 from mlx_engine.decode.step import forward
+from mlx_engine.models.conversion import Conversion
 from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
+from tests.golden.test_dense import with_tokenizer
 
 NAMES = ("gemma4", "gemma4e")
 
@@ -34,6 +37,19 @@ def test_logits_and_greedy_ids(name: str, backend: str):
     if not is_slow:
         assert greedy(of, 0, backend, kv=True) == of.greedy(0)
         assert greedy(of, 1, backend, kv=True) == of.greedy(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gguf_files_have_the_same_model(name: str, tmp_path: Path):
+    """GGUF has arrays for sizes that differ between layers, and divisors for pairs that are not rotated."""
+    source, values = with_tokenizer(folder(name), tmp_path / "hf"), DATA / f"{name}-micro" / "golden.npz"
+    for type_, suffix, backends in (("f32", "", ("simd",)), ("q8_0", "_q8", ("simd", "mlx"))):
+        path = tmp_path / f"{type_}.gguf"
+        requantize(source, path, Conversion(type_))
+        of = Golden(name, path, values, suffix)
+        for backend in backends:
+            check_close(of.logits(1), np.asarray(engine(path, backend).logits(of.prompt(1))))
+        assert greedy(of, 1, "simd", kv=True) == of.greedy(1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ GEMMA3_1B = [KVLayer(1, 256, None if i % 6 == 5 else 512) for i in range(26)]
 GPT2 = [KVLayer(12, 64)] * 12
 QWEN3 = [KVLayer(8, 128)] * 28
 MODELS = {"gemma3": GEMMA3_1B, "gpt2": GPT2, "qwen3": QWEN3}
-MICRO = ("gemma2", "gemma3", "gpt2", "llama", "mistral", "qwen2")
+MICRO = ("gemma2", "gemma3", "gemma4e", "gpt2", "llama", "mistral", "qwen2")
 
 
 def test_figures_that_are_known():

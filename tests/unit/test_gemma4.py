@@ -3,15 +3,19 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.bench.sizes import sizes
+from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import ModelError, UnsupportedConfigError
 from mlx_engine.models import gemma4
+from mlx_engine.models.gemma4_gguf import flat
 from mlx_engine.models.settings import Settings
 from tests.golden.goldens import DATA
 
@@ -108,3 +112,59 @@ def test_mixtures_are_refused_by_name(tmp_path: Path):
     (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "enable_moe_block": True}))
     with pytest.raises(ModelError, match="enable_moe_block"):
         mlx_engine.load(tmp_path / "hf", "simd")
+
+
+def test_sizes_that_forecasts_read():
+    """The second table is looked up and not multiplied; attention of layers that share keys and values reads them."""
+    found = sizes(open_checkpoint(FOLDER), lambda type_: 2.0)
+    assert found.cached == 3 * 2 * (16 + 32) * 4
+    assert found.scored == 3 * 2 * 2 * (16 + 32)
+    local, everywhere = (2 * 32 * 32 + 2 * 16 * 32, 2 * 64 * 32 + 2 * 32 * 32)
+    ffn, inputs = 3 * 64 * 32, 2 * 32 * 32
+    shared = 2 * 32 * 32 + 2 * 64 * 32 + 4 * ffn
+    assert found.layers == 2 * (local + everywhere) + 4 * ffn + shared + 6 * inputs + 6 * 32 * 32
+
+
+GGUF: dict[str, Any] = {
+    "block_count": 4, "embedding_length": 64, "feed_forward_length": [32, 32, 64, 64], "attention.head_count": 4,
+    "attention.head_count_kv": [2, 1, 2, 1], "attention.key_length": 32, "attention.value_length": 32,
+    "attention.key_length_swa": 16, "attention.value_length_swa": 16, "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16, "context_length": 100, "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.sliding_window": 8, "attention.sliding_window_pattern": [True, False, True, False],
+    "attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 16,
+}  # fmt: skip
+
+
+def read_gguf(shapes: tuple[str, ...] = ("blk.1.attn_v.weight",), **changes: object) -> gemma4.Config:
+    settings = {**GGUF, **{key.replace("__", "."): value for key, value in changes.items()}}
+    file = SimpleNamespace(settings=settings, where="here", shapes=dict.fromkeys(shapes, (1,)))
+    return gemma4.read(flat(cast(Any, file)), "gguf", 10)
+
+
+def test_gguf_keys():
+    config = read_gguf()
+    assert [of.n_kv_heads for of in map(config.of_layer, range(4))] == [2, 1, 2, 1]
+    assert [of.intermediate_size for of in map(config.of_layer, range(4))] == [32, 32, 64, 64]
+    assert (config.logit_softcap, config.k_is_v, read_gguf(()).k_is_v) == (30.0, False, True)
+    keys = config.to_gguf()
+    assert {key: keys[key] for key in GGUF} == GGUF
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("feed_forward_length", [32, 64, 64, 64]),
+        ("feed_forward_length", [32, 32, 64]),
+        ("attention__head_count_kv", [2, 1, 1, 1]),
+        ("attention__head_count_kv", [2, 0, 2, 1]),
+        ("attention__sliding_window_pattern", 2),
+        ("attention__shared_kv_layers", 4),
+        ("attention__value_length", 16),
+        ("rope__dimension_count", 16),
+        ("block_count", 100_000),
+        ("expert_count", 8),
+    ],
+)
+def test_gguf_keys_that_are_not_implemented(key: str, value: object):
+    with pytest.raises(UnsupportedConfigError, match=key.replace("__", ".")):
+        read_gguf(**{key: value})
