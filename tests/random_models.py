@@ -62,6 +62,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("gguf", {**_DECODER, "rope.dimension_count": 48}),
     "qwen2": ("gguf", _DECODER),
     "qwen3": ("gguf", {**_DECODER, **_HEADS}),
+    "qwen2moe": ("gguf", {
+        **_DECODER, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_feed_forward_length": 512,
+    }),
     "qwen3moe": ("gguf", {
         **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
     }),

@@ -21,6 +21,9 @@ from kernels.cpu.layout import (
     EX_NORMALIZE,
     EX_PROJECT,
     EX_ROUTER,
+    EX_SHARED,
+    EX_SHARED_DOWN,
+    EX_SHARED_WEIGHT,
     EX_TABLE,
     EX_USED,
     EX_WIDTH,
@@ -29,7 +32,7 @@ from kernels.cpu.layout import (
 from kernels.cpu.linear_job import ceil_div
 from kernels.cpu.memory import floats, invoke, number, words
 from kernels.cpu.norms import norm
-from kernels.cpu.vectors import fma, get, load, put, splat, store, sub
+from kernels.cpu.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
 
 # Bytes of LANES floats.
 _VECTOR = 4 * LANES
@@ -126,6 +129,8 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 def run_experts(address: int, block: int, n_tokens: int, x: int, room: int, y: int) -> None:
     """`y = x + sum of weight * down(activation(gate(h)) * up(h))` over each row's experts, where h is the normed x.
 
+    A shared expert is that of all rows, and its weight is the sigmoid of a product.
+
     Args:
         address: address of the pool's control block.
         block: address of the words of the mixture (`layout.py`).
@@ -174,5 +179,15 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, room: int, y: i
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e], n, source, 0, rest, middle))
         invoke(b[EX_PROJECT], (address, b[EX_TABLE + 2 * e + 1], n, middle, 0, rest, results))
         _add(floats(results), width, words(pairs), begin, n, n_used, floats(weights), out)
+    if b[EX_SHARED] != 0:
+        invoke(b[EX_PROJECT], (address, b[EX_SHARED], n_tokens, normed, 0, rest, middle))
+        invoke(b[EX_PROJECT], (address, b[EX_SHARED_DOWN], n_tokens, middle, 0, rest, results))
+        invoke(b[EX_PROJECT], (address, b[EX_SHARED_WEIGHT], n_tokens, normed, 0, rest, logits))
+        for t in range(0, n_tokens, LANES):
+            power = exp(sub(zeros(), load(floats(logits), t)))
+            store(floats(weights), t, div(splat(1.0), add(splat(1.0), power)))
+        for t in range(n_tokens):
+            words(pairs)[t] = t
+        _add(floats(results), width, words(pairs), 0, n_tokens, 1, floats(weights), out)
     for i in range(n_tokens * width):
         put(out, i, get(floats(x), i) + get(out, i))

@@ -93,12 +93,13 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # ---- a mixture of experts ----
 
 # Words: the entry of products; a norm of the input as in a block; the block of the router; the numbers of experts X and
-# of experts that a row uses C; whether the weights of a row add up to 1; D and F. From EX_TABLE on each expert has two
-# words, its block of gate and up and its block of down.
+# of experts that a row uses C; whether the weights of a row add up to 1; D and the largest F; the blocks of a shared
+# expert, gate and up, down, and its weight, or 0. From EX_TABLE on each expert has two words, its block of
+# gate and up and its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
-    EX_INNER, EX_TABLE,
-) = range(11)  # fmt: skip
+    EX_INNER, EX_SHARED, EX_SHARED_DOWN, EX_SHARED_WEIGHT, EX_TABLE,
+) = range(14)  # fmt: skip
 
 
 def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:

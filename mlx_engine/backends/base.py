@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels.cpu.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
-from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.experts import Experts, SharedExpert
 from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import (
     Activation,
@@ -227,7 +227,15 @@ class Backend(Primitives):
         gates = self.note(gate.name, self.expert_linear(h, gate, ids))
         inner = self.gated(gates, self.note(up.name, self.expert_linear(h, up, ids)), experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
-        return self.add(x, self.note(experts.name, self.combine(y, weights)))
+        y = self.note(experts.name, self.combine(y, weights))
+        return self.add(x, y if experts.shared is None else self.add(y, self.shared_expert(h, experts.shared)))
+
+    @block
+    def shared_expert(self, h: Array, expert: SharedExpert) -> Array:
+        """Return `sigmoid(weight(h)) * down(silu(gate(h)) * up(h))`, (T, D)."""
+        inner = self.norm_gate_up(h, None, expert.gate, expert.up, "silu")
+        y = self.note(expert.down.name, self.linear(inner, expert.down))
+        return self.combine(y, self.sigmoid(self.linear(h, expert.weight)))
 
     @block
     def sigmoid_gate(self, x: Array, gate: Array) -> Array:

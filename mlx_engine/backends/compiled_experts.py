@@ -23,6 +23,11 @@ class ExpertBlock:
             (Block((gate, up), None, activation, library), Block((down,), None, 0, library)) for gate, up, down in pairs
         ]
         self.inner, self.width = experts.gate.shape
+        shared, self.shared = experts.shared, list[Block]()
+        if shared is not None:
+            self.inner = max(self.inner, shared.gate.weight.shape[0])
+            of = (((shared.gate, shared.up), layout.SILU), ((shared.down,), 0), ((shared.weight,), 0))
+            self.shared = [Block(linears, None, kind, library) for linears, kind in of]
         self.n_experts, self.n_used = experts.n_experts, experts.routing.n_used
         self.words = words = np.zeros(layout.EX_TABLE + 2 * self.n_experts, dtype=np.int64)
         self.address = address(words)
@@ -31,6 +36,8 @@ class ExpertBlock:
         words[layout.EX_COUNT], words[layout.EX_USED] = self.n_experts, self.n_used
         words[layout.EX_NORMALIZE] = experts.routing.normalize
         words[layout.EX_WIDTH], words[layout.EX_INNER] = self.width, self.inner
+        if self.shared:
+            words[layout.EX_SHARED : layout.EX_TABLE] = [block.address for block in self.shared]
         words[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
 
     def floats(self, n_tokens: int) -> int:

@@ -44,8 +44,9 @@ def _experts_cost(of: Experts | ExpertLinear, args: tuple[Any, ...], result: Nat
     if isinstance(of, ExpertLinear):
         n_read = len(set(np.asarray(args[2]).reshape(-1).tolist()))
         return Cost(2.0 * n * math.prod(of.shape), nbytes + of.nbytes / of.n_experts * n_read)
-    used = 3 * math.prod(of.gate.shape) * of.routing.n_used + math.prod(shape_of(of.router.weight))
-    return Cost(2.0 * n * used, nbytes + nbytes_of(of.router.weight) + of.nbytes * share_read(of.share, n))
+    dense = [linear.weight for linear in of.dense]
+    used = 3 * math.prod(of.gate.shape) * of.routing.n_used + sum(math.prod(shape_of(weight)) for weight in dense)
+    return Cost(2.0 * n * used, nbytes + sum(map(nbytes_of, dense)) + of.nbytes * share_read(of.share, n))
 
 
 def _n_pairs(n_tokens: int, n_slots: int, window: int | None) -> int:

@@ -46,11 +46,31 @@ class ExpertLinear:
 
 
 @dataclass(frozen=True, eq=False)
+class SharedExpert:
+    """A feed-forward network of every token, `sigmoid(weight(h)) * down(activation(gate(h)) * up(h))`.
+
+    Attributes:
+        weight: one output.
+    """
+
+    weight: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All linear layers."""
+        return self.weight, self.gate, self.up, self.down
+
+
+@dataclass(frozen=True, eq=False)
 class Experts:
     """A feed-forward network of experts, each `down(activation(gate(h)) * up(h))`, or with another `Gating`.
 
     Attributes:
         router: X outputs, one logit for each expert.
+        shared: an expert of all tokens, whose result is added; None for none. Its activation is SiLU.
     """
 
     name: str
@@ -60,6 +80,7 @@ class Experts:
     up: ExpertLinear
     down: ExpertLinear
     activation: Gating = "silu"
+    shared: SharedExpert | None = None
 
     @property
     def n_experts(self) -> int:
@@ -70,6 +91,11 @@ class Experts:
     def nbytes(self) -> int:
         """The bytes of all experts, without the router."""
         return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+    @property
+    def dense(self) -> tuple[Linear, ...]:
+        """The linear layers that every token uses: the router, and those of the shared expert."""
+        return (self.router, *(self.shared.linears if self.shared else ()))
 
     @property
     def share(self) -> float:

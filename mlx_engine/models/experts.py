@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_engine.backends.experts import Experts, Routing
+from mlx_engine.backends.experts import Experts, Routing, SharedExpert
 from mlx_engine.backends.parameters import Gating
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.config import Naming
@@ -168,7 +168,27 @@ def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
     return next((name for name in names if name in checkpoint.shapes), names[0])
 
 
+def with_shared_expert(plan: Plan, size: int) -> Plan:
+    """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`.
+
+    Its weight is a product with one row, which GGUF files store as a vector.
+    """
+    made, hidden = list(plan.tensors), plan.config.hidden_size
+    for i in range(plan.config.n_layers):
+        block = f"model.layers.{i}.mlp.shared_expert"
+        weight = Stored(f"{block}_gate.weight", expert=(0, 1))
+        made.append(Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,)))
+        for part in PARTS:
+            shape = (hidden, size) if part == "down" else (size, hidden)
+            made.append(Tensor(f"blk.{i}.ffn_{part}_shexp.weight", f"{block}.{part}_proj.weight", shape))
+    return replace(plan, tensors=made)
+
+
 def experts(p: Parameters, i: int, n_experts: int, routing: Routing, activation: Gating = "silu") -> Experts:
-    """Return the router and the experts of layer i."""
+    """Return the router and the experts of layer i, and its shared expert, if there is one."""
     gate, up, down = (p.expert_linear(f"blk.{i}.ffn_{part}_exps", n_experts) for part in PARTS)
-    return Experts(f"blk.{i}.ffn_moe", p.router(f"blk.{i}.ffn_gate_inp"), routing, gate, up, down, activation)
+    name, shared = f"blk.{i}.ffn_gate_inp_shexp", None
+    if f"{name}.weight" in p:
+        shared = SharedExpert(p.row(name), *(p.linear(f"blk.{i}.ffn_{part}_shexp") for part in PARTS))
+    router = p.router(f"blk.{i}.ffn_gate_inp")
+    return Experts(f"blk.{i}.ffn_moe", router, routing, gate, up, down, activation, shared)

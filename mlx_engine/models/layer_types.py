@@ -19,7 +19,17 @@ GROUPS = {
         "ssm_out",
     ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
-    "ffn": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate", "ffn_up", "ffn_down"),
+    "ffn": (
+        "ffn_gate_exps",
+        "ffn_up_exps",
+        "ffn_down_exps",
+        "ffn_gate_shexp",
+        "ffn_up_shexp",
+        "ffn_down_shexp",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ),
     # The inputs of single layers in Gemma 4, and their embedding table.
     "per_layer": ("inp_gate", "proj", "per_layer_model_proj", "per_layer_token_embd"),
 }

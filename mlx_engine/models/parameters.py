@@ -79,6 +79,12 @@ class Parameters:
         bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
         return Linear(name, self._vector(f"{name}.weight"), bias)
 
+    def row(self, name: str) -> Linear:
+        """Return a linear layer of one output, whose `name.weight` is stored as a vector; it is never converted."""
+        stored = self._stored(f"{name}.weight")
+        matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
+        return Linear(name, self._prepare(f"{name}.weight", matrix))
+
     def vector(self, name: str) -> Array:
         """Return the vector `name.weight`, such as the sinks of attention."""
         return self._vector(f"{name}.weight")

@@ -36,7 +36,9 @@ class Traffic:
         """Return what the passes of a model read; keys and values as float32."""
         parts = [part for value in vars(model).values() for part in parts_of(value, (Linear, Experts))]
         mixtures = [part for part in parts if isinstance(part, Experts)]
-        dense = [part for part in parts if isinstance(part, Linear)] + [experts.router for experts in mixtures]
+        dense = [part for part in parts if isinstance(part, Linear)] + [
+            linear for experts in mixtures for linear in experts.dense
+        ]
         found = {id(linear.weight): linear.weight for linear in dense}
         experts: dict[float, float] = {}
         for mixture in mixtures:

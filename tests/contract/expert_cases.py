@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import ExpertLinear, Experts, Routing
+from mlx_engine.backends.experts import ExpertLinear, Experts, Routing, SharedExpert
 from mlx_engine.backends.parameters import Gating, Linear
 from tests.contract.case import OpCase, Run, linear, norm_of, normal, weight
 
@@ -62,7 +62,7 @@ def combine(t: int, c: int) -> Run:
 
 def block(
     t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False,
-    gating: Gating = "silu", bias: bool = False, width: int = 32,
+    gating: Gating = "silu", bias: bool = False, width: int = 32, shared: int = 0,
 ) -> Run:  # fmt: skip
     """`ties`: every second expert has the logits of the one before."""
 
@@ -72,10 +72,26 @@ def block(
         router = Linear("w", weight(be, np.repeat(rows[:3], 2, axis=0) if ties else rows), of_router)
         sizes = ((width, 64), (width, 64), (64, width))
         parts = [stack(be, rng, 6, *size, type_name, bias=bias) for size in sizes]
-        experts = Experts("moe", router, Routing(n_used, normalize), *parts, gating)
+        experts = Experts(
+            "moe",
+            router,
+            Routing(n_used, normalize),
+            *parts,
+            gating,
+            shared_expert(be, rng, shared) if shared else None,
+        )
         return be.norm_experts_add(be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind), experts)
 
     return run
+
+
+def shared_expert(be: Backend, rng: np.random.Generator, width: int) -> SharedExpert:
+    sizes = ((1, 64), (width, 64), (width, 64), (64, width))
+    return SharedExpert(*(linear(be, rng, *size) for size in sizes))
+
+
+def shared_alone(t: int) -> Run:
+    return lambda be, rng: be.shared_expert(be.array(normal(rng, t, 64)), shared_expert(be, rng, 48))
 
 
 def clamped_swiglu(scale: float) -> Run:
@@ -120,6 +136,11 @@ CASES = [
     OpCase("gated", "clamped_swiglu", gated("clamped_swiglu")),
     OpCase("gated", "silu", gated("silu")),
     OpCase("gated", "gelu", gated("gelu")),
+    OpCase("shared_expert", "one-row", shared_alone(1)),
+    OpCase("shared_expert", "rows", shared_alone(19)),
+    OpCase("norm_experts_add", "shared-one-row", block(1, shared=96)),
+    OpCase("norm_experts_add", "shared", block(37, shared=96)),
+    OpCase("norm_experts_add", "smaller-shared", block(20, "Q8_0", shared=16)),
     OpCase("norm_experts_add", "biases", block(1, bias=True)),
     OpCase("norm_experts_add", "biases-rows", block(20, bias=True, width=44)),
     OpCase("norm_experts_add", "clamped_swiglu-one-row", block(1, "Q8_0", gating="clamped_swiglu", bias=True)),

@@ -98,6 +98,12 @@ QWEN3_5 = {
     "mlp.down_proj": "ffn_down",
 }
 QWEN3 = {**LLAMA, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp"}
+QWEN2_MOE = {
+    **LLAMA,
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 MIXTRAL = {**LLAMA, "block_sparse_moe.gate": "ffn_gate_inp"}
 # The parts of an expert, which GGUF stacks.
 EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
@@ -108,6 +114,7 @@ NAMES = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3,
     "mixtral": MIXTRAL,
     "lfm2": LFM2,
@@ -118,6 +125,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "mistral": "llama",
     "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
 }
@@ -146,6 +154,8 @@ def convert(folder: Path, path: Path, type_: str) -> None:
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if kind == "qwen3_5_text":
             known, part, values = _qwen3_5_tensor(config, known, part, values)
+        if known == "ffn_gate_inp_shexp":
+            values = values[0]
         if values.ndim == 3 and "conv" in known:
             values = values[:, 0]
         _add(writer, ".".join(filter(None, [*layer, known, part])), values, type_)
@@ -202,6 +212,12 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
         writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
         return
     if config["model_type"] == "lfm2":
+        return
+    if config["model_type"] == "qwen2_moe":
+        writer.add_expert_count(config["num_local_experts" if "num_local_experts" in config else "num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
         return
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])

@@ -28,6 +28,7 @@ from transformers import (
     MixtralConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 from transformers import modeling_rope_utils as rope_utils
@@ -36,6 +37,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen2_moe import modeling_qwen2_moe
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
@@ -49,6 +51,7 @@ MOE_SIZES = {
     **SIZES, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 128,
     "experts_implementation": "eager",
 }  # fmt: skip
+TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 # A short context, so that all three kinds of frequencies occur and their difference is visible within a prompt.
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -75,6 +78,14 @@ MODELS = {
         MistralConfig(**SIZES, rope_parameters=PLAIN, head_dim=32, sliding_window=None, rms_norm_eps=1e-5), 2,
     ),
     "gemma2": (modeling_gemma2.Gemma2ForCausalLM, Gemma2Config(**{**SIZES, **GEMMA2}, rope_parameters=SHORT), 1),
+    "qwen2moe": (
+        modeling_qwen2_moe.Qwen2MoeForCausalLM,
+        Qwen2MoeConfig(
+            **{key: value for key, value in MOE_SIZES.items() if key != "head_dim"} | TWO_HEADS, rope_parameters=PLAIN,
+            num_experts=6,
+            num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=64,
+        ), 3,
+    ),
     "qwen3moe": (
         modeling_qwen3_moe.Qwen3MoeForCausalLM,
         Qwen3MoeConfig(
@@ -134,7 +145,7 @@ def to_q8_0(model: PreTrainedModel) -> None:
     """Replace the matrices by their Q8_0 roundings, except routers."""
     kind = gguf.GGMLQuantizationType.Q8_0
     for stem, parameter in model.named_parameters():
-        if parameter.ndim >= 2 and not stem.endswith("mlp.gate.weight"):
+        if parameter.ndim >= 2 and not stem.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
             blocks = gguf.quants.quantize(parameter.detach().numpy().astype(np.float32), kind)
             parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).astype(np.float64))
 
@@ -149,7 +160,7 @@ def make(name: str) -> None:
     with ExitStack() as stack:
         modules = (
             modeling_gemma2, modeling_llama, modeling_qwen2, modeling_mistral, modeling_qwen3_moe, modeling_mixtral,
-            rope_utils,
+            modeling_qwen2_moe, rope_utils,
         )  # fmt: skip
         for module in modules:
             stack.enter_context(mock.patch.object(module, "torch", DoubleTorch()))

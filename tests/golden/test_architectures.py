@@ -12,7 +12,19 @@ from tests.contract.check import EMULATED
 from tests.golden.convert import convert
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
 
-ARCHITECTURES = ("gpt2", "gemma2", "gemma3", "lfm2", "llama", "mistral", "mixtral", "qwen2", "qwen3moe", "qwen3_5")
+ARCHITECTURES = (
+    "gpt2",
+    "gemma2",
+    "gemma3",
+    "lfm2",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen3_5",
+)
 WITH_TOKENIZER = ("gpt2", "gemma3")
 NAMES = [f"{architecture}-{file}" for architecture in ARCHITECTURES for file in ("hf", "F32", "Q8_0")]
 # These backends take seconds, so they run one prompt only.

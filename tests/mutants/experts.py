@@ -74,6 +74,20 @@ MUTANTS = [
         "i % 2 == 1",
     ),
     Mutant(
+        "the weight of the first row's shared expert for all",
+        "kernels/cpu/experts.py",
+        "run_experts",
+        "words(pairs)[t] = t",
+        "words(pairs)[t] = 0",
+    ),
+    Mutant(
+        "a shared expert without its weight",
+        "mlx_engine/backends/base.py",
+        "Backend.shared_expert",
+        "self.sigmoid(self.linear(h, expert.weight))",
+        "self.linear(h, expert.weight)",
+    ),
+    Mutant(
         "weights always normalised",
         "kernels/cpu/experts.py",
         "weigh",
