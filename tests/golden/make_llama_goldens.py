@@ -3,8 +3,8 @@
 The tests never run this. Tiny models with random weights: a Llama 3 whose context is longer than that of its training,
 with a head of its own; a Qwen2 with biases and a tied head; a Mistral without a window, whose heads are together twice
 as wide as the model; a Gemma 2 with a window of 8 in every second layer, and soft caps that most scores and logits come
-near to; a Qwen3-MoE that uses three of eight experts, and a Mixtral that uses two of four. Computed as in
-`make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
+near to; a Qwen2-MoE with a shared expert, a Qwen3-MoE that uses three of eight experts, and a Mixtral that uses two of
+four. Computed as in `make_goldens.py`, in float64; `_q8` is for matrices after a round trip through Q8_0.
 
     python -m tests.golden.make_llama_goldens            # all
     python -m tests.golden.make_llama_goldens mistral    # some

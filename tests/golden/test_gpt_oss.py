@@ -21,6 +21,7 @@ from tests.contract.check import EMULATED
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
 from tests.golden.test_dense import with_tokenizer
+from tests.unit.test_published_settings import plan
 
 FOLDER = DATA / "gptoss-micro"
 FORMS = ("hf", "bf16", "mlx", "mxfp4.gguf", "q8_0.gguf")
@@ -202,3 +203,31 @@ def test_blocks_and_scales_that_do_not_fit(tmp_path: Path, damaged: Callable[[st
     folder = folder_of(tmp_path / "hf", {name: x for name, x in made.items() if x is not None})
     with pytest.raises(FormatError, match=r"(gate_up|down)_proj_"):
         mlx_engine.load(folder, "simd")
+
+
+# As openai/gpt-oss-20b publishes it.
+PUBLISHED_20B = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002,
+    "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+    "initializer_range": 0.02, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+    "rms_norm_eps": 1e-05, "rope_scaling": {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_type": "yarn", "truncate": False,
+    },
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+}  # fmt: skip
+
+
+def test_the_published_settings():
+    made = plan(PUBLISHED_20B)
+    assert made.config.windows == (128, None) * 12
+    assert (made.config.n_experts, made.config.n_experts_used, made.config.rope.factor) == (32, 4, 32.0)
+    by_name = {tensor.name: tensor for tensor in made.tensors}
+    up = by_name["blk.23.ffn_up_exps.31.weight"]
+    assert up.stored("hf").name == "model.layers.23.mlp.experts.gate_up_proj_blocks"
+    assert up.stored("hf").shape(up.shape) == (32, 5760, 2880)
+    assert by_name["blk.0.attn_sinks.weight"].shape == (64,)
