@@ -7,6 +7,10 @@ from typing import Any
 
 # The kinds of layers with rotary settings of their own.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
+# Architectures whose nested settings mlx-lm reads.
+NESTED = ("ministral3",)
+# Keys of nested settings that mlx-lm reads beside `rope_scaling`.
+BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
 
 def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
@@ -21,6 +25,8 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
         has_head: whether the folder has a matrix for the head.
     """
     made = {**config, "tie_word_embeddings": not has_head}
+    if made.get("model_type") in NESTED:
+        return made
     nested = made.pop("rope_parameters", None)
     if not isinstance(nested, Mapping):
         return made
@@ -29,6 +35,9 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
     made["rope_theta"] = of_all.get("rope_theta", made.get("rope_theta"))
     if local is not None:
         made["rope_local_base_freq"] = local["rope_theta"]
-    is_plain = of_all.get("rope_type", "default") == "default"
-    made["rope_scaling"] = None if is_plain else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    rule = of_all.get("rope_type", "default")
+    made["rope_scaling"] = None if rule == "default" else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    if rule == "longrope":
+        made |= {key: of_all[key] for key in BESIDE if key in of_all}
+        made["rope_scaling"] |= {"type": rule}
     return {key: value for key, value in made.items() if value is not None or key == "rope_scaling"}

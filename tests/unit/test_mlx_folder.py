@@ -49,7 +49,7 @@ def test_bfloat16_is_quantised_in_bfloat16(tmp_path):
     from mlx_engine.quant.weight import Weight
 
     stored = Weight("w", weight.shape, BF16, np.array(halves.view(mx.uint8)).reshape(-1))
-    made = quantize(stored, target_type("mlx-4bit", stored))
+    made = quantize(stored, target_type("mlx-4bit", stored.type))
     assert made.type.name == "AFFINE4_G64_BF16"
     quants, scales, biases = mx.quantize(halves, group_size=64, bits=4, stream=mx.cpu)
     for found, expected in zip(made.parts.in_order, (scales, biases, quants), strict=True):
