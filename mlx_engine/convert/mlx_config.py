@@ -9,6 +9,8 @@ from typing import Any
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # Architectures whose nested settings mlx-lm reads.
 NESTED = ("ministral3",)
+# Architectures whose kinds of layers have one base, and that have no key for a second.
+ONE_BASE = ("olmo3",)
 # Keys of nested settings that mlx-lm reads beside `rope_scaling`.
 BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
@@ -33,7 +35,7 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
     of_all = nested.get(GLOBAL, nested)
     local = nested.get(LOCAL)
     made["rope_theta"] = of_all.get("rope_theta", made.get("rope_theta"))
-    if local is not None:
+    if local is not None and not (made.get("model_type") in ONE_BASE and local["rope_theta"] == made["rope_theta"]):
         made["rope_local_base_freq"] = local["rope_theta"]
     rule = of_all.get("rope_type", "default")
     made["rope_scaling"] = None if rule == "default" else {k: v for k, v in of_all.items() if k != "rope_theta"}

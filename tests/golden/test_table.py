@@ -142,7 +142,9 @@ def quantized(weight: Weight) -> Weight:
         return weight
     rng = np.random.default_rng(zlib.crc32(weight.name.encode()))
     *rows, k = weight.shape
-    blocks = random_blocks(rng, weight.name, "Q6_K" if kind in FINER else "Q4_K", int(np.prod(rows)), k, k**-0.5)
+    # Scores of a trained model's size: with larger ones, rounding alone would change single logits by 1e-4.
+    size = k**-0.5 / (2 if kind in ("attn_q", "attn_k", "attn_qkv") else 1)
+    blocks = random_blocks(rng, weight.name, "Q6_K" if kind in FINER else "Q4_K", int(np.prod(rows)), k, size)
     return Weight(weight.name, weight.shape, blocks.type, blocks.data)
 
 
