@@ -20,13 +20,16 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
 
     `tie_word_embeddings` is written out: for Llama the defaults are opposite. transformers 5 nests the rotary settings
     in `rope_parameters`, which most of mlx-lm 0.32 does not read: Llama's base would be 10,000 without a word. They are
-    written as transformers 4 did.
+    written as transformers 4 did. In a model that also reads images, these are settings of the text model.
 
     Args:
         config: config.json of the original folder.
         has_head: whether the folder has a matrix for the head.
     """
-    made = {**config, "tie_word_embeddings": not has_head}
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        return {**config, "text_config": config_for_mlx(text, has_head=has_head)}
+    made = _named_as_published({**config, "tie_word_embeddings": not has_head})
     if made.get("model_type") in NESTED:
         return made
     nested = made.pop("rope_parameters", None)
@@ -43,3 +46,12 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
         made |= {key: of_all[key] for key in BESIDE if key in of_all}
         made["rope_scaling"] |= {"type": rule}
     return {key: value for key, value in made.items() if value is not None or key == "rope_scaling"}
+
+
+def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the names that its repository publishes, where transformers 5 saves others."""
+    if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
+    if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
+        config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+    return config
