@@ -54,4 +54,6 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
         config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+    if config.get("model_type") == "lfm2" and "hidden_size" in config:
+        config.setdefault("block_dim", config["hidden_size"])
     return config

@@ -37,7 +37,7 @@ ARCHITECTURES = tuple(sorted(path.name.removesuffix("-micro") for path in DATA.g
 # GPT-2's matrices are transposed in folders; mlx-lm's form of them is not written yet.
 COLUMNS = {"mlx-4bit": tuple(name for name in ARCHITECTURES if name != "gpt2"), "Q4_K_M": ARCHITECTURES}
 # Blocks of K-quants have 256 weights, so rows are as wide; llama.cpp's mix has Q6_K in these layers.
-WIDTH, FINER = 256, ("attn_v", "ffn_down", "ffn_down_exps", "attn_qkv", "output", "token_embd")
+WIDTH, FINER = 256, ("attn_v", "ffn_down", "ffn_down_exps", "attn_qkv", "ssm_out", "output", "token_embd")
 # Longer than twice every window; for the two slow backends short.
 IDS = np.random.default_rng(11).integers(0, 64, 44).tolist()
 SHORT = {"scalar": 3, EMULATED: 5}
@@ -45,6 +45,9 @@ SHORT = {"scalar": 3, EMULATED: 5}
 DEFAULT = {"scalar": (), EMULATED: ("llama",)}
 # The bound of each backend, on the root mean square and on one logit.
 BOUNDS = {EMULATED: (2e-5, 4e-5)}
+# The state of random delta rules is ill-conditioned at one token: from the float32 file, too, single logits differ by
+# 3.4e-5 on `simd` and by 5.4e-5 on `mlx`.
+ONE_OF_STATES = 8e-5
 
 
 def is_slow(column: str, name: str, backend: str) -> bool:
@@ -78,6 +81,8 @@ def test_logits_and_greedy_ids(
     ids = IDS[: SHORT.get(backend)]
     want = np.asarray(engine(expanded, "simd --no-jit").logits(ids))
     all_, each = BOUNDS.get(backend, (1e-5, 2e-5))
+    if name.startswith("qwen3_5"):
+        each = ONE_OF_STATES
     passes = (len(ids),) if backend in SHORT else (len(ids), 1)
     for chunk in passes:
         found = in_chunks(stored, backend, ids, chunk)
@@ -127,6 +132,8 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         for key in ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size")
         if config.get(key)
     }
+    if "linear_num_value_heads" in config:
+        sizes["linear_value_head_dim"] = WIDTH // config["linear_num_value_heads"]
     made = config | sizes | ({"head_dim": WIDTH // heads} if "head_dim" in config else {})
     for key in ("rope_scaling", "rope_parameters"):
         if "long_factor" in (config.get(key) or {}):
