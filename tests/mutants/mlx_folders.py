@@ -102,10 +102,10 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
-        "Qwen3-MoE without norms of heads accepted",
+        "shared experts of Qwen3-MoE forgotten",
         "mlx_engine/models/qwen3_moe.py",
         "Config",
-        '"use_qk_norm": True',
-        '"use_qk_norm": (True, False)',
+        "(0, None)",
+        "(0, 768, None)",
     ),
 ]
