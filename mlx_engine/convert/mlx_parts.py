@@ -29,6 +29,7 @@ KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 # The types of quants and of scales in safetensors, beside the floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.\d+\.weight")
+_BIAS = re.compile(r"_exps\.(?:\d+\.)?bias")
 _EXPERTS = re.compile(r"\.(?:experts|switch_mlp)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
@@ -83,6 +84,11 @@ def parts_of(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], to: str, lay
         OptionError: the layers that one matrix holds are to get different types.
         ModelError: a tensor is stored in a form that mlx-lm does not read.
     """
+    if any(_BIAS.search(name) for name in tensors):
+        raise ModelError(
+            f"{checkpoint.where}: expected experts without biases, found biases; models of the architecture "
+            f"{checkpoint.architecture!r} cannot be written for MLX yet; use a folder that mlx-lm has quantised"
+        )
     held: dict[str, list[Tensor]] = {}
     for tensor in tensors.values():
         held.setdefault(_new_name(tensor), []).append(tensor)

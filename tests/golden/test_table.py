@@ -34,8 +34,11 @@ from tests.random_blocks import random_blocks
 from tests.unit.test_gguf_form import bytes_only
 
 ARCHITECTURES = tuple(sorted(path.name.removesuffix("-micro") for path in DATA.glob("*-micro")))
-# GPT-2's matrices are transposed in folders; mlx-lm's form of them is not written yet.
-COLUMNS = {"mlx-4bit": tuple(name for name in ARCHITECTURES if name != "gpt2"), "Q4_K_M": ARCHITECTURES}
+# Folders for MLX are not written yet of transposed matrices and of experts with biases.
+COLUMNS = {
+    "mlx-4bit": tuple(name for name in ARCHITECTURES if name not in ("gpt2", "gptoss")),
+    "Q4_K_M": ARCHITECTURES,
+}
 # Blocks of K-quants have 256 weights, so rows are as wide; llama.cpp's mix has Q6_K in these layers.
 WIDTH, FINER = 256, ("attn_v", "ffn_down", "ffn_down_exps", "attn_qkv", "ssm_out", "output", "token_embd")
 # Longer than twice every window; for the two slow backends short.
@@ -45,9 +48,9 @@ SHORT = {"scalar": 3, EMULATED: 5}
 DEFAULT = {"scalar": (), EMULATED: ("llama", "qwen3moe")}
 # The bound of each backend, on the root mean square and on one logit.
 BOUNDS = {EMULATED: (2e-5, 4e-5)}
-# The state of random delta rules is ill-conditioned at one token: from the float32 file, too, single logits differ by
-# 3.4e-5 on `simd` and by 5.4e-5 on `mlx`.
-ONE_OF_STATES = 8e-5
+# One token of these random models is ill-conditioned: from the float32 file, too, single logits differ by up to 5.4e-5
+# and 3.0e-5 between backends.
+ONE_OF = {"qwen3_5": 8e-5, "gptoss": 4e-5}
 
 
 def is_slow(column: str, name: str, backend: str) -> bool:
@@ -82,8 +85,7 @@ def test_logits_and_greedy_ids(
     ids = IDS[: SHORT.get(backend)]
     want = np.asarray(engine(expanded, "simd --no-jit").logits(ids))
     all_, each = BOUNDS.get(backend, (1e-5, 2e-5))
-    if name.startswith("qwen3_5"):
-        each = ONE_OF_STATES
+    each = max(each, ONE_OF.get(name, 0))
     passes = (len(ids),) if backend in SHORT else (len(ids), 1)
     for chunk in passes:
         found = in_chunks(stored, backend, ids, chunk)
@@ -108,6 +110,7 @@ def mixed(name: str, made: Path) -> tuple[Path, Path]:
     """Write a wide model of an architecture as llama.cpp mixes Q4_K_M, with blocks drawn at random."""
     folder, stored, expanded = made / f"{name}-wide", made / f"{name}.gguf", made / f"{name}-f32.gguf"
     config = widened(json.loads((DATA / f"{name}-micro" / "hf" / "config.json").read_text()))
+    config.pop("quantization_config", None)
     draft = Checkpoint("wide", "hf", config["model_type"], config, {}, {}, None)  # type: ignore[arg-type]
     write_folder(folder, config, weights(config, {}))
     tokenizer: dict[str, Any] = bytes_only("llama-bpe")
