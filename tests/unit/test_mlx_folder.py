@@ -160,7 +160,7 @@ def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
         written(tmp_path, source=DATA / "qwen3-micro" / "model-f32.gguf")
     with pytest.raises(ModelError, match="architecture 'gpt2' cannot be written"):
         written(tmp_path, source=DATA / "gpt2-micro" / "hf")
-    with pytest.raises(ModelError, match="experts without biases, found biases.*'gpt_oss' cannot be written"):
+    with pytest.raises(ModelError, match=r"experts without biases, found biases.*'gpt_oss' cannot be written"):
         written(tmp_path, source=DATA / "gptoss-micro" / "hf")
 
 
