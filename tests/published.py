@@ -1,9 +1,10 @@
 """Folders of models with published configs at reduced width and depth, and random weights.
 
 tests/data/published-configs.json has the config.json of each model as its repository publishes it, and optionally:
-"refused", the setting that is refused and why; "reduced", sizes that `reduced` does not find itself; "tensors", stray
-tensors of its files by name, with their shape or the name of the tensor that they repeat ("*" is each layer). A new
-line is a new test. `python -m tests.published FOLDER` writes the folders.
+"refused", the setting or the architecture that is refused and why; "reduced", sizes that `reduced` does not find
+itself; "tensors", stray tensors of its files by name, with their shape or the name of the tensor that they repeat ("*"
+is each layer); "recalled", true where a value was not read from a copy of the published file. A new line is a new test.
+`python -m tests.published FOLDER` writes the folders; `tests/golden/compare_published.py` compares with transformers.
 """
 
 import json
@@ -20,7 +21,7 @@ from mlx_engine.models import model_file
 from mlx_engine.quant.types import F32
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published-configs.json").read_text())
-LAYERS, HEAD_DIM, VOCAB, WINDOW = 2, 16, 160, 6
+LAYERS, HEAD_DIM, VOCAB, WINDOW, EXPERTS = 2, 16, 160, 6, 4
 
 
 def reduced(config, **sizes):
@@ -45,15 +46,32 @@ def reduced(config, **sizes):
     small |= {"num_key_value_heads": n_kv} if ratio > 1 or "num_key_value_heads" in config else {}
     small |= {"head_dim": HEAD_DIM} if fixed else {}
     small |= {"sliding_window": WINDOW} if config.get("sliding_window") else {}
-    small |= (
-        {"layer_types": [*config["layer_types"][:1], *config["layer_types"][-1:]]} if "layer_types" in config else {}
-    )
-    return config | small | sizes
+    fewer = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2}
+    narrow = {"moe_intermediate_size": 32, "shared_intermediate_size": 96}
+    small |= {key: value for key, value in (fewer | narrow).items() if config.get(key)}
+    return config | small | per_layer(config) | divisors(config) | sizes
+
+
+def per_layer(config):
+    """Return the settings that have a value for each layer, with those of the first layers and of the last."""
+    n = config["num_hidden_layers"]
+    lists = {key: value for key, value in config.items() if isinstance(value, list) and len(value) == n > LAYERS}
+    return {key: [*value[: LAYERS - 1], value[-1]] for key, value in lists.items()}
+
+
+def divisors(config):
+    """Return LongRoPE's setting with as many divisors as the reduced heads have pairs, drawn evenly from all."""
+    scaling = config.get("rope_scaling") or {}
+    if "long_factor" not in scaling:
+        return {}
+    n = int(HEAD_DIM * config.get("partial_rotary_factor", 1)) // 2
+    few = {key: scaling[key][:: len(scaling[key]) // n][:n] for key in ("long_factor", "short_factor")}
+    return {"rope_scaling": scaling | few}
 
 
 def write_folder(folder, entry):
     """Write the folder of an entry of the file: config.json, and weights by the plan of its model file."""
-    config = reduced(entry["config"], **entry.get("reduced", {}))
+    config = entry["config"] if "refused" in entry else reduced(entry["config"], **entry.get("reduced", {}))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     # A setting is refused before any tensor is looked at.
@@ -83,7 +101,7 @@ def values(name, shape, *, norm_offset):
     if len(shape) == 1:
         mean = 1.0 - norm_offset if name.endswith("weight") else 0.0
         return (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32)
-    return (rng.standard_normal(shape) * 2 / math.sqrt(min(shape[-2:]))).astype(np.float32)
+    return (rng.standard_normal(shape) / math.sqrt(min(shape[-2:]))).astype(np.float32)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,12 @@ from typing import Any
 
 # The kinds of layers with rotary settings of their own.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
+# Architectures whose nested settings mlx-lm reads.
+NESTED = ("ministral3",)
+# Architectures whose kinds of layers have one base, and that have no key for a second.
+ONE_BASE = ("olmo3",)
+# Keys of nested settings that mlx-lm reads beside `rope_scaling`.
+BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
 
 def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
@@ -14,21 +20,40 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
 
     `tie_word_embeddings` is written out: for Llama the defaults are opposite. transformers 5 nests the rotary settings
     in `rope_parameters`, which most of mlx-lm 0.32 does not read: Llama's base would be 10,000 without a word. They are
-    written as transformers 4 did.
+    written as transformers 4 did. In a model that also reads images, these are settings of the text model.
 
     Args:
         config: config.json of the original folder.
         has_head: whether the folder has a matrix for the head.
     """
-    made = {**config, "tie_word_embeddings": not has_head}
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        return {**config, "text_config": config_for_mlx(text, has_head=has_head)}
+    made = _named_as_published({**config, "tie_word_embeddings": not has_head})
+    if made.get("model_type") in NESTED:
+        return made
     nested = made.pop("rope_parameters", None)
     if not isinstance(nested, Mapping):
         return made
     of_all = nested.get(GLOBAL, nested)
     local = nested.get(LOCAL)
     made["rope_theta"] = of_all.get("rope_theta", made.get("rope_theta"))
-    if local is not None:
+    if local is not None and not (made.get("model_type") in ONE_BASE and local["rope_theta"] == made["rope_theta"]):
         made["rope_local_base_freq"] = local["rope_theta"]
-    is_plain = of_all.get("rope_type", "default") == "default"
-    made["rope_scaling"] = None if is_plain else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    rule = of_all.get("rope_type", "default")
+    made["rope_scaling"] = None if rule == "default" else {k: v for k, v in of_all.items() if k != "rope_theta"}
+    if rule == "longrope":
+        made |= {key: of_all[key] for key in BESIDE if key in of_all}
+        made["rope_scaling"] |= {"type": rule}
     return {key: value for key, value in made.items() if value is not None or key == "rope_scaling"}
+
+
+def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the names that its repository publishes, where transformers 5 saves others."""
+    if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
+    if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
+        config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+    if config.get("model_type") == "lfm2" and "hidden_size" in config:
+        config.setdefault("block_dim", config["hidden_size"])
+    return config

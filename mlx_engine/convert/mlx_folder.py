@@ -11,7 +11,6 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,62 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.hf_folder import INDEX, read_json
-from mlx_engine.checkpoint.mlx_quantization import BIASES, KEYS, SCALES, WEIGHT
-from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
-from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.safetensors_writer import write_safetensors
 from mlx_engine.convert.mlx_config import config_for_mlx
-from mlx_engine.convert.mlx_quantize import quantize
+from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
-from mlx_engine.convert.requantize import Line, kind_of, squared_difference
+from mlx_engine.convert.requantize import Line, squared_difference
 from mlx_engine.errors import ModelError, OptionError, SourceError, require
 from mlx_engine.models import model_file
 from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES
-from mlx_engine.models.plan import Tensor, check
+from mlx_engine.models.plan import check
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
-from mlx_engine.quant.types import BY_NAME, GGMLType
 from mlx_engine.quant.weight import Weight
 
-KEEP, TABLE = "keep", "token_embd"
-# The types of quants and of scales in safetensors, beside the floats.
-STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # Bytes of tensors per file, as mlx-lm has it.
 SHARD_BYTES = 5 << 30
 # Files of a folder that are not copied: weights, and what is written anew.
 NOT_COPIED = (
     "*.safetensors", "*.index.json", "*.bin", "*.gguf", "*.pth", "*.pt", "config.json", "README.md", ".*",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Part:
-    """A tensor of the new folder: its name in both folders, its layer type, and its type in the new folder."""
-
-    name: str
-    kind: str
-    stored: Weight
-    type: GGMLType
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether the new folder stores it in groups."""
-        return isinstance(self.type, GroupType)
-
-    def entries(self) -> list[Entry]:
-        """Return the tensors that store it in the new folder."""
-        if not isinstance(self.type, GroupType):
-            return [Entry(self.name, self.stored.shape, self.type)]
-        stem, (*outer, width) = self.name.removesuffix(WEIGHT), self.stored.shape
-        quants = Entry(self.name, (*outer, width * self.type.bits // 32), STORED_AS["U32"])
-        names = (SCALES, BIASES) if self.type.has_biases else (SCALES,)
-        groups = (*outer, width // self.type.block_size)
-        return [quants, *(Entry(stem + name, groups, STORED_AS[self.type.scale]) for name in names)]
-
-    def new(self) -> Weight:
-        """Return the tensor in its new type."""
-        if not isinstance(self.type, GroupType) or self.type == self.stored.type:
-            return self.stored
-        return quantize(self.stored, self.type)
 
 
 def to_mlx_folder(
@@ -108,7 +72,7 @@ def to_mlx_folder(
         )
     checkpoint = open_checkpoint(source)
     tensors = check(checkpoint, model_file(checkpoint).plan(checkpoint))
-    parts = [_part(checkpoint, tensor, to, layers, tensors) for tensor in tensors.values()]
+    parts = parts_of(checkpoint, tensors, to, layers)
     config = config_for_mlx(read_json(source / "config.json"), has_head=f"{HEAD}{WEIGHT}" in tensors)
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
     made = None
@@ -138,35 +102,14 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
         raise OptionError(option="OUT", expected="a folder that does not exist yet", found=str(target))
 
 
-def _part(
-    checkpoint: Checkpoint, tensor: Tensor, to: str, layers: Mapping[str, str], tensors: Mapping[str, Tensor]
-) -> Part:
-    stored_as = tensor.stored("hf")
-    stored = checkpoint.weight(stored_as.name)
-    if stored_as.transposed or stored_as.rows or len(stored.shape) > 2:
-        raise ModelError(
-            f"{checkpoint.where}: {stored_as.name}: expected one matrix (outputs, inputs), found a tensor of another "
-            f"form; models of the architecture {checkpoint.architecture!r} cannot be written for MLX yet"
-        )
-    kind = kind_of(tensor.name, len(stored.shape))
-    if kind is None:
-        return Part(stored_as.name, "others", stored, stored.type)
-    kinds = [kind, *([HEAD] if kind == TABLE and f"{HEAD}{WEIGHT}" not in tensors else [])]
-    kinds += [group for group, members in GROUPS.items() if kind in members]
-    asked = next((layers[name] for name in kinds if name in layers), to)
-    type_ = None if asked == KEEP else target_type(asked, stored)
-    fits = type_ is not None and stored.shape[-1] % type_.block_size == 0
-    return Part(stored_as.name, kind, stored, type_ if type_ is not None and fits else stored.type)
-
-
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
     """Return the settings of the quantisation: those of `to`, and those of each matrix that differs."""
-    whole = settings_of(target_type(to, parts[0].stored))
+    whole = settings_of(target_type(to, parts[0].type_before))
     by_name: dict[str, object] = {}
     for part in parts:
         if isinstance(part.type, GroupType) and settings_of(part.type) != whole:
             by_name[part.name.removesuffix(WEIGHT)] = settings_of(part.type)
-        elif part.kind != "others" and not part.is_quantized:
+        elif part.kind != OTHERS and not part.is_quantized:
             by_name[part.name.removesuffix(WEIGHT)] = False
     return {**whole, **by_name}
 
@@ -185,8 +128,9 @@ def _write_tensors(folder: Path, parts: Sequence[Part], progress: Callable[[int,
     def data(shard: Sequence[Part]) -> Iterator[NDArray[np.uint8]]:
         nonlocal done
         for part in shard:
-            new = part.new()
-            _add(lines.setdefault(part.kind, Line(part.kind)), part, new)
+            before = part.before()
+            new = part.new(before)
+            _add(lines.setdefault(part.kind, Line(part.kind)), before, new)
             tensors = (new.parts.quants, *new.parts.in_order[:-1]) if isinstance(new, GroupWeight) else (new.data,)
             yield from (np.ascontiguousarray(tensor) for tensor in tensors)
             done += 1
@@ -218,14 +162,14 @@ def _shards(parts: Sequence[Part]) -> list[list[Part]]:
     return shards
 
 
-def _add(line: Line, part: Part, new: Weight) -> None:
+def _add(line: Line, before: Weight, new: Weight) -> None:
     """Add a tensor to the totals of its layer type."""
     line.count += 1
     line.types[new.type.name] = line.types.get(new.type.name, 0) + 1
-    line.bytes_in, line.bytes_out = line.bytes_in + part.stored.nbytes, line.bytes_out + new.nbytes
+    line.bytes_in, line.bytes_out = line.bytes_in + before.nbytes, line.bytes_out + new.nbytes
     line.n_values += math.prod(new.shape)
-    if new is not part.stored:
-        line.squares += squared_difference(part.stored, new)
+    if new is not before:
+        line.squares += squared_difference(before, new)
 
 
 def _copy_others(source: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
@@ -19,10 +20,12 @@ _PIECE = 1 << 24
 
 
 def quantize(stored: Weight, type_: GroupType) -> GroupWeight:
-    """Return an (N, K) matrix in this type, computed by `mx.quantize` on the CPU from its values in their own type."""
-    rows, columns = stored.shape
+    """Return a tensor (..., N, K) in this type, computed by `mx.quantize` on the CPU from values in their own type."""
+    *outer, columns = stored.shape
+    rows = math.prod(outer)
+    matrix = stored if len(outer) == 1 else Weight(stored.name, (rows, columns), stored.type, stored.data)
     step = max(1, _PIECE // columns)
-    pieces = [_quantized(values, type_) for values in _values(stored, step)]
+    pieces = [_quantized(values, type_) for values in _values(matrix, step)]
     quants, scales, *biases = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     n_groups = rows * columns // type_.block_size
     parts = Parts(

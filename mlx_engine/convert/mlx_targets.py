@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlx_engine.quant.group_types import AFFINE_BITS, FIXED, GroupType, affine, fixed
-from mlx_engine.quant.weight import Weight
+from mlx_engine.quant.types import GGMLType
 
 # mlx-lm's default group size of the mode "affine".
 GROUP = 64
@@ -16,9 +16,9 @@ TARGETS: dict[str, int | str] = {
 HALVES = ("F16", "BF16")
 
 
-def target_type(target: str, stored: Weight) -> GroupType:
-    """Return the type that a matrix gets, for a key of TARGETS."""
+def target_type(target: str, stored: GGMLType) -> GroupType:
+    """Return the type that a matrix of type `stored` gets, for a key of TARGETS."""
     kind = TARGETS[target]
     if isinstance(kind, str):
         return fixed(kind)
-    return affine(kind, GROUP, stored.type.name if stored.type.name in HALVES else "F32")
+    return affine(kind, GROUP, stored.name if stored.name in HALVES else "F32")

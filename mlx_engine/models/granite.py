@@ -68,6 +68,7 @@ class HybridConfig(Config):
 
 
 GATE_UP, DOWN = (f"model.layers.*.shared_mlp.{name}_linear.weight" for name in ("input", "output"))
+GATE_OF_MLX = "model.layers.0.mlp.gate_proj.weight"
 HYBRID_TENSORS = {
     **llama.TENSORS,
     **llama.DEALT,
@@ -105,4 +106,6 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """
     if checkpoint.naming == "gguf" or checkpoint.architecture == "granite":
         return llama.plan(checkpoint, Config)
-    return llama.plan(checkpoint, HybridConfig, HYBRID_TENSORS)
+    # mlx-community folders have gate and up apart, under Llama's names.
+    is_split = GATE_OF_MLX in checkpoint.shapes
+    return llama.plan(checkpoint, HybridConfig, llama.TENSORS | llama.DEALT if is_split else HYBRID_TENSORS)

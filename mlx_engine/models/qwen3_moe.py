@@ -48,7 +48,15 @@ class Config(qwen3.Config):
 
     expected = Expected(
         gguf={key: value for key, value in qwen3.Config.expected.gguf.items() if key != "expert_count"},
-        hf={**qwen3.Config.expected.hf, "decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
+        # Qwen3-Coder has the last three keys; transformers reads none of them.
+        hf={
+            **qwen3.Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": ([], None),
+            "qkv_bias": False,
+            "use_qk_norm": True,
+            "shared_expert_intermediate_size": (0, None),
+        },
         harmless=(*qwen3.Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.convert import mlx_folder
+from mlx_engine.convert import mlx_folder, mlx_targets
 from mlx_engine.convert.mlx_config import config_for_mlx
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
@@ -49,7 +49,7 @@ def test_bfloat16_is_quantised_in_bfloat16(tmp_path):
     from mlx_engine.quant.weight import Weight
 
     stored = Weight("w", weight.shape, BF16, np.array(halves.view(mx.uint8)).reshape(-1))
-    made = quantize(stored, target_type("mlx-4bit", stored))
+    made = quantize(stored, target_type("mlx-4bit", stored.type))
     assert made.type.name == "AFFINE4_G64_BF16"
     quants, scales, biases = mx.quantize(halves, group_size=64, bits=4, stream=mx.cpu)
     for found, expected in zip(made.parts.in_order, (scales, biases, quants), strict=True):
@@ -160,6 +160,8 @@ def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
         written(tmp_path, source=DATA / "qwen3-micro" / "model-f32.gguf")
     with pytest.raises(ModelError, match="architecture 'gpt2' cannot be written"):
         written(tmp_path, source=DATA / "gpt2-micro" / "hf")
+    with pytest.raises(ModelError, match=r"experts without biases, found biases.*'gpt_oss' cannot be written"):
+        written(tmp_path, source=DATA / "gptoss-micro" / "hf")
 
 
 def test_rotary_settings_are_written_as_mlx_lm_reads_them():
@@ -177,8 +179,54 @@ def test_rotary_settings_are_written_as_mlx_lm_reads_them():
     }
     made = config_for_mlx(two, has_head=False)
     assert (made["rope_theta"], made["rope_local_base_freq"], made["tie_word_embeddings"]) == (1e6, 1e4, True)
+    images = config_for_mlx({"model_type": "mistral3", "text_config": plain}, has_head=True)
+    assert images == {"model_type": "mistral3", "text_config": config_for_mlx(plain, has_head=True)}
+    nested = {**scaled, "model_type": "ministral3"}
+    assert config_for_mlx(nested, has_head=True) == {**nested, "tie_word_embeddings": False}
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "long_factor": [1.0]}
+    made = config_for_mlx({"rope_parameters": longrope}, has_head=True)
+    assert (made["partial_rotary_factor"], made["rope_scaling"]["type"]) == (0.5, "longrope")
     old = {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     assert config_for_mlx(old, has_head=True) == {**old, "tie_word_embeddings": False}
+
+
+def test_settings_have_the_names_that_mlx_lm_reads():
+    moe = config_for_mlx({"model_type": "qwen3_moe", "num_local_experts": 4}, has_head=True)
+    assert moe == {"model_type": "qwen3_moe", "num_experts": 4, "tie_word_embeddings": False}
+    granite = config_for_mlx({"model_type": "granitemoehybrid", "layer_types": ["full_attention"]}, has_head=True)
+    assert granite["layer_types"] == ["attention"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "shape"),
+    [
+        ("phi3", "model.layers.0.self_attn.qkv_proj", (64, 32)),
+        ("granite4", "model.layers.0.mlp.up_proj", (64, 32)),
+        ("qwen3moe", "model.layers.1.mlp.switch_mlp.down_proj", None),
+        ("mixtral", "model.layers.1.block_sparse_moe.switch_mlp.gate_proj", None),
+    ],
+)
+def test_matrices_have_the_names_that_mlx_lm_reads(tmp_path, monkeypatch, name, stored, shape):
+    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    made = open_checkpoint(written(tmp_path, source=DATA / f"{name}-micro" / "hf"))
+    weight = made.weight(f"{stored}.weight")
+    assert weight.type.name.startswith("AFFINE4_G32")
+    assert shape is None or weight.shape == shape
+    assert len(weight.shape) == (3 if "switch_mlp" in stored else 2)
+    assert not any("experts" in tensor or "shared_mlp" in tensor for tensor in made.shapes)
+
+
+def test_a_folder_with_stacked_experts_is_written_again_without_a_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    once = written(tmp_path, source=DATA / "qwen3moe-micro" / "hf")
+    to_mlx_folder(once, tmp_path / "again", "mlx-4bit")
+    for name in ("model.safetensors", "config.json"):
+        assert (once / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_layers_that_one_matrix_holds_get_one_type(tmp_path):
+    with pytest.raises(OptionError, match=r"one type for .*qkv_proj.*attn_q, attn_k, attn_v, found 'keep, mlx-4bit'"):
+        written(tmp_path, source=DATA / "phi3-micro" / "hf", attn_k="keep")
 
 
 def test_the_command(tmp_path):
@@ -193,7 +241,9 @@ def test_the_command(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
 @pytest.mark.parametrize("to", ["mlx-4bit", "mlx-3bit", "mlx-mxfp4"])
-@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2", "mistral", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama", "qwen2", "mistral", "gemma3", "granite4", "qwen3moe", "ministral3", "olmo3"]
+)
 def test_mlx_lm_has_the_same_greedy_ids(tmp_path, name, to):
     from tests.golden.make_mlx_goldens import in_float32, logits_of
 

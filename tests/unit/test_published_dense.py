@@ -1,4 +1,4 @@
-"""config.json of SmolLM3, Phi-3 and 4, Ministral 3, Granite and OLMo as their repositories publish it."""
+"""config.json of newer dense models and mixtures as their repositories publish it."""
 
 from typing import Any
 
@@ -8,108 +8,39 @@ from mlx_engine.errors import UnsupportedConfigError
 from tests.published import PUBLISHED
 from tests.unit.test_published_settings import plan
 
-MISTRAL_7B_01 = PUBLISHED["mistralai/Mistral-7B-v0.1"]["config"]
 QWEN25_05B = PUBLISHED["Qwen/Qwen2.5-0.5B"]["config"]
-
-COMMON = {
-    "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02,
-    "torch_dtype": "bfloat16", "use_cache": True,
-}  # fmt: skip
-SMOLLM3_3B = {
-    **COMMON, "architectures": ["SmolLM3ForCausalLM"], "bos_token_id": 128000, "eos_token_id": 128012,
-    "hidden_size": 2048, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_window_layers": 28,
-    "max_position_embeddings": 65536, "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4,
-    "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
-    "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0,
-    "sliding_window": None, "transformers_version": "4.54.0.dev0", "use_sliding_window": False, "vocab_size": 128256,
-}  # fmt: skip
-PHI3_MINI_4K = {
-    **COMMON, "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"],
-    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "bos_token_id": 1, "embd_pdrop": 0.0,
-    "eos_token_id": 32000, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
-    "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
-    "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
-    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False,
-    "transformers_version": "4.40.2", "vocab_size": 32064,
-}  # fmt: skip
-PHI4_MINI = {
-    **PHI3_MINI_4K, "bos_token_id": 199999, "eos_token_id": 199999, "full_attn_mod": 1, "interpolate_factor": 1,
-    "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 24,
-    "num_key_value_heads": 8, "partial_rotary_factor": 0.75, "sliding_window": 262144, "tie_word_embeddings": True,
-    "rope_scaling": {"long_factor": [1.0, 1.25] * 24, "short_factor": [1.0] * 48, "type": "longrope"},
-    "vocab_size": 200064,
-}  # fmt: skip
-MINISTRAL3_8B = {
-    "architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
-    "model_type": "mistral3", "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
-    "spatial_merge_size": 2, "vision_feature_layer": -1, "vision_config": {"model_type": "pixtral"},
-    "transformers_version": "5.0.0.dev0",
-    "text_config": {
-        "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096,
-        "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 262144,
-        "model_type": "ministral3", "num_attention_heads": 32, "num_hidden_layers": 34, "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-05, "sliding_window": None, "use_cache": True, "vocab_size": 131072,
-        "rope_parameters": {
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
-            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
-            "rope_type": "yarn", "type": "yarn",
-        },
-    },
-}  # fmt: skip
-GRANITE33_2B = {
-    **COMMON, "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.015625, "bos_token_id": 0,
-    "embedding_multiplier": 12.0, "eos_token_id": 0, "hidden_size": 2048, "intermediate_size": 8192,
-    "logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "granite",
-    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
-    "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000000.0,
-    "tie_word_embeddings": True, "transformers_version": "4.49.0", "vocab_size": 49159,
-}  # fmt: skip
-GRANITE4_MICRO = {
-    **GRANITE33_2B, "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 2560, "init_method": "mup",
-    "intermediate_size": 8192, "layer_types": ["attention"] * 40, "logits_scaling": 10, "mamba_chunk_size": 256,
-    "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 256, "mamba_expand": 2,
-    "mamba_n_groups": 1, "mamba_n_heads": 80, "mamba_proj_bias": False, "model_type": "granitemoehybrid",
-    "normalization_function": "rmsnorm", "num_attention_heads": 40, "num_experts_per_tok": 0, "num_local_experts": 0,
-    "output_router_logits": False, "position_embedding_type": "rope", "router_aux_loss_coef": 0.01,
-    "shared_intermediate_size": 8192, "vocab_size": 100352,
-}  # fmt: skip
-del GRANITE4_MICRO["mlp_bias"]
-OLMO2_7B = {
-    **COMMON, "architectures": ["Olmo2ForCausalLM"], "eos_token_id": 100257, "hidden_size": 4096,
-    "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 32, "pad_token_id": 100277, "rms_norm_eps": 1e-06,
-    "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352,
-}  # fmt: skip
-OLMO3_7B = {
-    **OLMO2_7B, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "max_position_embeddings": 65536,
-    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "sliding_window": 4096, "vocab_size": 100278,
-    "rope_scaling": {
-        "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
-        "original_max_position_embeddings": 8192, "rope_type": "yarn",
-    },
-}  # fmt: skip
+SMOLLM3_3B = PUBLISHED["HuggingFaceTB/SmolLM3-3B"]["config"]
+PHI4_MINI = PUBLISHED["microsoft/Phi-4-mini-instruct"]["config"]
+MINISTRAL3_8B = PUBLISHED["mistralai/Ministral-3-8B-Instruct-2512"]["config"]
+GRANITE4_MICRO = PUBLISHED["ibm-granite/granite-4.0-micro"]["config"]
+OLMO2_7B = PUBLISHED["allenai/OLMo-2-1124-7B"]["config"]
+OLMO3_7B = PUBLISHED["allenai/Olmo-3-1025-7B"]["config"]
+QWEN3_CODER = PUBLISHED["Qwen/Qwen3-Coder-30B-A3B-Instruct"]["config"]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
-QWEN25_YARN = {**QWEN25_05B, "rope_scaling": YARN}
-MISTRAL_YARN = {**MISTRAL_7B_01, "rope_scaling": {**YARN, "finetuned": True}}
 # Layers, width, query heads, key/value heads, head width, vocabulary, context; the rule of the rotation.
-PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
-    "SmolLM3-3B": (SMOLLM3_3B, (36, 2048, 16, 4, 128, 128256, 65536), "default"),
-    "Phi-3-mini-4k": (PHI3_MINI_4K, (32, 3072, 32, 32, 96, 32064, 4096), "default"),
-    "Phi-4-mini": (PHI4_MINI, (32, 3072, 24, 8, 128, 200064, 131072), "longrope"),
-    "Ministral-3-8B": (MINISTRAL3_8B, (34, 4096, 32, 8, 128, 131072, 262144), "yarn"),
-    "Granite-3.3-2B": (GRANITE33_2B, (40, 2048, 32, 8, 64, 49159, 131072), "default"),
-    "Granite-4.0-micro": (GRANITE4_MICRO, (40, 2560, 40, 8, 64, 100352, 131072), "default"),
-    "OLMo-2-7B": (OLMO2_7B, (32, 4096, 32, 32, 128, 100352, 4096), "default"),
-    "Olmo-3-7B": (OLMO3_7B, (32, 4096, 32, 32, 128, 100278, 65536), "yarn"),
-    "Qwen2.5, YaRN": (QWEN25_YARN, (24, 896, 14, 2, 64, 151936, 32768), "yarn"),
-    "Mistral, YaRN": (MISTRAL_YARN, (32, 4096, 32, 8, 128, 32000, 32768), "yarn"),
+SIZES: dict[str, tuple[tuple[int, ...], str]] = {
+    "HuggingFaceTB/SmolLM3-3B": ((36, 2048, 16, 4, 128, 128256, 65536), "default"),
+    "microsoft/Phi-3-mini-4k-instruct": ((32, 3072, 32, 32, 96, 32064, 4096), "default"),
+    "microsoft/Phi-4-mini-instruct": ((32, 3072, 24, 8, 128, 200064, 131072), "longrope"),
+    "microsoft/phi-4": ((40, 5120, 40, 10, 128, 100352, 16384), "default"),
+    "mistralai/Ministral-3-8B-Instruct-2512": ((34, 4096, 32, 8, 128, 131072, 262144), "yarn"),
+    "mistralai/Mixtral-8x22B-v0.1": ((56, 6144, 48, 8, 128, 32000, 65536), "default"),
+    "ibm-granite/granite-3.3-2b-instruct": ((40, 2048, 32, 8, 64, 49159, 131072), "default"),
+    "ibm-granite/granite-4.0-micro": ((40, 2560, 40, 8, 64, 100352, 131072), "default"),
+    "allenai/OLMo-2-1124-7B": ((32, 4096, 32, 32, 128, 100352, 4096), "default"),
+    "allenai/Olmo-3-1025-7B": ((32, 4096, 32, 32, 128, 100278, 65536), "yarn"),
+    "google/gemma-2-27b": ((46, 4608, 32, 16, 128, 256000, 8192), "default"),
+    "Qwen/Qwen3-30B-A3B": ((48, 2048, 32, 4, 128, 151936, 40960), "default"),
+    "Qwen/Qwen3-8B with YaRN": ((36, 4096, 32, 8, 128, 151936, 131072), "yarn"),
+    "Qwen/Qwen2.5-0.5B with YaRN": ((24, 896, 14, 2, 64, 151936, 32768), "yarn"),
+    "mistralai/Mistral-7B-v0.1 with YaRN": ((32, 4096, 32, 8, 128, 32000, 32768), "yarn"),
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", SIZES)
 def test_sizes_as_published(name: str):
-    settings, sizes, rule = PUBLISHED[name]
-    found = plan(settings).config
+    sizes, rule = SIZES[name]
+    found = plan(PUBLISHED[name]["config"]).config
     assert sizes == (
         found.n_layers, found.hidden_size, found.n_heads, found.n_kv_heads, found.head_dim, found.vocab_size,
         found.context_length,
@@ -143,6 +74,9 @@ def test_what_is_special_about_each():
         (GRANITE4_MICRO, {"layer_types": ["mamba"] * 40}, "layer_types"),
         (GRANITE4_MICRO, {"num_local_experts": 8}, "num_local_experts"),
         (OLMO2_7B, {"sliding_window": 4096}, "sliding_window"),
+        (QWEN3_CODER, {"use_qk_norm": False}, "use_qk_norm"),
+        (QWEN3_CODER, {"qkv_bias": True}, "qkv_bias"),
+        (QWEN3_CODER, {"shared_expert_intermediate_size": 768}, "shared_expert_intermediate_size"),
         (OLMO3_7B, {"rope_scaling": {**OLMO3_7B["rope_scaling"], "invented": 1}}, "invented"),
         (QWEN25_05B, {"rope_scaling": {"type": "llama3", "factor": 2.0}}, "type"),
         (QWEN25_05B, {"rope_theta": 1.0, "rope_scaling": YARN}, "rope_theta"),

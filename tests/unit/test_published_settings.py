@@ -78,7 +78,8 @@ def test_a_reduced_model_with_a_published_config_runs(name: str, tmp_path: Path)
     found = np.array(engine.logits(list(range(1, 16))))
     assert found.shape == (15, engine.config.vocab_size)
     assert np.isfinite(found).all()
-    assert engine.notes == ()
+    # Phi-3.5 and Phi-4-mini have two rotations, of which the option selects one.
+    assert all("--context" in note for note in engine.notes)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "refused" in PUBLISHED[name]])

@@ -1,0 +1,168 @@
+"""Every architecture from quantised files on every backend, against the same weights expanded to float32.
+
+The columns that transformers' goldens do not have: folders that are quantised for MLX, and GGUF files mixed as Q4_K_M.
+The goldens prove the float32 path, which is the reference here.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_engine.checkpoint.gguf_writer import write_gguf
+from mlx_engine.checkpoint.mlx_quantization import KEYS
+from mlx_engine.checkpoint.model_files import Checkpoint, open_checkpoint
+from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
+from mlx_engine.convert import mlx_targets
+from mlx_engine.convert.gguf_form import from_folder
+from mlx_engine.convert.mlx_folder import to_mlx_folder
+from mlx_engine.convert.requantize import kind_of
+from mlx_engine.models import model_file
+from mlx_engine.quant.types import F32
+from mlx_engine.quant.weight import Weight
+from tests.contract.check import EMULATED
+from tests.golden.goldens import BACKENDS, DATA, check_close, engine, in_chunks
+from tests.published import weights
+from tests.random_blocks import random_blocks
+from tests.unit.test_gguf_form import bytes_only
+
+ARCHITECTURES = tuple(sorted(path.name.removesuffix("-micro") for path in DATA.glob("*-micro")))
+# Folders for MLX are not written yet of transposed matrices and of experts with biases.
+COLUMNS = {
+    "mlx-4bit": tuple(name for name in ARCHITECTURES if name not in ("gpt2", "gptoss")),
+    "Q4_K_M": ARCHITECTURES,
+}
+# Blocks of K-quants have 256 weights, so rows are as wide; llama.cpp's mix has Q6_K in these layers.
+WIDTH, FINER = 256, ("attn_v", "ffn_down", "ffn_down_exps", "attn_qkv", "ssm_out", "output", "token_embd")
+# Longer than twice every window; for the two slow backends short.
+IDS = np.random.default_rng(11).integers(0, 64, 44).tolist()
+SHORT = {"scalar": 3, EMULATED: 5}
+# What runs by default on the slow backends, beside the small folders on `scalar`.
+DEFAULT = {"scalar": (), EMULATED: ("llama", "qwen3moe")}
+# The bound of each backend, on the root mean square and on one logit.
+BOUNDS = {EMULATED: (2e-5, 4e-5)}
+# One token of these random models is ill-conditioned: from the float32 file, too, single logits differ by up to 5.4e-5
+# and 3.0e-5 between backends.
+ONE_OF = {"qwen3_5": 8e-5, "gptoss": 4e-5}
+
+
+def is_slow(column: str, name: str, backend: str) -> bool:
+    """Return whether a cell is left to `-m slow`."""
+    if backend == "scalar" and column == "mlx-4bit":
+        return False
+    return name not in DEFAULT.get(backend, ARCHITECTURES)
+
+
+CELLS = [
+    pytest.param(column, name, backend, marks=[pytest.mark.slow] * is_slow(column, name, backend))
+    for column, names in COLUMNS.items()
+    for name in names
+    for backend in BACKENDS
+    if backend != "simd"  # the bits of `parallel`, which other tests compare
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, Path]]:
+    """Return a function of column and architecture that writes the file and the same in float32."""
+    made = tmp_path_factory.mktemp("table")
+    make = {"mlx-4bit": for_mlx, "Q4_K_M": mixed}
+    return cache(lambda column, name: make[column](name, made))
+
+
+@pytest.mark.parametrize(("column", "name", "backend"), CELLS)
+def test_logits_and_greedy_ids(
+    files: Callable[[str, str], tuple[Path, Path]], column: str, name: str, backend: str
+) -> None:
+    stored, expanded = files(column, name)
+    ids = IDS[: SHORT.get(backend)]
+    want = np.asarray(engine(expanded, "simd --no-jit").logits(ids))
+    all_, each = BOUNDS.get(backend, (1e-5, 2e-5))
+    each = max(each, ONE_OF.get(name, 0))
+    passes = (len(ids),) if backend in SHORT else (len(ids), 1)
+    for chunk in passes:
+        found = in_chunks(stored, backend, ids, chunk)
+        check_close(want, found, each, all_)
+        np.testing.assert_array_equal(found.argmax(-1), want.argmax(-1))
+
+
+def for_mlx(name: str, made: Path) -> tuple[Path, Path]:
+    """Quantise the folder of an architecture to 4 bits, in groups of 32 because its rows are short."""
+    stored, expanded = made / f"{name}-mlx", made / f"{name}-mlx-f32"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlx_targets, "GROUP", 32)
+        to_mlx_folder(DATA / f"{name}-micro" / "hf", stored, "mlx-4bit")
+    checkpoint = open_checkpoint(stored)
+    config = json.loads((stored / "config.json").read_text())
+    tensors = {tensor: checkpoint.weight(tensor).dequantize() for tensor in checkpoint.shapes}
+    write_folder(expanded, {key: value for key, value in config.items() if key not in KEYS}, tensors)
+    return stored, expanded
+
+
+def mixed(name: str, made: Path) -> tuple[Path, Path]:
+    """Write a wide model of an architecture as llama.cpp mixes Q4_K_M, with blocks drawn at random."""
+    folder, stored, expanded = made / f"{name}-wide", made / f"{name}.gguf", made / f"{name}-f32.gguf"
+    config = widened(json.loads((DATA / f"{name}-micro" / "hf" / "config.json").read_text()))
+    config.pop("quantization_config", None)
+    draft = Checkpoint("wide", "hf", config["model_type"], config, {}, {}, None)  # type: ignore[arg-type]
+    write_folder(folder, config, weights(config, {}))
+    tokenizer: dict[str, Any] = bytes_only("llama-bpe")
+    n = model_file(draft).plan(draft).config.vocab_size
+    tokenizer["model"]["vocab"] = {text: i for text, i in tokenizer["model"]["vocab"].items() if i < n}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    form = from_folder(folder)
+    tensors = [quantized(part.make()) for part in form.parts.values()]
+    assert {weight.type.name for weight in tensors} == {"F32", "Q4_K", "Q6_K"}
+    write_gguf(stored, form.metadata, tensors)
+    write_gguf(expanded, form.metadata, [weight.as_type(F32) for weight in tensors])
+    return stored, expanded
+
+
+def widened(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with rows of 256 weights in all matrices."""
+    if "n_embd" in config:
+        return config | {"n_embd": WIDTH, "n_head": 4}
+    heads = config["num_attention_heads"]
+    times = WIDTH // heads // config.get("head_dim", config["hidden_size"] // heads)
+    sizes = {
+        key: WIDTH
+        for key in ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size")
+        if config.get(key)
+    }
+    if "linear_num_value_heads" in config:
+        sizes["linear_value_head_dim"] = WIDTH // config["linear_num_value_heads"]
+    made = config | sizes | ({"head_dim": WIDTH // heads} if "head_dim" in config else {})
+    for key in ("rope_scaling", "rope_parameters"):
+        if "long_factor" in (config.get(key) or {}):
+            factors = {of: np.repeat(config[key][of], times).tolist() for of in ("long_factor", "short_factor")}
+            made[key] = config[key] | factors
+    return made
+
+
+def quantized(weight: Weight) -> Weight:
+    """Return random blocks in place of a matrix of products or of the embedding table, and all else as it is."""
+    kind = kind_of(weight.name, len(weight.shape))
+    if kind is None:
+        return weight
+    rng = np.random.default_rng(zlib.crc32(weight.name.encode()))
+    *rows, k = weight.shape
+    # Scores of a trained model's size: with larger ones, rounding alone would change single logits by 1e-4.
+    size = k**-0.5 / (2 if kind in ("attn_q", "attn_k", "attn_qkv") else 1)
+    blocks = random_blocks(rng, weight.name, "Q6_K" if kind in FINER else "Q4_K", int(np.prod(rows)), k, size)
+    return Weight(weight.name, weight.shape, blocks.type, blocks.data)
+
+
+def write_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+    """Write a Hugging Face folder in float32."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    entries = [Entry(name, values.shape, F32) for name, values in tensors.items()]
+    data = [np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1) for values in tensors.values()]
+    write_safetensors(folder / "model.safetensors", entries, data)
