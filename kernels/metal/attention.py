@@ -135,7 +135,8 @@ def twin(
 
     A score has the roundings of a product, relative to the sum of its absolute terms, and of the scale. Its weight has
     the same relative error, in the numerator and in the denominator. Powers, sums and the division add 16 roundings. A
-    soft cap never makes an error of a score larger, and adds 8 roundings of the capped score.
+    soft cap never makes an error of a score larger, and adds 8 roundings of the capped score. The power of a score
+    that is far below a sink has the rounding of their distance.
     """
     queries, slots, table = wide(q), wide(store), np.array(pages)
     value, bound = np.empty(queries.shape), np.empty(queries.shape)
@@ -153,7 +154,7 @@ def twin(
         weights = np.exp(scores - most)
         weights /= weights.sum(axis=1, keepdims=True) + np.exp(others - most)
         value[r] = np.einsum("hk,hke->he", weights, values)
-        roundings = 16 + 2 * (PRODUCT + 2) * sizes.max(axis=1)
+        roundings = 16 + 2 * (PRODUCT + 2) * sizes.max(axis=1) + 2 * (most[:, 0] - scores.max(axis=1))
         bound[r] = EPSILON * roundings[:, None] * np.einsum("hk,hke->he", weights, np.abs(values))
     return Expected(value, bound)
 
