@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
-from mlx_engine.models.settings import HF_HARMLESS, REQUIRED, Settings
+from mlx_engine.models.harmless import HARMLESS
+from mlx_engine.models.settings import REQUIRED, Settings
 
 Naming: TypeAlias = Literal["gguf", "hf"]
 # A key, or (key, default). The default is a value, or a function of the fields that were read before.
@@ -132,7 +133,7 @@ class Declared:
                 allowed(s, key, config)
             else:
                 s.expect(key, *(allowed if isinstance(allowed, tuple) else (allowed,)))
-        s.refuse_rest({*HF_HARMLESS, *cls.expected.harmless} if naming == "hf" else ())
+        s.refuse_rest({*HARMLESS, *cls.expected.harmless} if naming == "hf" else ())
         return config
 
     def to_gguf(self) -> dict[str, object]:

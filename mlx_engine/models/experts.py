@@ -70,6 +70,21 @@ class Count:
         return {"expert_count": value}
 
 
+@dataclass(frozen=True)
+class Normalize:
+    """Whether the weights of a token's experts add up to 1. In GGUF files it is always `in_gguf`, as in llama.cpp."""
+
+    in_gguf: bool
+
+    def read(self, s: Settings, naming: Naming, known: Any) -> bool:
+        """Return the flag."""
+        return self.in_gguf if naming == "gguf" else s.flag("norm_topk_prob", False)
+
+    def to_gguf(self, value: bool) -> Mapping[str, object]:
+        """Return no key."""
+        return {}
+
+
 def of_all(n_used: int, known: Any) -> str | None:
     """Check the number of experts that a token uses."""
     return None if n_used <= known.n_experts else f"at most the number of experts, {known.n_experts}"

@@ -20,11 +20,12 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
 from mlx_engine.models.config import CLOSE, Declared, Expected, Naming, declared, number, whole
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.harmless import HARMLESS
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import HF_HARMLESS, Settings
+from mlx_engine.models.settings import Settings
 from mlx_engine.models.table import EMBEDDINGS, Row, padded, parts, tensors
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
@@ -36,7 +37,7 @@ PATTERN = 6
 LAYERS_OF_27B = 62
 # Keys beside `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
-    *HF_HARMLESS,
+    *HARMLESS,
     "boi_token_index",
     "eoi_token_index",
     "image_token_index",

@@ -25,11 +25,12 @@ from mlx_engine.models.config import Declared, Expected, Key, Naming, declared, 
 from mlx_engine.models.gemma3 import Layer, LocalLayers, ScaledEmbeddings
 from mlx_engine.models.gemma4_gguf import FFN, GLOBAL_KV_HEADS, IS_WIDE, K_IS_V, KV_HEADS, SHARED, arrays, flat
 from mlx_engine.models.gemma4_gguf import PATTERN as LAYERS
+from mlx_engine.models.harmless import HARMLESS
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import LAYER_KINDS, rotation
-from mlx_engine.models.settings import HF_HARMLESS, Settings
+from mlx_engine.models.settings import Settings
 from mlx_engine.models.table import Row, Table, layer_tensors, padded, parts, tensors
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
@@ -38,7 +39,7 @@ GGUF_ARCHITECTURE = "gemma4"
 PATTERN = 6
 # Keys beside `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
-    *HF_HARMLESS,
+    *HARMLESS,
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
     *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
     "vision_soft_tokens_per_image",

@@ -13,10 +13,11 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama
 from mlx_engine.models.conditions import each_layer, halves, per_head
 from mlx_engine.models.config import Expected, whole, whole_or_none
+from mlx_engine.models.harmless import HARMLESS
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import rotation
-from mlx_engine.models.settings import HF_HARMLESS, Settings
+from mlx_engine.models.settings import Settings
 from mlx_engine.models.table import HEAD, decoder_plan
 
 ARCHITECTURES = ("ministral3", "mistral3")
@@ -24,7 +25,7 @@ GGUF_ARCHITECTURE = "mistral3"
 
 # Keys beside `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
-    *HF_HARMLESS,
+    *HARMLESS,
     "image_token_index",
     "multimodal_projector_bias",
     "projector_hidden_act",

@@ -8,18 +8,14 @@ experts (`models/__init__.py` tells them apart).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import ExpertLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import llama, mistral
 from mlx_engine.models.config import Expected, declared, whole, whole_or_none
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts
-from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.expert_decoder import ExpertDecoder
+from mlx_engine.models.experts import Count, Names, of_all, with_experts
 from mlx_engine.models.plan import Plan
-from mlx_engine.models.table import parts
 
 ARCHITECTURES = ("mixtral",)
 GGUF_ARCHITECTURE = "llama"
@@ -30,6 +26,7 @@ class Config(mistral.Config):
     """Mistral's settings and the numbers of experts; `intermediate_size` is that of one expert."""
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
+    normalize: ClassVar[bool] = True
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 2), condition=of_all)
 
@@ -44,22 +41,8 @@ TENSORS = {name: row for name, row in llama.TENSORS.items() if row.shape not in 
 NAMES = Names("block_sparse_moe", ("w1", "w3", "w2"))
 
 
-class Model(Decoder):
+class Model(ExpertDecoder):
     """A Mistral model whose FFNs are mixtures of experts."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps, window = config.rope.for_heads(config.head_dim), config.norm_eps, config.window
-        routing = Routing(config.n_experts_used, normalize=True)
-        scores = Scores(config.head_dim**-0.5)
-        layers = [
-            ExpertLayer(
-                **parts(parameters, i, eps), rope=rope, window=window, scores=scores,
-                experts=experts(parameters, i, config.n_experts, routing),
-            )
-            for i in range(config.n_layers)
-        ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

@@ -19,10 +19,11 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conditions import believable, convolves, divides, halves, n_embeddings
 from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.harmless import HARMLESS
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.qwen3_5_tensors import ATTENTION, DELTA, STEMS, table
-from mlx_engine.models.settings import HF_HARMLESS, Settings
+from mlx_engine.models.settings import Settings
 from mlx_engine.models.table import Head, parts, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
@@ -39,7 +40,7 @@ MROPE = ("mrope_section", "mrope_interleaved")
 SECTIONS = [11, 11, 10, 0]
 # Keys beside `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
-    *HF_HARMLESS,
+    *HARMLESS,
     "image_token_id",
     "language_model_only",
     "tie_word_embeddings",

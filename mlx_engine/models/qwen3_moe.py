@@ -6,35 +6,18 @@ Difference from Qwen3: every FFN is a mixture of experts, of which each token us
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from mlx_engine.backends.base import Backend
-from mlx_engine.backends.experts import Routing
-from mlx_engine.backends.parameters import ExpertLayer, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import qwen3
-from mlx_engine.models.config import Expected, Naming, declared, whole
-from mlx_engine.models.decoder import Decoder
-from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts
-from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.config import Expected, declared, whole
+from mlx_engine.models.expert_decoder import ExpertDecoder
+from mlx_engine.models.experts import Count, Names, Normalize, of_all, with_experts
 from mlx_engine.models.plan import Plan
-from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import decoder_plan, parts
+from mlx_engine.models.table import decoder_plan
 
 ARCHITECTURES = ("qwen3_moe", "qwen3moe")
 GGUF_ARCHITECTURE = "qwen3moe"
-
-
-class _Normalize:
-    """Whether the weights of a token's experts add up to 1. GGUF has no key for it: llama.cpp always normalises."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> bool:
-        return True if naming == "gguf" else s.flag("norm_topk_prob", False)
-
-    def to_gguf(self, value: bool) -> Mapping[str, object]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -44,7 +27,7 @@ class Config(qwen3.Config):
     n_experts: int = declared(Count())
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     expert_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
-    normalize: bool = declared(_Normalize())
+    normalize: bool = declared(Normalize(in_gguf=True))
 
     expected = Expected(
         gguf={key: value for key, value in qwen3.Config.expected.gguf.items() if key != "expert_count"},
@@ -64,22 +47,8 @@ class Config(qwen3.Config):
 TENSORS = {name: row for name, row in qwen3.TENSORS.items() if row.shape not in ("F D", "D F")}
 
 
-class Model(Decoder):
+class Model(ExpertDecoder):
     """A Qwen3 model whose FFNs are mixtures of experts."""
-
-    def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, eps = config.rope.for_heads(config.head_dim), config.norm_eps
-        routing = Routing(config.n_experts_used, config.normalize)
-        scores = Scores(config.head_dim**-0.5)
-        layers = [
-            ExpertLayer(
-                **parts(parameters, i, eps), rope=rope, scores=scores,
-                experts=experts(parameters, i, config.n_experts, routing),
-            )
-            for i in range(config.n_layers)
-        ]  # fmt: skip
-        output_norm = parameters.rms_norm("output_norm", eps)
-        super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
 
 def plan(checkpoint: Checkpoint) -> Plan:

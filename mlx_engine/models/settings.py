@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.errors import UnsupportedConfigError
-from mlx_engine.models.harmless import HARMLESS, OFF
+from mlx_engine.models.harmless import OFF
 
 # The default of a setting that has none.
 REQUIRED: Any = object()
 
 # Far above any model: otherwise a damaged count would make a list of millions of missing tensors.
 MOST_LAYERS = 10_000
-
-# Keys of config.json that change nothing in the forward pass of any model.
-HF_HARMLESS = HARMLESS
 
 
 # Types whose values `in` compares as a whole; arrays are compared element by element.
