@@ -93,7 +93,7 @@ def generate(
     prompts.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
-    texts = prompts.read()
+    texts = prompts.read(is_example=model == "builtin")
     cached = None if output.is_silent else is_cached(model)
     with progress_bar("loading") as progress:
         engine = load(model, used, progress=progress, **how)

@@ -68,8 +68,8 @@ def test_a_marker_in_the_prompt_is_text():
 
 
 def test_a_chat_is_asked_through_stdin_too():
-    text = "one\n\n  two\n"
-    assert ids_and_text(generate("--chat", "-", "-n", 1, "--json", stdin=text)) == (
+    text = "one\n\n  two"
+    assert ids_and_text(generate("--chat", "-", "-n", 1, "--json", stdin=f"{text}\n")) == (
         ids_and_text(generate("--chat", text, "-n", 1, "--json"))
     )
 
