@@ -19,12 +19,10 @@ from mlx_engine.commands.options import (
     Backend,
     EngineOptions,
     Model,
-    RunOptions,
-    SamplingOptions,
     Strict,
-    options_of,
 )
 from mlx_engine.commands.prompts import PromptOptions, streams
+from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -79,17 +77,20 @@ def generate(
     run: RunOptions,
     sampling: SamplingOptions,
     compute: EngineOptions,
-    suggested: Annotated[bool, typer.Option("--suggested", help=SUGGESTED)] = False,
+    suggested: Annotated[
+        bool | None, typer.Option("--suggested/--no-suggested", help=SUGGESTED, show_default="no-suggested")
+    ] = None,
     strict: Strict = False,
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
-    from mlx_engine.commands.suggested import with_suggested
+    from mlx_engine.commands.suggested import offered, with_suggested, without_effect
     from mlx_engine.engine import configure_log, load
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    how = {"threads": compute.threads, **compute.changes()}
+    options_of(run, sampling)  # checked before the model is loaded
     prompts.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
@@ -97,12 +98,12 @@ def generate(
     cached = None if output.is_silent else is_cached(model)
     with progress_bar("loading") as progress:
         engine = load(model, used, progress=progress, **how)
-    if suggested:
-        sampling, lines = with_suggested(invocation, sampling, engine.path)
-        options = options_of(run, sampling)
-        output.report(lines)
+    used_sampling, lines = with_suggested(invocation, sampling, engine.path) if suggested else (sampling, [])
+    output.report(lines)
+    for line in without_effect(sampling, used_sampling):
+        notice(line)
     start = time.perf_counter()
-    runs = streams(engine, prompts.for_model(engine, texts), options)
+    runs = streams(engine, prompts.for_model(engine, texts), options_of(run, used_sampling))
     output.report(diagnostics.loaded(engine, model, cached))
     output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
@@ -110,6 +111,8 @@ def generate(
         print_run("" if prompts.batch_file is None else f"[{i}] ", text, stream, engine, backend, json=output.json)
     seconds = time.perf_counter() - start
     output.report(closing(engine, runs, seconds, is_batch=prompts.batch_file is not None, per_pass=output.per_pass))
+    if suggested is None and not output.is_silent:
+        output.report(offered(invocation, engine.path))
     if engine.backend.profiler is not None and not output.json:
         notice(engine.backend.profiler.table())
 
