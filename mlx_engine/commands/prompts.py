@@ -28,6 +28,7 @@ NO_PROMPT = (
 # Seconds without a byte after which a pipe is reported, or ignored by the example: CI and containers leave some open.
 PATIENCE = 3.0
 
+HAS_TEMPLATE = "hint: this model has a chat template; --chat sends the prompt through it, as a message to answer"
 NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
 
 
@@ -92,6 +93,11 @@ class PromptOptions:
         lines = [line for line in text.removeprefix(BOM).replace("\r\n", "\n").split("\n") if line.strip()]
         require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {file}")
         return lines
+
+    def hints(self, engine: Engine, texts: Sequence[str]) -> list[str]:
+        """Return a hint if the prompts could be chat messages; the example is a text to continue."""
+        could = not self.chat and engine.tokenizer.chat_template is not None and texts != [DEFAULT_PROMPT]
+        return [HAS_TEMPLATE] if could else []
 
     def for_model(self, engine: Engine, texts: Sequence[str]) -> list[Prompt]:
         """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""

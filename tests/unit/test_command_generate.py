@@ -51,7 +51,7 @@ def only_line(result):
 
 
 def test_text_goes_to_stdout_and_everything_else_to_stderr():
-    result = generate("Once upon a time", "-n", 8)
+    result = generate("Once upon a time", "-n", 8, "--verbose")
     as_json = json.loads(generate("Once upon a time", "-n", 8, "--json").out)
     assert result.code == 0
     assert result.out == "Once upon a time" + as_json["text"] + "\n"

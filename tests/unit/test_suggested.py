@@ -119,7 +119,7 @@ def test_a_file_that_suggests_the_impossible_is_an_error_only_if_it_is_used(tmp_
         write_gguf(tmp_path / "odd.gguf", metadata, [file.weight(name) for name in file.tensors])
     options = ("generate", "--model", tmp_path / "odd.gguf", "--backend", "simd", "-n", 2, "Hi")
     run = cli(*options)
-    assert (run.code, "hint: " in run.err) == (0, False)
+    assert (run.code, "hint: odd.gguf" in run.err) == (0, False)
     assert cli(*options, "--suggested").code == 2
 
 
