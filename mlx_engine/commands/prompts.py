@@ -37,6 +37,9 @@ class PromptOptions:
     """Sources of prompts, and whether prompts are chat messages."""
 
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads stdin.", show_default=DEFAULT_PROMPT)] = None
+    prompt_option: Annotated[
+        str | None, typer.Option("--prompt", "-p", metavar="PROMPT", help="The same as the argument.")
+    ] = None
     prompt_file: Annotated[Path | None, typer.Option("--prompt-file", "-f", help="Read the prompt from this file.")] = (
         None
     )
@@ -56,7 +59,9 @@ class PromptOptions:
         Raises:
             OptionError: there are two prompts, or --system or --think without --chat.
         """
-        other = self.prompt if self.prompt is not None else self.prompt_file
+        twice = self.prompt is not None and self.prompt_option is not None
+        require(not twice, option="--prompt", expected="no prompt as an argument", found=self.prompt)
+        other = self.prompt_file if self.text is None else self.text
         if self.batch_file is not None and other is not None:
             raise OptionError(option="--batch-file", expected="no other prompt", found=str(other))
         require(
@@ -64,6 +69,11 @@ class PromptOptions:
         )
         is_free = self.chat or self.think is None
         require(is_free, option="--think", expected="--chat together with it", found=self.think)
+
+    @property
+    def text(self) -> str | None:
+        """The prompt of the command line; "-" is stdin."""
+        return self.prompt if self.prompt_option is None else self.prompt_option
 
     def read(self, *, is_example: bool) -> list[str]:
         """Return the prompt, or the non-blank lines of the batch file. "-" is stdin, and so is a pipe without a prompt.
@@ -79,9 +89,9 @@ class PromptOptions:
         """
         if self.batch_file is not None:
             return self._batch(self.batch_file)
-        if self.prompt is not None or self.prompt_file is not None:
-            text = read_text(self.prompt, self.prompt_file, "prompt")
-            return [text if self.prompt not in (None, "-") else without_line_end(text)]
+        if self.text is not None or self.prompt_file is not None:
+            text = read_text(self.text, self.prompt_file, "prompt")
+            return [text if self.text not in (None, "-") else without_line_end(text)]
         text = piped(is_example=is_example)
         if not text:
             notice(NO_PROMPT)

@@ -28,13 +28,15 @@ class RunOptions:
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens", "-n", help="Generate at most N tokens.", show_default="256, or what the context leaves"
+            *("--max-tokens", "-n", "--n-predict", "--max-new-tokens"),
+            help="Generate at most N tokens; -1 generates until the context is full.",
+            show_default="256, or what the context leaves",
         ),
     ] = None
     context_len: Annotated[
         int | None,
         typer.Option(
-            "--context-len",
+            *("--context-len", "-c", "--ctx-size"),
             help="Limit the prompt and the generated text together to N tokens.",
             show_default="the model's",
         ),
@@ -65,7 +67,10 @@ class SamplingOptions:
     """Sampling of each token."""
 
     temperature: Annotated[
-        float, typer.Option("--temp", help="Sampling temperature; 0 is greedy: always the most likely token.")
+        float,
+        typer.Option(
+            "--temp", "--temperature", help="Sampling temperature; 0 is greedy: always the most likely token."
+        ),
     ] = 0.0
     top_k: Annotated[
         int | None, typer.Option("--top-k", help="Sample from the K most likely tokens.", show_default="off")
@@ -83,7 +88,8 @@ class SamplingOptions:
     repetition_penalty: Annotated[
         float,
         typer.Option(
-            "--repetition-penalty", help="Values above 1 make tokens that occurred before less likely; 1 is off."
+            *("--repetition-penalty", "--repeat-penalty"),
+            help="Values above 1 make tokens that occurred before less likely; 1 is off.",
         ),
     ] = 1.0
     presence_penalty: Annotated[

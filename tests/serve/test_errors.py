@@ -40,6 +40,8 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
         ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0]", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
         ({"max_tokens": "8"}, "max_tokens", "invalid_type"),
         ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
         ({"max_tokens": True}, "max_tokens", "invalid_type"),
