@@ -63,7 +63,7 @@ class OutputOptions:
 
     def check(self) -> None:
         """Raise OptionError if options exclude each other."""
-        require(not (self.quiet and self.verbose), option="--verbose", expected="no --quiet", found="both")
+        require(not (self.quiet and self.verbose), option="--verbose", expected="no --quiet with it", found=self.quiet)
 
     @property
     def is_silent(self) -> bool:

@@ -21,7 +21,8 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="GGUF file, Hugging Face folder, hub id org/repo[:file], builtin, or shape:NAME (random weights).",
+        help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE], such as org/repo:Q4_K_M, or its address "
+        "on huggingface.co, builtin, or shape:NAME (random weights).",
     ),
 ]
 Backend: TypeAlias = Annotated[

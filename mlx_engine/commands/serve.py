@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlx_engine.checkpoint.hub_names import hub_name
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
@@ -168,6 +169,9 @@ def collect_garbage_again() -> None:
 def served_name(source: str) -> str:
     """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf."""
     path = Path(source)
+    if not path.exists():
+        source = str(hub_name(source) or source)  # an address becomes a hub id
+        path = Path(source)
     return path.name.removesuffix(".gguf") if path.exists() or source.endswith(".gguf") else source
 
 
