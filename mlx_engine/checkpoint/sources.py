@@ -39,9 +39,7 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
         raise SourceError(f"{str(source)[:80]!r}: expected a path or a hub id, found {error}") from error
     name = None if isinstance(source, Path) else hub_name(source)
     # "models/qwen3.gguf" has the form of a hub id, but means a file.
-    is_file = (
-        name is not None and str(name) == source and name.file is None and path.suffix in (".gguf", ".safetensors")
-    )
+    is_file = name is not None and source == name.repo and path.suffix in (".gguf", ".safetensors")
     if name is None or is_file or path.parent.is_dir():
         expected = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
         raise SourceError(f"{source}: expected {expected}, found nothing at this path; check the path")

@@ -1,12 +1,13 @@
 """Names of models on the hub as people paste them: ids with a file or a type, and addresses of pages and files."""
 
+from pathlib import Path
+
 import pytest
 
 from mlx_engine.checkpoint import hub
 from mlx_engine.checkpoint.hub_names import HubName, hub_name
 from mlx_engine.checkpoint.sources import is_cached, resolve
 from mlx_engine.commands.serve import served_name
-from mlx_engine.errors import SourceError
 from tests.unit.test_command_generate import MODEL, generate, only_line
 from tests.unit.test_command_hub import NETWORK_ERRORS, answering, cache  # noqa: F401 - a fixture
 
@@ -121,8 +122,7 @@ def test_a_type_of_no_file_or_of_several_is_one_line(cache, monkeypatch, wanted,
 
 
 def test_without_a_network_a_type_is_found_in_the_cache(cache, monkeypatch):  # noqa: F811
-    with open(MODEL, "rb") as file:
-        cache.keep("m-f32.gguf", file.read())
+    cache.keep("m-f32.gguf", Path(MODEL).read_bytes())
     answering(monkeypatch, NETWORK_ERRORS["dns"]())
     assert is_cached("org/repo:F32") is True
     assert is_cached("org/repo:Q4_0") is False
