@@ -87,6 +87,8 @@ def _cached(repo: str, file: str | None) -> Path | None:
             return _fetch(repo, file, offline=True)
         folder = Path(snapshot_download(repo, local_files_only=True))
         files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        if file is not None and not of_type(files, file):
+            return None
         return _fetch(repo, _choose(repo, files, file), offline=True)
     except LocalEntryNotFoundError:
         return None

@@ -80,7 +80,8 @@ def _from_address(text: str) -> HubName:
         # The page of a repository shows the details of one file.
         shown = parse_qs(parts.query).get("show_file_info", [None])
         return HubName(match["repo"], match["file"] or shown[0])
-    if len(rest) < 3 or first in NO_MODELS or rest[1] not in (*FILE_PAGES, "tree"):
+    is_page = len(rest) >= 3 and first not in NO_MODELS and rest[1] in (*FILE_PAGES, "tree")
+    if not is_page or {"", ".", ".."} & {*rest}:
         raise SourceError(f"{text}: expected the page of a model or of its GGUF file, found another page; check it")
     repo, (page, branch, *file) = f"{first}/{rest[0]}", rest[1:]
     if branch != BRANCH:

@@ -62,7 +62,7 @@ def chat(
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
-    from mlx_engine.commands.suggested import with_suggested, without_effect
+    from mlx_engine.commands.suggested import choose_sampling
     from mlx_engine.conversation import Conversation
     from mlx_engine.tokenizer.chat_prompt import thinking
 
@@ -72,18 +72,18 @@ def chat(
     used = choose_backend(backend, strict=strict)
     with progress_bar("loading") as progress:
         loaded = engine.load(model, used, progress=progress, **how)
-    used_sampling, lines = with_suggested(invocation, sampling, loaded.path) if suggested else (sampling, [])
-    options = options_of(run, used_sampling)
+    chosen = choose_sampling(invocation, sampling, loaded.path, suggested=suggested)
+    options = options_of(run, chosen.sampling)
     variables = thinking(loaded.tokenizer.chat_template, think)
     conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
         notice(NO_TEMPLATE)
-    for line in without_effect(sampling, used_sampling):
+    for line in chosen.warnings:
         notice(line)
     if not quiet:
         device = f"{loaded.backend.name} ({loaded.backend.device})"
         notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
-        for line in lines:
+        for line in chosen.notes:
             notice(line)
         if model == "builtin":
             notice(BUILTIN)

@@ -96,7 +96,7 @@ def generate(
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
-    from mlx_engine.commands.suggested import offered, with_suggested, without_effect
+    from mlx_engine.commands.suggested import choose_sampling, offered
     from mlx_engine.engine import configure_log, load
 
     how = {"threads": compute.threads, **compute.changes()}
@@ -109,12 +109,12 @@ def generate(
     cached = is_cached(model) if output.verbose else None
     with progress_bar("loading") as progress:
         engine = load(model, used, progress=progress, **how)
-    used_sampling, lines = with_suggested(invocation, sampling, engine.path) if suggested else (sampling, [])
-    output.report(lines)
-    for line in without_effect(sampling, used_sampling):
+    chosen = choose_sampling(invocation, sampling, engine.path, suggested=bool(suggested))
+    output.report(chosen.notes)
+    for line in chosen.warnings:
         notice(line)
     start = time.perf_counter()
-    runs = streams(engine, prompts.for_model(engine, texts), options_of(run, used_sampling))
+    runs = streams(engine, prompts.for_model(engine, texts), options_of(run, chosen.sampling))
     if output.verbose:
         output.report(diagnostics.loaded(engine, model, cached))
         output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -21,24 +21,32 @@ if TYPE_CHECKING:
 IDLE_IF_GREEDY = ("top_k", "top_p", "min_p", "seed")
 
 
-def with_suggested(
-    invocation: typer.Context, sampling: SamplingOptions, path: Path
-) -> tuple[SamplingOptions, list[str]]:
-    """Return the options with the suggested values where the command line has none, and lines about them.
+class Chosen(NamedTuple):
+    """The sampling of a run, with lines about what the model's files suggest and about options without an effect."""
+
+    sampling: SamplingOptions
+    notes: list[str]
+    warnings: list[str]
+
+
+def choose_sampling(invocation: typer.Context, given: SamplingOptions, path: Path, *, suggested: bool) -> Chosen:
+    """Return the given options; with `suggested`, with the suggested values where the command line has none.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
-    suggested = checked(path)
-    values = {name: value for name, value in suggested.values.items() if not _is_given(invocation, name)}
-    lines = []
+    if not suggested:
+        return Chosen(given, [], without_effect(given, given))
+    found, notes, warnings = checked(path), [], []
+    values = {name: value for name, value in found.values.items() if not _is_given(invocation, name)}
     if values:
-        lines.append(f"sampling as {Path(suggested.where).name} suggests: {named(values)}; --no-suggested is greedy")
-    if not suggested.values and _is_given(invocation, "suggested"):
-        lines.append(f"warning: {path} suggests no sampling, so --suggested has no effect")
-    if suggested.unused:
-        lines.append(f"warning: {suggested.where} also has {', '.join(suggested.unused)}, which is not implemented")
-    return replace(sampling, **values), lines
+        notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested is greedy")
+    if not found.values and _is_given(invocation, "suggested"):
+        warnings.append(f"warning: {path} suggests no sampling, so --suggested has no effect")
+    if found.unused:
+        warnings.append(f"warning: {found.where} also has {', '.join(found.unused)}, which is not implemented")
+    used = replace(given, **values)
+    return Chosen(used, notes, [*warnings, *without_effect(given, used)])
 
 
 def offered(invocation: typer.Context, path: Path) -> list[str]:

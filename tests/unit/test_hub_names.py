@@ -61,6 +61,7 @@ REFUSED = [
     (f"{HUB}/org/repo/blob/v2/a.gguf", "expected the branch main, found v2"),
     (f"{HUB}/org/repo/resolve/refs%2Fpr%2F1/a.gguf", "expected the branch main, found refs"),
     (f"{HUB}/org/repo/blob/main/model.safetensors", "for a folder of safetensors give org/repo"),
+    (f"{HUB}/org/repo/resolve/main/..%2F../a.gguf", "another page"),
     (f"{HUB}/org/repo/resolve/main", "expected a GGUF file"),
     (f"{HUB}/org/repo/tree/main/sub", "expected a GGUF file"),
 ]
@@ -126,6 +127,7 @@ def test_without_a_network_a_type_is_found_in_the_cache(cache, monkeypatch):  # 
     answering(monkeypatch, NETWORK_ERRORS["dns"]())
     assert is_cached("org/repo:F32") is True
     assert is_cached("org/repo:Q4_0") is False
+    assert "network" in only_line(generate("a", model="org/repo:Q4_0"))
     assert generate("a", "-n", 1, "--json", model="hf.co/org/repo:F32").code == 0
 
 
