@@ -335,7 +335,7 @@ def load(
     """Load a model.
 
     Args:
-        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
+        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: number of threads, for CPU backends; None takes all cores that this process may use.

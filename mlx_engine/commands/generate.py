@@ -126,7 +126,7 @@ def generate(
     seconds = time.perf_counter() - start
     output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
     if not output.is_silent:
-        output.report(prompts.hints(engine, texts))
+        output.report(prompts.hints(engine.tokenizer, texts))
         output.report(offered(invocation, engine.path) if suggested is None else [])
     if engine.backend.profiler is not None and not output.json:
         notice(engine.backend.profiler.table())

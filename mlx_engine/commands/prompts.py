@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
     from mlx_engine.engine import Engine, Prompt
     from mlx_engine.schedule.stream import Stream
+    from mlx_engine.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "Once upon a time"
 NO_PROMPT = (
@@ -36,7 +37,10 @@ NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt
 class PromptOptions:
     """Sources of prompts, and whether prompts are chat messages."""
 
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads stdin.", show_default=DEFAULT_PROMPT)] = None
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The prompt; - reads stdin.", show_default=f"a pipe, else the example {DEFAULT_PROMPT!r}"),
+    ] = None
     prompt_option: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="PROMPT", help="The same as the argument.")
     ] = None
@@ -104,9 +108,9 @@ class PromptOptions:
         require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {file}")
         return lines
 
-    def hints(self, engine: Engine, texts: Sequence[str]) -> list[str]:
+    def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
         """Return a hint if the prompts could be chat messages; the example is a text to continue."""
-        could = not self.chat and engine.tokenizer.chat_template is not None and texts != [DEFAULT_PROMPT]
+        could = not self.chat and tokenizer.chat_template is not None and texts != [DEFAULT_PROMPT]
         return [HAS_TEMPLATE] if could else []
 
     def for_model(self, engine: Engine, texts: Sequence[str]) -> list[Prompt]:
