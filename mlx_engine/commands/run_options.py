@@ -16,6 +16,8 @@ from mlx_engine.errors import OptionError
 if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
 
+CONTEXT_LEN = ("--context-len", "-c", "--ctx-size")
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -36,7 +38,7 @@ class RunOptions:
     context_len: Annotated[
         int | None,
         typer.Option(
-            *("--context-len", "-c", "--ctx-size"),
+            *CONTEXT_LEN,
             help="Limit the prompt and the generated text together to N tokens.",
             show_default="the model's",
         ),

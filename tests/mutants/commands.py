@@ -39,6 +39,13 @@ MUTANTS = [
         "min(DEFAULT_MAX_TOKENS, room)",
     ),
     Mutant(
+        "an answer of the server fills the model's context",
+        "mlx_engine/serve/service.py",
+        "Service.room",
+        "self.context_len or context",
+        "context",
+    ),
+    Mutant(
         "completion of cli.py",
         "mlx_engine/commands/__init__.py",
         "main",

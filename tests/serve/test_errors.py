@@ -113,6 +113,17 @@ def test_nothing_is_truncated(server: Served, stream: bool):
     assert "and 8 more" in message
 
 
+def test_the_context_of_a_server_may_be_smaller_than_the_model_s():
+    with served(context_len=60, slots=1) as small:
+        reply = small.chat("a", max_tokens=None).json()
+        assert (reply["usage"]["total_tokens"], reply["choices"][0]["finish_reason"]) == (60, "length")
+        message = failure(small.chat("word " * 30), 400, "messages", "context_length_exceeded").message
+        assert "at most 60 tokens, context_len" in message
+        assert (
+            "at most 60" in small.post("/v1/completions", {"prompt": "a", "max_tokens": 60}).json()["error"]["message"]
+        )
+
+
 def test_memory_is_a_limit_as_the_context_is():
     with served(kv_memory=400_000, slots=1) as small:
         message = failure(small.chat("word " * 300, max_tokens=400), 400, "messages", "context_length_exceeded").message

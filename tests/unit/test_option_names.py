@@ -23,6 +23,11 @@ def test_the_names_of_other_programs_are_known(command):
     assert {name: parameters[name] for name in ALIASES} == ALIASES
 
 
+def test_the_context_of_a_server_has_the_same_names():
+    parameters = {p.name: set(p.opts) for p in typer.main.get_command(app).commands["serve"].params}
+    assert parameters["context_len"] == ALIASES["context_len"]
+
+
 def test_no_command_has_a_name_twice():
     def repeated(command, path):
         for name, inner in getattr(command, "commands", {}).items():
