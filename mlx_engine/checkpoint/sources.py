@@ -54,7 +54,7 @@ def is_cached(source: str) -> bool | None:
         if Path(source).expanduser().exists():
             return None
         name = hub_name(source)
-    except (OSError, RuntimeError):  # a SourceError is an OSError
+    except (OSError, RuntimeError, ValueError):  # as in `resolve`; a SourceError is an OSError
         return None
     if name is None:
         return None

@@ -60,10 +60,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid."""
-        for option, unbounded in (("max_tokens", UNTIL_FULL), ("context_len", None)):
+        for option, unbounded in (("max_tokens", [UNTIL_FULL]), ("context_len", list[int]())):
             n = getattr(self, option)
-            sound = n is None or (is_whole(n) and (n >= 1 or n == unbounded))
-            require(sound, option=option, expected="a whole number >= 1, or none at all", found=n)
+            sound = n is None or (is_whole(n) and (n >= 1 or n in unbounded))
+            expected = ", ".join(["a whole number >= 1", *map(str, unbounded), "or none at all"])
+            require(sound, option=option, expected=expected, found=n)
         sound = self.timeout is None or (is_number(self.timeout) and self.timeout > 0)
         require(sound, option="timeout", expected="a finite number of seconds > 0, or none at all", found=self.timeout)
         for option in ("kv", "ignore_eos"):

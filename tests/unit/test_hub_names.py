@@ -46,6 +46,7 @@ def test_a_name_leads_to_a_repository_and_a_file(monkeypatch, text, repo, file):
 def test_other_texts_are_no_names(text):
     assert hub_name(text) is None
     assert is_cached(text) is None
+    assert is_cached("a\0b") is None
 
 
 REFUSED = [
