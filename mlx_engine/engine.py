@@ -20,7 +20,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
+from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import ContextLengthError, OptionError, require
@@ -145,7 +145,7 @@ class Engine:
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            max_tokens: the largest number of new tokens; None means 256, or fewer if the context is full before.
+            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
             top_k: choose among the k most likely tokens.
             top_p: choose among the most likely tokens that together reach this probability.
@@ -297,17 +297,19 @@ class Engine:
         return checked
 
     def _fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
-        whole = self.config.context_length
+        whole: int = self.config.context_length
         length = whole if context_len is None else min(whole, context_len)
         whose = "context_len" if length < whole else "the model's context"
-        room = length - n_prompt
-        if room < (max_tokens or 1):
+        room, least = length - n_prompt, max(max_tokens or 1, 1)
+        if room < least:
             raise ContextLengthError(
                 option="prompt and max_tokens",
                 expected=f"at most {length:,} tokens, {whose}",
-                found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
+                found=f"a prompt of {n_prompt:,} and {least:,} more",
             )
-        return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
+        if max_tokens in (None, UNTIL_FULL):
+            return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else room
+        return max_tokens
 
 
 def _drained(stream: Stream) -> Generation:
@@ -333,7 +335,7 @@ def load(
     """Load a model.
 
     Args:
-        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
+        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
         threads: number of threads, for CPU backends; None takes all cores that this process may use.

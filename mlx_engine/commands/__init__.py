@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 
+# Typer's options of shell completion.
+COMPLETION = ("--install-completion", "--show-completion")
+
 
 def main() -> None:
     """Run the command line: entry point of `mlx-engine`, `python -m mlx_engine` and cli.py."""
@@ -15,7 +18,8 @@ def main() -> None:
         # Imported here, so that Ctrl-C during the import is handled as later.
         from mlx_engine.commands.app import app
 
-        app()
+        # A shell completes the words after the installed command, not those after `python cli.py`.
+        app(prog_name="mlx-engine" if {*COMPLETION} & {*sys.argv[1:]} else None)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

@@ -21,7 +21,6 @@ from mlx_engine.commands.tokenize import tokenize
 app = typer.Typer(
     name="mlx-engine",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

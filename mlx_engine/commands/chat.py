@@ -23,13 +23,11 @@ from mlx_engine.commands.options import (
     Backend,
     EngineOptions,
     Model,
-    RunOptions,
-    SamplingOptions,
     Strict,
     Think,
-    options_of,
 )
 from mlx_engine.commands.prompts import NO_TEMPLATE
+from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
 from mlx_engine.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
@@ -64,27 +62,28 @@ def chat(
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
-    from mlx_engine.commands.suggested import with_suggested
+    from mlx_engine.commands.suggested import choose_sampling
     from mlx_engine.conversation import Conversation
     from mlx_engine.tokenizer.chat_prompt import thinking
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    how = {"threads": compute.threads, **compute.changes()}
+    options_of(run, sampling)  # checked before the model is loaded
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
     with progress_bar("loading") as progress:
         loaded = engine.load(model, used, progress=progress, **how)
-    lines: list[str] = []
-    if suggested:
-        sampling, lines = with_suggested(invocation, sampling, loaded.path)
-        options = options_of(run, sampling)
+    chosen = choose_sampling(invocation, sampling, loaded.path, suggested=suggested)
+    options = options_of(run, chosen.sampling)
     variables = thinking(loaded.tokenizer.chat_template, think)
     conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
         notice(NO_TEMPLATE)
+    for line in chosen.warnings:
+        notice(line)
     if not quiet:
         device = f"{loaded.backend.name} ({loaded.backend.device})"
         notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
-        for line in lines:
+        for line in chosen.notes:
             notice(line)
         if model == "builtin":
             notice(BUILTIN)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from mlx_engine.commands.console import notice
+from mlx_engine.commands.console import BOM, notice
 from mlx_engine.errors import OptionError
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def messages() -> Iterator[str]:
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the messages in the lines of a pipe. The end of the input ends a message.
+    """Yield the messages in the lines of a pipe. The end of the input ends a message. A byte order mark is left out.
 
     Raises:
         OptionError: a line is not UTF-8.
     """
     text = ""
-    for line in lines:
+    for i, line in enumerate(lines):
         try:
-            text += line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            text += line.decode("utf-8").removeprefix("" if i else BOM).removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             raise OptionError(option="stdin", expected="UTF-8 text", found=str(error)) from error
         if is_complete(text):

@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
+# The byte order mark that some editors and shells put before UTF-8.
+BOM = "\ufeff"
+
 # Control characters, except tab and line feed.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -69,8 +72,8 @@ def escape_what_stdout_cannot_write() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def read_text(text: str | None, file: Path | None, option: str, *, default: str | None = None) -> str:
-    """Read text from an argument, a file, or stdin ("-", or no argument if there is no default).
+def read_text(text: str | None, file: Path | None, option: str) -> str:
+    """Return the text of an argument, a file, or stdin ("-", or neither argument nor file).
 
     Raises:
         OptionError: the text was given twice, or is not UTF-8.
@@ -78,7 +81,7 @@ def read_text(text: str | None, file: Path | None, option: str, *, default: str 
     """
     if text is not None and file is not None:
         raise OptionError(option=option, expected="an argument or a file, not both", found=str(file))
-    wants_stdin = file is None and (text == "-" or (text is None and default is None))
+    wants_stdin = file is None and (text is None or text == "-")
     if wants_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
         raise OptionError(option=option, expected="an argument, - for stdin, or a file", found="nothing")
     try:
@@ -92,7 +95,7 @@ def read_text(text: str | None, file: Path | None, option: str, *, default: str 
         ) from error
     except UnicodeDecodeError as error:
         raise OptionError(option=option, expected="UTF-8 text", found=str(error)) from error
-    return text if text is not None else str(default)
+    return str(text)
 
 
 def notice(text: str) -> None:

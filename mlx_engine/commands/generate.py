@@ -19,13 +19,11 @@ from mlx_engine.commands.options import (
     Backend,
     EngineOptions,
     Model,
-    RunOptions,
-    SamplingOptions,
     Strict,
-    options_of,
 )
 from mlx_engine.commands.prompts import PromptOptions, streams
-from mlx_engine.errors import BackendUnavailableError
+from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
+from mlx_engine.errors import BackendUnavailableError, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -53,17 +51,27 @@ class OutputOptions:
     ] = False
     per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print the model, its KV cache and all timings on stderr, not one line."
+        ),
+    ] = False
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text; for a batch, one per line.")
     ] = False
 
+    def check(self) -> None:
+        """Raise OptionError if options exclude each other."""
+        require(not (self.quiet and self.verbose), option="--verbose", expected="no --quiet with it", found=self.quiet)
+
     @property
     def is_silent(self) -> bool:
         """Whether only warnings and errors go to stderr."""
-        return self.quiet or self.json
+        return self.quiet or (self.json and not self.verbose)
 
     def report(self, lines: Sequence[str]) -> None:
-        """Print lines about the model or a run on stderr, unless --quiet or --json was given."""
+        """Print lines about the model or a run on stderr, unless it is silent."""
         for line in () if self.is_silent else lines:
             notice(line)
 
@@ -79,37 +87,47 @@ def generate(
     run: RunOptions,
     sampling: SamplingOptions,
     compute: EngineOptions,
-    suggested: Annotated[bool, typer.Option("--suggested", help=SUGGESTED)] = False,
+    suggested: Annotated[
+        bool | None, typer.Option("--suggested/--no-suggested", help=SUGGESTED, show_default="no-suggested")
+    ] = None,
     strict: Strict = False,
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
-    from mlx_engine.commands.suggested import with_suggested
+    from mlx_engine.commands.suggested import choose_sampling, offered
     from mlx_engine.engine import configure_log, load
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    how = {"threads": compute.threads, **compute.changes()}
+    options_of(run, sampling)  # checked before the model is loaded
     prompts.check()
+    output.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
-    texts = prompts.read()
-    cached = None if output.is_silent else is_cached(model)
+    texts = prompts.read(is_example=model == "builtin")
+    cached = is_cached(model) if output.verbose else None
     with progress_bar("loading") as progress:
         engine = load(model, used, progress=progress, **how)
-    if suggested:
-        sampling, lines = with_suggested(invocation, sampling, engine.path)
-        options = options_of(run, sampling)
-        output.report(lines)
+    chosen = choose_sampling(invocation, sampling, engine.path, suggested=bool(suggested))
+    output.report(chosen.notes)
+    for line in chosen.warnings:
+        notice(line)
     start = time.perf_counter()
-    runs = streams(engine, prompts.for_model(engine, texts), options)
-    output.report(diagnostics.loaded(engine, model, cached))
-    output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
+    runs = streams(engine, prompts.for_model(engine, texts), options_of(run, chosen.sampling))
+    if output.verbose:
+        output.report(diagnostics.loaded(engine, model, cached))
+        output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
+    else:
+        output.report(diagnostics.notes(engine))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
         print_run("" if prompts.batch_file is None else f"[{i}] ", text, stream, engine, backend, json=output.json)
     seconds = time.perf_counter() - start
-    output.report(closing(engine, runs, seconds, is_batch=prompts.batch_file is not None, per_pass=output.per_pass))
+    output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
+    if not output.is_silent:
+        output.report(prompts.hints(engine.tokenizer, texts))
+        output.report(offered(invocation, engine.path) if suggested is None else [])
     if engine.backend.profiler is not None and not output.json:
         notice(engine.backend.profiler.table())
 
@@ -168,13 +186,21 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
     return found | {"logprobs": [logprob_row(token, engine.tokenizer) for token in generation.logprobs]}
 
 
-def closing(engine: Engine, runs: Sequence[Stream], seconds: float, *, is_batch: bool, per_pass: bool) -> list[str]:
+def closing(
+    engine: Engine, runs: Sequence[Stream], seconds: float, output: OutputOptions, *, is_batch: bool
+) -> list[str]:
     """Return the lines about finished runs: log-probabilities if asked for, tokens, backend and times."""
     from mlx_engine.commands import diagnostics
 
     generations = [stream.generation for stream in runs]
     tables = [table(run.logprobs, engine.tokenizer) for run in generations if run.logprobs is not None]
     if is_batch:
-        labelled = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
-        return [*labelled, *diagnostics.finished_batch(generations, seconds)]
-    return [*tables, *diagnostics.summary(generations[0], engine, seconds, per_pass=per_pass)]
+        tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
+        if output.verbose:
+            return [*tables, *diagnostics.finished_batch(generations, seconds)]
+        return [*tables, diagnostics.batch_in_short(generations, engine, seconds)]
+    (run,) = generations
+    lines = diagnostics.summary(run, engine, seconds) if output.verbose else [diagnostics.in_short(run, engine)]
+    if output.verbose or output.per_pass:
+        lines.append(run.metrics.text(per_pass=output.per_pass))
+    return [*tables, *lines]

@@ -23,9 +23,15 @@ from mlx_engine.errors import OptionError, require
 @reports_errors
 def inspect(
     model: Annotated[
-        str,
-        typer.Argument(help="GGUF file, safetensors file, Hugging Face folder, hub id org/repo[:file], or builtin."),
-    ] = "builtin",
+        str | None,
+        typer.Argument(
+            help="GGUF file, safetensors file, Hugging Face folder, hub id org/repo[:file], or builtin.",
+            show_default="builtin",
+        ),
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="The same as the argument.")
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print only the list of tensors.")] = False,
     filter_: Annotated[
         str | None,
@@ -64,7 +70,8 @@ def inspect(
     if list_tensors + (meta is not None) + verify > 1:
         raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found="several")
     require(verify or not allow_setting, option="--allow-setting", expected="--verify with it", found=allow_setting)
-    path = resolve(model)
+    require(model is None or model_option is None, option="--model", expected="no model as an argument", found=model)
+    path = resolve(next((name for name in (model, model_option) if name is not None), "builtin"))
     if verify:
         raise typer.Exit(print_findings(path, allow_setting or (), as_json=json))
     listing = open_listing(path)

@@ -3,6 +3,7 @@
 from tests.mutants import (
     backends,
     chat,
+    commands,
     connection,
     experts,
     files,
@@ -37,6 +38,7 @@ MUTANTS = [
     *schedule.MUTANTS,
     *text.MUTANTS,
     *chat.MUTANTS,
+    *commands.MUTANTS,
     *page.MUTANTS,
     *serve.MUTANTS,
     *receipts.MUTANTS,

@@ -269,8 +269,8 @@ MUTANTS = [
         "prompt fits one token too many",
         "mlx_engine/engine.py",
         "Engine._fitting",
-        "room < (max_tokens or 1)",
-        "room + 1 < (max_tokens or 1)",
+        "room < least",
+        "room + 1 < least",
     ),
     Mutant(
         "BOS forgotten",
