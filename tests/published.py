@@ -99,7 +99,7 @@ def weights(config, stray):
 def values(name, shape, *, norm_offset):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
-        mean = 1.0 - norm_offset if name.endswith("weight") else 0.0
+        mean = 1.0 - norm_offset if name.endswith(("weight", "scalar")) else 0.0
         return (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32)
     return (rng.standard_normal(shape) / math.sqrt(min(shape[-2:]))).astype(np.float32)
 

@@ -7,15 +7,22 @@ from typing import Any
 
 # The kinds of layers with rotary settings of their own.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
+GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
-NESTED = ("ministral3",)
+NESTED = ("ministral3", "qwen3_5", "qwen3_5_text", *GEMMA4)
+# Rotary settings as transformers 4 has them.
+ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
+# Architectures that mlx-lm has only as the text model of another one, by the names of transformers.
+INNER = {"qwen3_5_text": "qwen3_5"}
 # Architectures whose kinds of layers have one base, and that have no key for a second.
 ONE_BASE = ("olmo3",)
 # Keys of nested settings that mlx-lm reads beside `rope_scaling`.
 BESIDE = ("partial_rotary_factor", "original_max_position_embeddings")
 
 
-def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
+def config_for_mlx(
+    config: Mapping[str, Any], *, has_head: bool, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a config that does not rely on defaults in which mlx-lm and transformers differ.
 
     `tie_word_embeddings` is written out: for Llama the defaults are opposite. transformers 5 nests the rotary settings
@@ -25,11 +32,23 @@ def config_for_mlx(config: Mapping[str, Any], *, has_head: bool) -> dict[str, An
     Args:
         config: config.json of the original folder.
         has_head: whether the folder has a matrix for the head.
+        known: the settings of the text model as they were read, `Declared.to_hf`; the config may lack some of them.
     """
-    text = config.get("text_config")
+    text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):
-        return {**config, "text_config": config_for_mlx(text, has_head=has_head)}
+        made = {**config, "text_config": _text_model(text, known, has_head=has_head)}
+        # mlx-lm takes this number from here alone.
+        return made | ({"vocab_size": known["vocab_size"]} if made.get("model_type") == "gemma4" and known else {})
+    made = _text_model(config, known, has_head=has_head)
+    return made | ({"model_type": INNER[made["model_type"]]} if made.get("model_type") in INNER else {})
+
+
+def _text_model(config: Mapping[str, Any], known: Mapping[str, Any], *, has_head: bool) -> dict[str, Any]:
     made = _named_as_published({**config, "tie_word_embeddings": not has_head})
+    missing = {key: value for key, value in known.items() if made.get(key) is None and value is not None}
+    if not ROTARY.isdisjoint(made):
+        missing.pop("rope_parameters", None)
+    made = _completed(made | missing)
     if made.get("model_type") in NESTED:
         return made
     nested = made.pop("rope_parameters", None)
@@ -56,4 +75,13 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
         config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
     if config.get("model_type") == "lfm2" and "hidden_size" in config:
         config.setdefault("block_dim", config["hidden_size"])
+    return config
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with the keys that mlx-lm requires beside those that transformers reads."""
+    if config.get("model_type") == "gpt2" and "n_positions" in config:
+        config.setdefault("n_ctx", config["n_positions"])
+    if config.get("model_type") in GEMMA4 and "vocab_size" in config:
+        config.setdefault("vocab_size_per_layer_input", config["vocab_size"])
     return config

@@ -13,22 +13,26 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.hf_folder import INDEX, read_json
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
-from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.safetensors_writer import write_safetensors
-from mlx_engine.convert.mlx_config import config_for_mlx
+from mlx_engine.convert.mlx_config import INNER, config_for_mlx
+from mlx_engine.convert.mlx_limits import check_loads, notes_on
+from mlx_engine.convert.mlx_names import mlx_form
 from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, squared_difference
 from mlx_engine.errors import ModelError, OptionError, SourceError, require
 from mlx_engine.models import model_file
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES
-from mlx_engine.models.plan import check
+from mlx_engine.models.plan import Tensor, check
+from mlx_engine.models.stored import Stored
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.weight import Weight
@@ -47,6 +51,8 @@ def to_mlx_folder(
     to: str,
     layers: Mapping[str, str] | None = None,
     *,
+    allow_settings: Sequence[str] = (),
+    note: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Line]:
     """Write the folder `target` and return totals per layer type. The folder appears only when it is complete.
@@ -56,6 +62,8 @@ def to_mlx_folder(
         target: a path where nothing is.
         to: a key of `mlx_targets.TARGETS`.
         layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
+        allow_settings: settings that are left out if they are not implemented.
+        note: called with lines about such settings, and about results of mlx-lm that differ from this engine's.
         progress: called with (tensors written, tensors in total).
 
     Raises:
@@ -70,10 +78,17 @@ def to_mlx_folder(
             f"{source}: expected a Hugging Face folder, found a GGUF file, from which config.json and tokenizer.json "
             "cannot be made here yet; quantise the model's original folder"
         )
-    checkpoint = open_checkpoint(source)
-    tensors = check(checkpoint, model_file(checkpoint).plan(checkpoint))
-    parts = parts_of(checkpoint, tensors, to, layers)
-    config = config_for_mlx(read_json(source / "config.json"), has_head=f"{HEAD}{WEIGHT}" in tensors)
+    checkpoint = open_model(source, allow_settings)
+    plan = model_file(checkpoint).plan(checkpoint)
+    tensors = check(checkpoint, plan)
+    has_head = f"{HEAD}{WEIGHT}" in tensors
+    config = config_for_mlx(read_json(source / "config.json"), has_head=has_head, known=plan.config.to_hf())
+    model_type = str(config.get("model_type"))
+    check_loads(checkpoint.where, model_type, plan.config, has_head=has_head)
+    for line in (*checkpoint.notes, *notes_on(model_type, plan.config)):
+        note(line)
+    forms = forms_of(config, plan.config, tensors)
+    parts = parts_of(checkpoint, forms, to, layers)
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
     made = None
     try:
@@ -100,6 +115,14 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
         require(value in allowed, option=f"--layer {name}", expected=" or ".join(allowed), found=value)
     if target.exists() or target.is_symlink():
         raise OptionError(option="OUT", expected="a folder that does not exist yet", found=str(target))
+
+
+def forms_of(config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Stored]]:
+    """Return the tensors and how the new folder stores them; `config` is its config.json, `sizes` the model's config."""
+    model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
+    is_inner = "text_config" in config or model_type in INNER.values()
+    how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
+    return {name: (tensor, mlx_form(tensor, model_type, **how)) for name, tensor in tensors.items()}
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:

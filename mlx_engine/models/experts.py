@@ -52,7 +52,13 @@ class Names:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of experts in each layer. In config.json its key depends on who wrote the file."""
+    """The number of experts in each layer. In config.json its key depends on who wrote the file.
+
+    Attributes:
+        published: the key in published files of the architecture.
+    """
+
+    published: str = "num_experts"
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
@@ -69,6 +75,10 @@ class Count:
         """Return the GGUF key."""
         return {"expert_count": value}
 
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.published: value}
+
 
 @dataclass(frozen=True)
 class Normalize:
@@ -83,6 +93,10 @@ class Normalize:
     def to_gguf(self, value: bool) -> Mapping[str, object]:
         """Return no key."""
         return {}
+
+    def to_hf(self, value: bool, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"norm_topk_prob": value}
 
 
 def of_all(n_used: int, known: Any) -> str | None:

@@ -76,6 +76,12 @@ class LocalLayers:
         is_usual = first_global == self.pattern or len(value) < min(first_global, self.pattern)
         return {} if is_usual else {"attention.sliding_window_pattern": first_global}
 
+    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
+        """Return the name of each layer's kind, and n, which older files have."""
+        first_global = value.index(False) + 1 if False in value else len(value) + 1
+        kinds = ["sliding_attention" if is_local else "full_attention" for is_local in value]
+        return {"layer_types": kinds, "sliding_window_pattern": first_global}
+
 
 @dataclass(frozen=True)
 class AttentionScale:
@@ -96,6 +102,11 @@ class AttentionScale:
     def to_gguf(self, value: float) -> Mapping[str, object]:
         """Return no key: llama.cpp reads no scale for Gemma, so `plan` multiplies queries or their norm by it."""
         return {}
+
+    def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
+        """Return the key, a whole number if the scale is the root of one."""
+        found = value**-2
+        return {"query_pre_attn_scalar": round(found) if isclose(found, round(found), rel_tol=CLOSE) else found}
 
 
 def usual_scale(cfg: Any, layers_of_27b: int) -> float:

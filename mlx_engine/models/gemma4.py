@@ -43,6 +43,7 @@ AROUND_TEXT = {
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
     *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
     "vision_soft_tokens_per_image",
+    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
 }
 # The parts of a Hugging Face folder that are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
@@ -98,6 +99,10 @@ class GlobalSize:
     def to_gguf(self, value: int) -> Mapping[str, object]:
         """Return the keys."""
         return dict.fromkeys(self.gguf, value)
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.key: value}
 
 
 @dataclass(frozen=True)

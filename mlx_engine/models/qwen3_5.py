@@ -68,6 +68,10 @@ class Kinds:
         """Return the key of the interval."""
         return {"full_attention_interval": value.index(ATTENTION) + 1 if ATTENTION in value else len(value) + 1}
 
+    def to_hf(self, value: tuple[str, ...], config: Any) -> Mapping[str, object]:
+        """Return the kind of each layer, and the interval."""
+        return {"layer_types": list(value), **self.to_gguf(value)}
+
 
 class RotaryBase:
     """The setting of the base of rotary frequencies."""
@@ -89,6 +93,10 @@ class RotaryBase:
     def to_gguf(self, value: float) -> Mapping[str, object]:
         """Return the keys of the base and of the sections, which llama.cpp requires."""
         return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
+
+    def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
 
 
 class RotaryDim:
@@ -112,6 +120,10 @@ class RotaryDim:
         """Return the key."""
         return {"rope.dimension_count": value}
 
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"rope_parameters": {"partial_rotary_factor": value / config.head_dim}}
+
 
 class ValueDim:
     """The setting of the width of a value head; GGUF files have that of all heads together."""
@@ -128,6 +140,10 @@ class ValueDim:
     def to_gguf(self, value: int) -> Mapping[str, object]:
         """Return no key: `Config.to_gguf` adds it."""
         return {}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"linear_value_head_dim": value}
 
 
 @dataclass(frozen=True)
