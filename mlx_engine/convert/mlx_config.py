@@ -10,6 +10,8 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
 NESTED = ("ministral3", "qwen3_5", "qwen3_5_text", *GEMMA4)
+# Architectures whose number of tokens mlx-lm reads beside `text_config`.
+SIZE_OUTSIDE = ("gemma3", "gemma4")
 # Rotary settings as transformers 4 has them.
 ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
 # Architectures that mlx-lm has only as the text model of another one, by the names of transformers.
@@ -37,8 +39,8 @@ def config_for_mlx(
     text, known = config.get("text_config"), known or {}
     if isinstance(text, Mapping):
         made = {**config, "text_config": _text_model(text, known, has_head=has_head)}
-        # mlx-lm takes this number from here alone.
-        return made | ({"vocab_size": known["vocab_size"]} if made.get("model_type") == "gemma4" and known else {})
+        is_outer = made.get("model_type") in SIZE_OUTSIDE and "vocab_size" in known
+        return made | ({"vocab_size": known["vocab_size"]} if is_outer else {})
     made = _text_model(config, known, has_head=has_head)
     return made | ({"model_type": INNER[made["model_type"]]} if made.get("model_type") in INNER else {})
 

@@ -118,7 +118,7 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
 
 
 def forms_of(config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Stored]]:
-    """Return the tensors and how the new folder stores them; `config` is its config.json, `sizes` the model's config."""
+    """Return the tensors and how the new folder stores them, by its config.json and the config of the model."""
     model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
     is_inner = "text_config" in config or model_type in INNER.values()
     how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}

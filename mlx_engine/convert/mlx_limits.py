@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlx_engine.errors import ModelError
+from mlx_engine.models.rotation import Rotation
 
 # Architectures whose heads have hidden_size / n_heads elements in mlx-lm, whatever config.json says.
 HEADS_OF_SIZE = ("granite", "granitemoehybrid", "lfm2", "mixtral", "phi3", "qwen2", "qwen2_moe")
@@ -45,8 +46,8 @@ def notes_on(model_type: str, config: Any) -> list[str]:
     found, rope = [], getattr(config, "rope", None)
     if model_type in WITHOUT_WINDOW and windows:
         found.append(f"its attention has no window: its results differ after {min(windows):,} tokens")
-    if getattr(rope, "rule", None) == "yarn" and not rope.truncate:
+    if isinstance(rope, Rotation) and rope.rule == "yarn" and not rope.truncate:
         found.append("it rounds the limits of YaRN, as llama.cpp does: its results differ")
-    if getattr(rope, "rule", None) == "longrope":
+    if isinstance(rope, Rotation) and rope.rule == "longrope":
         found.append(f"it has LongRoPE's long factors only: its results differ up to {rope.context:,} tokens")
     return [f"mlx-lm's {model_type!r}: {line}" for line in found]

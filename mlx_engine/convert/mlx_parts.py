@@ -32,7 +32,7 @@ KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 # The tensors of the model that one tensor of the new folder holds, and how it holds them.
 Held: TypeAlias = Sequence[tuple[Tensor, Stored]]
-# The end of the layer types of experts. Those in MXFP4, as gpt-oss publishes them, keep it unless layers ask for a type.
+# The end of the layer types of experts. MXFP4, in which gpt-oss publishes them, is kept unless layers ask for a type.
 _EXPERTS = "_exps"
 
 
@@ -103,14 +103,15 @@ def _part(
     first, form = held[0]
     shape, type_before = form.shape(first.shape), _type_of(checkpoint, held)
     kinds = [kind_of(tensor.name, len(shape)) for tensor, _ in held]
-    kind, type_ = kinds[0], None
+    kind, type_ = kinds[0], type_before
     if kind is not None:
         to = KEEP if type_before == mxfp4.MLX and kind.endswith(_EXPERTS) else to
         asked = _asked(name, [str(kind) for kind in kinds], to, layers, tied=is_tied)
-        type_ = None if asked == KEEP else target_type(asked, type_before)
-    if type_ is None or shape[-1] % type_.block_size:
-        # Files of MLX have no blocks of GGUF; float32 has the same values.
-        type_ = type_before if isinstance(type_before, GroupType) or type_before.block_size == 1 else F32
+        type_ = type_before if asked == KEEP else target_type(asked, type_before)
+    if shape[-1] % type_.block_size:
+        type_ = type_before
+    if type_.block_size > 1 and not isinstance(type_, GroupType):
+        type_ = F32  # folders have no blocks of GGUF; float32 has the same values
     return Part(name, kind or OTHERS, shape, type_before, type_, partial(_before, checkpoint, held))
 
 

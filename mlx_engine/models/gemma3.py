@@ -44,6 +44,7 @@ AROUND_TEXT = {
     "mm_tokens_per_image",
     "tie_word_embeddings",
     "vision_config",
+    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
 }
 # Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
