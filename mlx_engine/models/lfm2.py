@@ -78,8 +78,9 @@ class FeedForward:
         return {"feed_forward_length": value}
 
     def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
-        """Return the key, and that the rule does not apply."""
-        return {"intermediate_size": value, "block_auto_adjust_ff_dim": False}
+        """Return the key, that the rule does not apply, and its numbers, which mlx-lm requires all the same."""
+        rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+        return {"intermediate_size": value, **rule}
 
 
 @dataclass(frozen=True)
