@@ -15,9 +15,12 @@ from mlx_engine.convert import mlx_folder, mlx_limits, mlx_targets
 from mlx_engine.convert.mlx_config import config_for_mlx
 from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
+from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import EngineError, ModelError, OptionError
 from mlx_engine.models.config import merged
+from mlx_engine.models.conversion import Conversion
 from tests.golden.goldens import DATA, check_close, engine
+from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, write_folder
 from tests.published import weights
 
@@ -159,8 +162,6 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
 
 
 def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="found a GGUF file"):
-        written(tmp_path, source=DATA / "qwen3-micro" / "model-f32.gguf")
     with pytest.raises(ModelError, match=r"heads of 8 elements, .*, found 16; mlx-lm's 'mixtral' has no other"):
         written(tmp_path, source=DATA / "mixtral-micro" / "hf")
     for settings, expected in (
@@ -282,3 +283,25 @@ def test_mlx_lm_has_the_same_greedy_ids(tmp_path, monkeypatch, name, to):
         chosen = int(np.asarray(ours.logits(ids))[-1].argmax())
         assert chosen == int(logits_of(theirs, ids)[-1].argmax())
         ids.append(chosen)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mixtral"])
+def test_mlx_lm_loads_what_a_gguf_file_becomes(tmp_path, monkeypatch, name):
+    from mlx_lm.utils import load_tokenizer
+
+    from tests.golden.make_mlx_goldens import in_float32, logits_of
+
+    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    source = source_of(name, tmp_path)
+    requantize(with_tokenizer(source, tmp_path / "both"), tmp_path / "source.gguf", Conversion("q8_0"))
+    made = written(tmp_path, source=tmp_path / "source.gguf")
+    if name == "gptoss":  # GGUF has no key for it
+        config = json.loads((made / "config.json").read_text())
+        config["rope_scaling"]["truncate"] = True
+        (made / "config.json").write_text(json.dumps(config))
+    theirs, ours = in_float32(made), engine(made, "simd")
+    check_close(logits_of(theirs, IDS), np.asarray(ours.logits(IDS)), each=3e-5, all_=1.5e-5)
+    tokenizer = load_tokenizer(made)
+    assert tokenizer.encode("A,B", add_special_tokens=False) == ours.tokenizer.encode("A,B")
+    assert tokenizer.decode(ours.tokenizer.encode("A,B")) == "A,B"
