@@ -24,6 +24,7 @@ from mlx_engine.models.stored import Stored
 from mlx_engine.quant import mxfp4
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight, split
+from mlx_engine.quant.regroup import EXACT, in_groups
 from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
@@ -71,7 +72,8 @@ class Part:
             return before.as_type(self.type)
         if self.type == before.type:
             return GroupWeight(self.name, self.shape, self.type, split(before, self.type))
-        return quantize(before, self.type)
+        same = in_groups(before)
+        return same if same.type == self.type else quantize(before, self.type)
 
 
 def parts_of(
@@ -111,7 +113,8 @@ def _part(
     if shape[-1] % type_.block_size:
         type_ = type_before
     if type_.block_size > 1 and not isinstance(type_, GroupType):
-        type_ = F32  # folders have no blocks of GGUF; float32 has the same values
+        # Folders have no blocks of GGUF: the same values in groups, or in float32.
+        type_ = EXACT.get(type_.name, F32) if kind is not None else F32
     return Part(name, kind or OTHERS, shape, type_before, type_, partial(_before, checkpoint, held))
 
 

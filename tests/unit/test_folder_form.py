@@ -32,6 +32,7 @@ from mlx_engine.tokenizer import from_gguf, load_tokenizer
 from tests.golden.goldens import DATA, check_close, engine
 from tests.golden.test_dense import with_tokenizer
 from tests.golden.test_table import ARCHITECTURES, IDS
+from tests.random_blocks import random_blocks
 
 KEEP = dict.fromkeys((*GROUPS, "token_embd", "output"), "keep")
 # The vocabulary of `with_tokenizer`: bytes from "!" on.
@@ -60,11 +61,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unlike(path: Path, out: Path, tensors: dict[str, Any], **metadata: object) -> Path:
-    """Write a copy of a GGUF file with other float32 tensors and metadata; None removes a key."""
+    """Write a copy of a GGUF file with other tensors, by default float32, and metadata; None removes a key."""
     with open_gguf(path) as file:
         weights = {name: file.weight(name) for name in file.tensors}
         keys: dict[str, object] = {**file.typed_metadata(), **metadata}
-        weights |= {name: Weight.pack(name, values, F32) for name, values in tensors.items()}
+        for name, of in tensors.items():
+            weights[name] = of if isinstance(of, Weight) else Weight.pack(name, of, F32)
         write_gguf(out, {key: value for key, value in keys.items() if value is not None}, list(weights.values()))
     return out
 
@@ -84,27 +86,39 @@ def test_the_folder_is_the_model_of_the_file(gguf: Callable[[str], Path], tmp_pa
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("type_", ["q8_0", "q4_1"])
-def test_matrices_have_the_bits_of_mlx_from_dequantised_values(tmp_path: Path, gguf: Callable[[str], Path], type_: str):
+def test_matrices_have_the_bits_of_mlx_from_dequantised_values(tmp_path: Path, gguf: Callable[[str], Path]):
     source, out = tmp_path / "source.gguf", tmp_path / "out"
-    requantize(gguf("qwen3"), source, Conversion(type_))
+    requantize(gguf("qwen3"), source, Conversion("q8_0"))
     to_mlx_folder(source, out, "mlx-4bit")
     before, after = open_checkpoint(source).weight("blk.1.ffn_up.weight"), open_checkpoint(out)
     parts = mx.quantize(mx.array(before.dequantize()), group_size=32, bits=4, stream=mx.cpu)
     expected = mx.dequantize(*parts, group_size=32, bits=4, dtype=mx.float32, stream=mx.cpu)
     found = after.weight("model.layers.1.mlp.up_proj.weight")
-    assert (before.type.name, found.type.name) == (type_.upper(), "AFFINE4_G32_F32")
+    assert (before.type.name, found.type.name) == ("Q8_0", "AFFINE4_G32_F32")
     np.testing.assert_array_equal(found.dequantize(), np.asarray(expected))
 
 
 @pytest.mark.usefixtures("small")
-def test_types_of_gguf_that_are_kept_become_float32(tmp_path: Path, gguf: Callable[[str], Path]):
-    source, out = tmp_path / "source.gguf", tmp_path / "out"
-    requantize(gguf("qwen3"), source, Conversion("q8_0"))
-    to_mlx_folder(source, out, "mlx-4bit", {"attention": "keep"})
+@pytest.mark.parametrize(
+    ("type_", "new"),
+    [("q8_0", "AFFINE8_G32_F32"), ("q4_0", "AFFINE4_G32_F32"), ("q4_1", "AFFINE4_G32_F32"), ("Q5_0", "F32")],
+)
+def test_types_of_gguf_that_are_kept_keep_their_values(
+    tmp_path: Path, gguf: Callable[[str], Path], type_: str, new: str
+):
+    source, out = gguf("qwen3"), tmp_path / "out"
+    if type_ == "Q5_0":
+        with open_gguf(source) as file:
+            shape = file.weight("blk.0.attn_v.weight").shape
+        blocks = random_blocks(np.random.default_rng(1), "blk.0.attn_v.weight", type_, *shape)
+        source = unlike(source, tmp_path / "source.gguf", {blocks.name: blocks})
+    else:
+        requantize(source, tmp_path / "source.gguf", Conversion(type_))
+        source = tmp_path / "source.gguf"
+    to_mlx_folder(source, out, "mlx-8bit", {"attention": "keep"})
     before = open_checkpoint(source).weight("blk.0.attn_v.weight")
     found = open_checkpoint(out).weight("model.layers.0.self_attn.v_proj.weight")
-    assert (before.type.name, found.type.name) == ("Q8_0", "F32")
+    assert (before.type.name, found.type.name) == (type_.upper(), new)
     np.testing.assert_array_equal(found.dequantize(), before.dequantize())
 
 
