@@ -7,15 +7,15 @@ from typing import Any
 
 # The kinds of layers with rotary settings of their own.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
+# Architectures that mlx-lm has only as the text model of another one, by the names of transformers.
+INNER = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
 GEMMA4 = ("gemma4", "gemma4_text")
 # Architectures whose nested settings mlx-lm reads.
-NESTED = ("ministral3", "qwen3_5", "qwen3_5_text", *GEMMA4)
+NESTED = ("ministral3", *INNER, *INNER.values(), *GEMMA4)
 # Architectures whose number of tokens mlx-lm reads beside `text_config`.
 SIZE_OUTSIDE = ("gemma3", "gemma4")
 # Rotary settings as transformers 4 has them.
 ROTARY = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
-# Architectures that mlx-lm has only as the text model of another one, by the names of transformers.
-INNER = {"qwen3_5_text": "qwen3_5"}
 # Architectures whose kinds of layers have one base, and that have no key for a second.
 ONE_BASE = ("olmo3",)
 # Keys of nested settings that mlx-lm reads beside `rope_scaling`.

@@ -18,8 +18,7 @@ _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.(\d+)\.(weight|bias)")
 _EXPERTS = re.compile(r"\.(?:experts|switch_mlp)\.")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
-# The module of the experts, where it is not `switch_mlp`.
-_MODULES = {"gpt_oss": "experts"}
+_LAYER = re.compile(r"\.layers\.\d+$")
 # The prefixes of a text model inside of another model, and of tensors of transformers' GPT-2.
 _INNER = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
 _INNER_HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
@@ -38,8 +37,8 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
     stored = tensor.stored("hf")
     expert, dense = _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
     if expert:
-        block, module = _EXPERTS.split(stored.name)[0], _MODULES.get(model_type, "switch_mlp")
-        name = f"{block}.{module}.{expert[1]}_proj.{expert[3]}"
+        block = _EXPERTS.split(stored.name)[0]
+        name = f"{block}.{_module(block, model_type)}.{expert[1]}_proj.{expert[3]}"
         stored = Stored(name, expert=(int(expert[2]), n_experts))
     elif dense and _SHARED in stored.name:
         stored = Stored(f"{stored.name.split(_SHARED)[0]}.mlp.{dense[1]}_proj.weight")
@@ -49,3 +48,11 @@ def mlx_form(tensor: Tensor, model_type: str, *, n_experts: int = 0, is_inner: b
         return stored
     name = _INNER_HEAD.sub("language_model.lm_head.", _INNER.sub("language_model.model.", stored.name))
     return replace(stored, name=name)
+
+
+def _module(block: str, model_type: str) -> str:
+    """Return the module of `block` in which mlx-lm has all experts of a layer."""
+    if model_type == "gpt_oss":
+        return "experts"
+    # Gemma 4 has experts in the layer itself, other models in a module of the layer.
+    return "experts.switch_glu" if _LAYER.search(block) else "switch_mlp"

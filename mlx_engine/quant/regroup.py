@@ -48,7 +48,10 @@ def in_groups(weight: Weight) -> Weight:
 
 def _in_order(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Return unsigned quants in MLX's order. GGUF has signed bytes, or quants j and j + 16 in the halves of byte j."""
+    quants: NDArray[np.uint8]
     if bits == 8:
-        return np.bitwise_xor(packed, 0x80)
-    quants = np.concatenate((packed & np.uint8(15), packed >> np.uint8(4)), axis=1)
-    return np.bitwise_or(quants[:, ::2], quants[:, 1::2] << np.uint8(4))
+        quants = packed ^ np.uint8(0x80)
+    else:
+        halves = np.concatenate((packed & np.uint8(15), packed >> np.uint8(4)), axis=1)
+        quants = halves[:, ::2] | halves[:, 1::2] << np.uint8(4)
+    return quants
