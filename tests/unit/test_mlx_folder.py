@@ -268,6 +268,64 @@ def source_of(name, tmp_path):
     return tmp_path / "source"
 
 
+def inside(source, path, model_type):
+    """Write a text model as the one inside of a model of images."""
+    of, config = open_checkpoint(source), json.loads((source / "config.json").read_text())
+    tensors = {name: of.weight(name).dequantize() for name in of.shapes}
+    inner = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
+    write_folder(path, {"model_type": model_type, "text_config": config}, inner)
+    return path
+
+
+@pytest.mark.parametrize(("name", "model_type"), [("gemma3", "gemma3"), ("gemma4e", "gemma4"), ("qwen3_5", "qwen3_5")])
+def test_a_text_model_inside_of_another_has_the_prefix_of_mlx_lm(tmp_path, monkeypatch, name, model_type):
+    monkeypatch.setattr(mlx_targets, "GROUP", 32)
+    source = DATA / f"{name}-micro" / "hf"
+    made = written(tmp_path, source=inside(source, tmp_path / "inner", model_type))
+    assert all(tensor.startswith("language_model.") for tensor in open_checkpoint(made).shapes)
+    config = json.loads((made / "config.json").read_text())
+    assert model_type == "qwen3_5" or config["vocab_size"] == config["text_config"]["vocab_size"]
+    to_mlx_folder(source, tmp_path / "alone", "mlx-4bit")
+    found, want = (np.asarray(engine(folder, "simd").logits(IDS)) for folder in (made, tmp_path / "alone"))
+    check_close(want, found, each=0.5, all_=0.1)  # the type of scales differs
+    if importlib.util.find_spec("mlx_lm") is not None:
+        from tests.golden.make_mlx_goldens import in_float32, logits_of
+
+        check_close(logits_of(in_float32(made), IDS), found, each=3e-5, all_=1.5e-5)
+
+
+def test_qwen3_5_alone_has_the_name_and_the_prefix_of_mlx_lm(tmp_path):
+    made = written(tmp_path, source=DATA / "qwen3_5-micro" / "hf")
+    assert json.loads((made / "config.json").read_text())["model_type"] == "qwen3_5"
+    assert all(tensor.startswith("language_model.model.") for tensor in open_checkpoint(made).shapes)
+
+
+def test_settings_in_whose_defaults_mlx_lm_differs_are_written(tmp_path):
+    """transformers has them in other keys, or another default."""
+    made = written(tmp_path, source=DATA / "gemma4-micro" / "hf")
+    config = json.loads((made / "config.json").read_text())
+    assert (config["global_head_dim"], config["num_global_key_value_heads"]) == (32, 1)
+    assert config["rope_parameters"]["full_attention"]["partial_rotary_factor"] == 0.25
+    (tmp_path / "out").rename(tmp_path / "gemma4")
+    config = json.loads((written(tmp_path, source=DATA / "gpt2-micro" / "hf") / "config.json").read_text())
+    assert (config["n_ctx"], config["layer_norm_epsilon"]) == (128, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("gemma2", "its attention has no window: its results differ after 8 tokens"),
+        ("gptoss", "it rounds the limits of YaRN"),
+        ("phi3", "LongRoPE's long factors only: its results differ up to 64 tokens"),
+        ("qwen3", None),
+    ],
+)
+def test_the_user_is_told_where_results_of_mlx_lm_differ(tmp_path, name, line):
+    notes = []
+    to_mlx_folder(DATA / f"{name}-micro" / "hf", tmp_path / "out", "mlx-4bit", note=notes.append)
+    assert any(line in note for note in notes) if line else notes == []
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
 @pytest.mark.parametrize("to", ["mlx-4bit", "mlx-3bit", "mlx-mxfp4"])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mixtral"])
@@ -293,10 +351,10 @@ def test_mlx_lm_loads_what_a_gguf_file_becomes(tmp_path, monkeypatch, name):
     from tests.golden.make_mlx_goldens import in_float32, logits_of
 
     monkeypatch.setattr(mlx_targets, "GROUP", 32)
-    source = source_of(name, tmp_path)
+    source = DATA / f"{name}-micro" / "hf" if name == "gptoss" else source_of(name, tmp_path)
     requantize(with_tokenizer(source, tmp_path / "both"), tmp_path / "source.gguf", Conversion("q8_0"))
     made = written(tmp_path, source=tmp_path / "source.gguf")
-    if name == "gptoss":  # GGUF has no key for it
+    if name == "gptoss":  # GGUF has no key for rounded limits of YaRN
         config = json.loads((made / "config.json").read_text())
         config["rope_scaling"]["truncate"] = True
         (made / "config.json").write_text(json.dumps(config))
