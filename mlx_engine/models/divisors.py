@@ -37,8 +37,12 @@ def rule_of(checkpoint: Checkpoint, config: Any) -> dict[str, Rotation]:
     if checkpoint.naming != "gguf" or NAME not in checkpoint.shapes:
         return {}
     divisors = checkpoint.weight(NAME).dequantize().astype(np.float64)
-    head_dim = 2 * len(divisors)
-    for rope in _candidates(replace(config.rope, context=config.context_length), divisors):
+    if (divisors == 1).all():
+        return {}
+    # A second rule beside that of the keys has no form in config.json.
+    is_sound = config.rope.rule == "default" and (np.isfinite(divisors) & (divisors > 0)).all()
+    plain, head_dim = replace(config.rope, context=config.context_length), 2 * len(divisors)
+    for rope in _candidates(plain, divisors) if is_sound else ():
         found = np.array([np.inf if not slow else fast / slow for fast, slow in _pairs(rope, head_dim)])
         found = np.where(np.isinf(found) & (divisors > NOT_ROTATED), divisors, found)
         if np.allclose(found, divisors, rtol=CLOSE, atol=0):
@@ -63,8 +67,8 @@ def _candidates(plain: Rotation, divisors: NDArray[np.float64]) -> Sequence[Rota
     if len(rotated) < len(divisors):
         return [part]
     slowest = float(divisors.max())
-    return [plain, *(replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH, context=context)
-                     for context in _contexts(plain, divisors, slowest))]  # fmt: skip
+    llama3 = replace(plain, rule="llama3", factor=slowest, low=LOW, high=HIGH)
+    return [replace(llama3, context=context) for context in _contexts(plain, divisors, slowest)]
 
 
 def _contexts(plain: Rotation, divisors: NDArray[np.float64], factor: float) -> list[int]:

@@ -194,13 +194,26 @@ def test_gemma_4_is_found_from_its_divisors():
 
 
 def test_divisors_that_are_all_1_are_no_rule():
-    assert rule_of(checkpoint_of([1.0] * 32), Sizes(1e6, 4096))["rope"].rule == "default"
+    assert rule_of(checkpoint_of([1.0] * 32), Sizes(1e6, 4096)) == {}
 
 
-@pytest.mark.parametrize("divisors", [[1.0, 2.0, 1.5, 3.0], [1.0, 1e30, 1.0, 1e30], [1e30] * 4, [2.0, 3.0, 1e30, 1e30]])
+@pytest.mark.parametrize(
+    "divisors",
+    [
+        [1.0, 2.0, 1.5, 3.0], [1.0, 1e30, 1.0, 1e30], [1e30] * 4, [2.0, 3.0, 1e30, 1e30], [0.0, 0.0, 1e30, 1e30],
+        [1.0, 1.0, -8.0, 8.0], [1.0, 1.0, np.nan, 8.0], [1.0, 1.0, np.inf, np.inf], [0.5] * 4,
+    ],
+)  # fmt: skip
 def test_divisors_of_no_known_rule_are_refused(divisors: list[float]):
     with pytest.raises(ModelError, match=r"rope_freqs.weight: expected the divisors of Llama 3's rule or of Gemma 4's"):
         rule_of(checkpoint_of(divisors), Sizes(1e4, 4096))
+
+
+def test_divisors_beside_another_rule_are_refused():
+    sizes = Sizes(1e4, 4096)
+    sizes.rope = replace(sizes.rope, rule="linear", factor=2.0)
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight"):
+        rule_of(checkpoint_of([1.0, 1.0, 1.0, 8.0]), sizes)
 
 
 def test_what_a_folder_cannot_hold_is_refused(gguf: Callable[[str], Path], tmp_path: Path):

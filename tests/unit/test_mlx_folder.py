@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +18,7 @@ from mlx_engine.convert.mlx_folder import to_mlx_folder
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import EngineError, ModelError, OptionError
+from mlx_engine.models import model_file
 from mlx_engine.models.config import merged
 from mlx_engine.models.conversion import Conversion
 from tests.golden.goldens import DATA, check_close, engine
@@ -171,6 +173,29 @@ def test_what_cannot_be_written_for_mlx_is_refused(tmp_path):
         write_folder(tmp_path / expected, config, weights(config, {}))
         with pytest.raises(ModelError, match=f"expected an? {expected}.*mlx-lm's 'gpt2' has no other"):
             written(tmp_path, source=tmp_path / expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("gemma3", {"layer_types": [*["sliding_attention"] * 7, "full_attention"]}, None),
+        ("gemma3", {"layer_types": ["full_attention", *["sliding_attention"] * 7]}, "every n-th layer"),
+        ("qwen3_5", {"layer_types": ["linear_attention", "full_attention", "full_attention"]}, "every n-th layer"),
+        ("gptoss", {"layer_types": ["full_attention"] * 3}, "layers with a window and layers without"),
+    ],
+)
+def test_orders_of_layers_that_mlx_lm_has_not_are_refused(name, settings, expected):
+    source = DATA / f"{name}-micro" / "hf"
+    checkpoint = open_checkpoint(source)
+    n = checkpoint.settings["num_hidden_layers"]
+    settings = {key: (value * n)[:n] for key, value in settings.items()}
+    config = model_file(checkpoint).plan(replace(checkpoint, settings={**checkpoint.settings, **settings})).config
+    model_type = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5", "gptoss": "gpt_oss"}[name]
+    if expected is None:
+        mlx_limits.check_loads("here", model_type, config, has_head=False)
+        return
+    with pytest.raises(ModelError, match=f"here: expected {expected}.*mlx-lm's '{model_type}' has no other"):
+        mlx_limits.check_loads("here", model_type, config, has_head=False)
 
 
 def test_rotary_settings_are_written_as_mlx_lm_reads_them():
