@@ -19,10 +19,16 @@ from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import model_file
 from mlx_engine.models.divisors import rule_of
 from mlx_engine.models.plan import Plan
-from mlx_engine.tokenizer.gguf import parse
+from mlx_engine.tokenizer.gguf import from_gguf as read_tokenizer
 
 # `model_type` of the text models whose GGUF architecture has another name, and that are not the first of their file.
-TEXT_MODELS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen35": "qwen3_5_text", "mistral3": "ministral3"}
+TEXT_MODELS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+    "mistral3": "ministral3",
+}
 # `model_type` of models with a window that share the GGUF architecture of models without.
 WITH_WINDOW = {"olmo2": "olmo3"}
 
@@ -43,9 +49,9 @@ def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> FolderFo
         TokenizerError: the file has no tokenizer, or one that is not implemented.
     """
     config = replace(plan.config, **rule_of(checkpoint, plan.config))
-    vocabulary, core = parse(checkpoint.metadata, where=checkpoint.where)
-    ends = sorted(vocabulary.eog_ids, key=lambda token_id: (token_id != vocabulary.eos_id, token_id))
-    roles = {"bos_token_id": vocabulary.bos_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    tokenizer = read_tokenizer(checkpoint.metadata, where=checkpoint.where)
+    ends = sorted(tokenizer.eog_ids, key=lambda token_id: (token_id != tokenizer.eos_id, token_id))
+    roles = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
     settings = {
         "model_type": _model_type(checkpoint, config),
         **_shortened(config.to_hf()),
@@ -53,7 +59,7 @@ def from_gguf(checkpoint: Checkpoint, plan: Plan, *, has_head: bool) -> FolderFo
         "tie_word_embeddings": not has_head,
     }
     _read_back(checkpoint, settings, config)
-    files = to_json(vocabulary, core, context_length=config.context_length)
+    files = to_json(tokenizer, context_length=config.context_length)
     return FolderForm(settings, files | {"generation_config.json": json.dumps(roles, indent=4) + "\n"})
 
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import tokenizers
 from tokenizers import decoders, processors
 
 from mlx_engine.tokenizer.special import TokenType
+from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import SPACE_MARK, SpacePrefix, Vocabulary
 
 
-def to_json(vocabulary: Vocabulary, core: tokenizers.Tokenizer, *, context_length: int) -> dict[str, str]:
+def to_json(tokenizer: Tokenizer, *, context_length: int) -> dict[str, str]:
     """Return tokenizer.json, tokenizer_config.json and, if there is a template, chat_template.jinja.
 
     Args:
-        vocabulary: the vocabulary of a GGUF file, which is written to tokenizer_config.json in part.
-        core: the library's tokenizer of this vocabulary; it gets a decoder and a post-processor.
+        tokenizer: the tokenizer of a GGUF file.
         context_length: the number of tokens that the model was trained on.
     """
+    vocabulary, core = tokenizer.parts()
     core.decoder = _decoder(vocabulary)
     if vocabulary.add_bos and vocabulary.bos_id is not None:
         bos = vocabulary.tokens[vocabulary.bos_id]

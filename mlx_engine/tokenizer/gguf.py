@@ -6,7 +6,6 @@ import logging
 from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from mlx_engine.tokenizer.bpe import Merges, byte_level_bpe
@@ -35,15 +34,6 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
 
     Source: llama.cpp src/llama-vocab.cpp, `llama_vocab::impl::load`, at 00ad355e.
     """
-    return Tokenizer(*parse(metadata, where=where))
-
-
-def parse(metadata: Mapping[str, object], *, where: str) -> tuple[Vocabulary, tokenizers.Tokenizer]:
-    """Read the vocabulary of a GGUF file, as `from_gguf` does; return it with the library's tokenizer.
-
-    Raises:
-        TokenizerError: the metadata has no tokenizer, an inconsistent one, or one that is not implemented.
-    """
     read = Metadata(metadata, where)
     model = read.text("tokenizer.ggml.model")
     if model not in _KINDS:
@@ -56,7 +46,7 @@ def parse(metadata: Mapping[str, object], *, where: str) -> tuple[Vocabulary, to
     return _byte_level(read) if _KINDS[model] == "byte-level BPE" else _spm(read)
 
 
-def _byte_level(read: Metadata) -> tuple[Vocabulary, tokenizers.Tokenizer]:
+def _byte_level(read: Metadata) -> Tokenizer:
     pre = read.text("tokenizer.ggml.pre")
     if pre is None:
         pre = "default"
@@ -73,10 +63,10 @@ def _byte_level(read: Metadata) -> tuple[Vocabulary, tokenizers.Tokenizer]:
     vocabulary = _vocabulary(read, tokens, types, kind="byte-level BPE", pre=pre, add_bos=split.add_bos)
     core = byte_level_bpe(vocabulary, ids, merges, split)
     mark_special(core, vocabulary)
-    return vocabulary, core
+    return Tokenizer(vocabulary, core)
 
 
-def _spm(read: Metadata) -> tuple[Vocabulary, tokenizers.Tokenizer]:
+def _spm(read: Metadata) -> Tokenizer:
     tokens = read.strings(_TOKENS)
     types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
     for i in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
@@ -95,7 +85,7 @@ def _spm(read: Metadata) -> tuple[Vocabulary, tokenizers.Tokenizer]:
     unknown_id = read.token_id("tokenizer.ggml.unknown_token_id", len(tokens))
     core = spm(vocabulary, ids, scores, _usual(unknown_id, 0, TokenType.UNKNOWN, types))
     mark_special(core, vocabulary)
-    return vocabulary, core
+    return Tokenizer(vocabulary, core)
 
 
 def _vocabulary(

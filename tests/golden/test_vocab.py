@@ -14,8 +14,7 @@ import tokenizers
 
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.convert.tokenizer_to_json import to_json
-from mlx_engine.tokenizer import Tokenizer, load_tokenizer
-from mlx_engine.tokenizer.gguf import parse
+from mlx_engine.tokenizer import Tokenizer, from_gguf, load_tokenizer
 
 NAMES = ["gpt-2", "qwen2", "llama-spm"]
 _BESIDE = Path(__file__).parents[2].parent / "shared" / "vocab"
@@ -60,7 +59,7 @@ def test_ids_are_those_of_llama_cpp_and_come_back_as_the_text(name):
 def test_a_written_tokenizer_json_has_the_same_ids(name, tmp_path):
     """Read by this engine and by the tokenizers library."""
     with open_gguf(vocab_file(name)) as file:
-        files = to_json(*parse(file.metadata, where=name), context_length=2048)
+        files = to_json(from_gguf(file.metadata, where=name), context_length=2048)
     for file_name, text in files.items():
         (tmp_path / file_name).write_text(text, encoding="utf-8")
     ours, theirs = load_tokenizer(tmp_path), tokenizers.Tokenizer.from_str(files["tokenizer.json"])
