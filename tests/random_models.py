@@ -73,6 +73,12 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
         "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
     }),
+    "qwen35moe": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
+        "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_feed_forward_length": 256,
+    }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.
 _FLOATS = ("position_embd", "conv")

@@ -31,7 +31,7 @@ from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import LAYER_KINDS, rotation
 from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import Row, Table, layer_tensors, padded, parts, tensors
+from mlx_engine.models.table import Row, Table, layer_tensors, padded, parts, stem_of, tensors
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
@@ -292,7 +292,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if text is not settings:
         settings.refuse_rest(AROUND_TEXT)
     config = read(text)
-    stem = next((stem for stem in gemma3.STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), gemma3.STEMS[0])
+    stem = stem_of(checkpoint, gemma3.STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
     table = {name: replace(row, hf=row.hf.replace(gemma3.STEMS[0], stem)) for name, row in _table(config).items()}
     # A second copy of the tied head, and the models of images and sounds.

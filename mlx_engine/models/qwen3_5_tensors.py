@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.stored import Stored
-from mlx_engine.models.table import Row, Table
+from mlx_engine.models.table import Row, Table, stem_of
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
@@ -20,6 +20,22 @@ STEMS = ("model.", "model.language_model.", "language_model.model.")
 LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
+
+# Tensors of every model, beside those of attention and of delta nets.
+EVERYWHERE = {
+    "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
+    "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
+    "output.weight": Row(HEAD, "V D"),
+    "blk.*.attn_norm.weight": Row(f"{LAYER}input_layernorm.weight", "D", plus=1.0),
+    "blk.*.ffn_norm.weight": Row(
+        f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
+    ),
+}
+DENSE = {
+    "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
+    "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
+    "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
+}
 
 
 def rotated_first(head_dim: int, rotary_dim: int) -> tuple[int, ...]:
@@ -41,34 +57,19 @@ def _rows(
     return tuple(first + head * apart + e for head in heads for e in elements)
 
 
-def table(cfg: Any, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table of a checkpoint."""
+def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
+    """Return the tensor table of a checkpoint, with the FFN if it is dense."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
     # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
-    found = {**_outside(), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
+    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
     if is_mlx:
         found = {name: replace(row, plus=0.0) for name, row in found.items()}
-    stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
+    stem = stem_of(checkpoint, STEMS)
     head = f"language_model.{HEAD}" if f"language_model.{HEAD}" in checkpoint.shapes else HEAD
     return {
         name: replace(row, hf=head if row.hf == HEAD else row.hf.replace(STEMS[0], stem, 1))
         for name, row in found.items()
-    }
-
-
-def _outside() -> dict[str, Row]:
-    return {
-        "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
-        "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
-        "output.weight": Row(HEAD, "V D"),
-        "blk.*.attn_norm.weight": Row(f"{LAYER}input_layernorm.weight", "D", plus=1.0),
-        "blk.*.ffn_norm.weight": Row(
-            f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
-        ),
-        "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
-        "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
-        "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
     }
 
 

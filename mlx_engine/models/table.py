@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -77,6 +77,11 @@ def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
     if checkpoint.naming == "gguf":
         return "optional"
     return "absent" if s.flag("tie_word_embeddings", tied) else "required"
+
+
+def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
+    """Return the prefix of the text model's tensors in a folder; the first one if no embedding table has any."""
+    return next((stem for stem in stems if f"{stem}embed_tokens.weight" in checkpoint.shapes), stems[0])
 
 
 def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
