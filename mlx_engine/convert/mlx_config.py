@@ -7,8 +7,9 @@ from typing import Any
 
 # The kinds of layers with rotary settings of their own.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Architectures whose nested settings mlx-lm reads.
-NESTED = ("ministral3",)
+# Architectures whose nested settings mlx-lm reads. Those of text models alone it has under the name of the whole.
+QWEN3_5 = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
+NESTED = ("gemma4", "gemma4_text", "ministral3", *QWEN3_5.values())
 # Architectures whose kinds of layers have one base, and that have no key for a second.
 ONE_BASE = ("olmo3",)
 # Keys of nested settings that mlx-lm reads beside `rope_scaling`.
@@ -54,6 +55,11 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
         config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+    if config.get("model_type") in QWEN3_5:
+        config["model_type"] = QWEN3_5[config["model_type"]]
+    kinds = config.get("layer_types") or ()
+    if config.get("model_type") in QWEN3_5.values() and GLOBAL in kinds:
+        config.setdefault("full_attention_interval", kinds.index(GLOBAL) + 1)
     if config.get("model_type") == "lfm2" and "hidden_size" in config:
         config.setdefault("block_dim", config["hidden_size"])
     return config

@@ -139,9 +139,12 @@ def convert(folder: Path, path: Path, type_: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(kind, kind))
-    {"gpt2": _gpt2_settings, "lfm2": _lfm2_settings, "qwen3_5_text": _qwen3_5_settings, "qwen3_5_moe_text": _qwen3_5_settings}.get(kind, _settings)(
-        writer, config
-    )
+    {
+        "gpt2": _gpt2_settings,
+        "lfm2": _lfm2_settings,
+        "qwen3_5_text": _qwen3_5_settings,
+        "qwen3_5_moe_text": _qwen3_5_settings,
+    }.get(kind, _settings)(writer, config)
     for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
         *stem, part = name.split(".")
         layer = [f"blk.{stem[2]}"] if stem[1:2] in (["h"], ["layers"]) else []

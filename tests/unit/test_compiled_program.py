@@ -41,7 +41,7 @@ CHECKPOINTS = [
         for name in ("gemma2", "gemma3", "gpt2", "llama", "qwen2")
         for type_ in ("F32", "Q8_0")
     ),
-    *(f"{name}-micro/hf -> Q8_0" for name in ("mixtral", "qwen2moe", "qwen3_5moe", "qwen3moe")),
+    *(f"{name}-micro/hf -> Q8_0" for name in ("mixtral", "qwen2moe", "qwen3moe")),
 ]
 # More than two blocks of keys. Gemma's window is 8: of a page of 16 tokens that has left it, another one is made.
 LENGTH, PAGE = 290, 16

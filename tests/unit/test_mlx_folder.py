@@ -195,6 +195,11 @@ def test_settings_have_the_names_that_mlx_lm_reads():
     assert moe == {"model_type": "qwen3_moe", "num_experts": 4, "tie_word_embeddings": False}
     granite = config_for_mlx({"model_type": "granitemoehybrid", "layer_types": ["full_attention"]}, has_head=True)
     assert granite["layer_types"] == ["attention"]
+    rope = {"rope_parameters": {"rope_theta": 1e7}}
+    qwen = {"model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"], **rope}
+    assert config_for_mlx(qwen, has_head=True) == {
+        **qwen, "model_type": "qwen3_5_moe", "full_attention_interval": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -242,7 +247,20 @@ def test_the_command(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
 @pytest.mark.parametrize("to", ["mlx-4bit", "mlx-3bit", "mlx-mxfp4"])
 @pytest.mark.parametrize(
-    "name", ["qwen3", "llama", "qwen2", "mistral", "gemma3", "granite4", "qwen3moe", "ministral3", "olmo3"]
+    "name",
+    [
+        "qwen3",
+        "llama",
+        "qwen2",
+        "mistral",
+        "gemma3",
+        "granite4",
+        "qwen3moe",
+        "ministral3",
+        "olmo3",
+        "qwen3_5",
+        "qwen3_5moe",
+    ],
 )
 def test_mlx_lm_has_the_same_greedy_ids(tmp_path, name, to):
     from tests.golden.make_mlx_goldens import in_float32, logits_of
