@@ -69,7 +69,7 @@ class Count:
         if naming == "hf":
             key = "num_experts" if s.whole_or_none("num_local_experts", None) is None else "num_local_experts"
         n = s.whole(key)
-        most = max(1, MOST_EXPERTS // known.n_layers)
+        most = most_experts(known.n_layers)
         if n > most:
             raise s.error(key, f"at most {most:,} in each of {known.n_layers:,} layers", n)
         return n
@@ -92,6 +92,11 @@ class Normalize:
     def to_gguf(self, value: bool) -> Mapping[str, object]:
         """Return no key."""
         return {}
+
+
+def most_experts(n_layers: int) -> int:
+    """Return the largest number of experts of a layer that is accepted in a model with this many layers."""
+    return max(1, MOST_EXPERTS // n_layers)
 
 
 def of_all(n_used: int, known: Any) -> str | None:

@@ -19,7 +19,7 @@ from mlx_engine.models.stored import Stored
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
-    "I": "per_layer_size",
+    "I": "per_layer_size", "X": "n_experts",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
@@ -162,7 +162,7 @@ def parts(p: Parameters, i: int, eps: float) -> dict[str, Any]:
         name = f"blk.{i}.{part}"
         if f"{name}.weight" not in p:
             continue
-        if part.endswith("norm"):
+        if "norm" in part:
             made[part] = p.layer_norm(name, eps) if f"{name}.bias" in p else p.rms_norm(name, eps)
         else:
             made[part] = p.linear(name)

@@ -134,7 +134,7 @@ def clear_choices(model: PreTrainedModel) -> Iterator[None]:
         top = logits.sort(dim=-1, descending=True).values
         lead = ((top[:, chosen - 1] - top[:, chosen]) / (top[:, 0] - top[:, -1])).min().item()
         if lead < CLEAR_CHOICE:
-            raise SystemExit(f"an expert leads by {lead:.1e} of the spread of the logits; choose another seed")
+            raise ValueError(f"an expert leads by {lead:.1e} of the spread of the logits; choose another seed")
 
     routers = [module for module in model.modules() if type(module).__name__.endswith("Router")]
     hooks = [router.register_forward_hook(check) for router in routers]
