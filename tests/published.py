@@ -89,6 +89,9 @@ def weights(config, stray):
         stored = tensor.stored("hf")
         if tensor.required and stored.name not in made:
             made[stored.name] = values(stored.name, stored.shape(tensor.shape), norm_offset=stored.plus)
+            if "gemma4" in config["model_type"] and stored.name.endswith("q_norm.weight"):
+                # Attention scores of Gemma 4 have the scale 1: the norms of queries make up for the head dim.
+                made[stored.name] *= np.float32(tensor.shape[0] ** -0.5)
     for name, like in stray.items():
         for i in range(plan.config.n_layers if "*" in name else 1):
             shape = like if isinstance(like, list) else None
@@ -99,7 +102,7 @@ def weights(config, stray):
 def values(name, shape, *, norm_offset):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
-        mean = 1.0 - norm_offset if name.endswith("weight") else 0.0
+        mean = 1.0 - norm_offset if name.endswith(("weight", "scale", "scalar")) else 0.0
         return (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32)
     return (rng.standard_normal(shape) / math.sqrt(min(shape[-2:]))).astype(np.float32)
 

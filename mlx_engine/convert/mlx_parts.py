@@ -30,7 +30,7 @@ KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
 _EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.\d+\.weight")
 _BIAS = re.compile(r"_exps\.(?:\d+\.)?bias")
-_EXPERTS = re.compile(r"\.(?:experts|switch_mlp)\.")
+_EXPERTS, _LAYER = re.compile(r"\.(?:experts|switch_mlp)\."), re.compile(r"\.layers\.\d+$")
 _DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
 _SHARED = ".shared_mlp."
 
@@ -99,7 +99,10 @@ def _new_name(tensor: Tensor) -> str:
     """Return the name of the tensor of mlx-lm that holds a tensor of the model."""
     name, expert, dense = tensor.stored("hf").name, _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
     if expert:
-        return f"{_EXPERTS.split(name)[0]}.switch_mlp.{expert[1]}_proj{WEIGHT}"
+        block = _EXPERTS.split(name)[0]
+        # Gemma 4 has experts in the layer itself, other models in a module of the layer.
+        stacked = "experts.switch_glu" if _LAYER.search(block) else "switch_mlp"
+        return f"{block}.{stacked}.{expert[1]}_proj{WEIGHT}"
     if dense and _SHARED in name:
         return f"{name.split(_SHARED)[0]}.mlp.{dense[1]}_proj{WEIGHT}"
     return name

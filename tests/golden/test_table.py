@@ -34,12 +34,10 @@ from tests.random_blocks import random_blocks
 from tests.unit.test_gguf_form import bytes_only
 
 ARCHITECTURES = tuple(sorted(path.name.removesuffix("-micro") for path in DATA.glob("*-micro")))
-# Folders for MLX are not written yet of transposed matrices, of experts with biases and of Gemma 4. The rows of Gemma 4
-# have several widths, which `widened` does not know.
-GEMMA4 = ("gemma4", "gemma4e")
+# Folders for MLX are not written yet of transposed matrices and of experts with biases.
 COLUMNS = {
-    "mlx-4bit": tuple(name for name in ARCHITECTURES if name not in ("gpt2", "gptoss", *GEMMA4)),
-    "Q4_K_M": tuple(name for name in ARCHITECTURES if name not in GEMMA4),
+    "mlx-4bit": tuple(name for name in ARCHITECTURES if name not in ("gpt2", "gptoss")),
+    "Q4_K_M": ARCHITECTURES,
 }
 # Blocks of K-quants have 256 weights, so rows are as wide; llama.cpp's mix has Q6_K in these layers.
 WIDTH, FINER = 256, ("attn_v", "ffn_down", "ffn_down_exps", "attn_qkv", "ssm_out", "output", "token_embd")
@@ -137,13 +135,16 @@ def widened(config: dict[str, Any]) -> dict[str, Any]:
         key: WIDTH
         for key in (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"),
-            "shared_expert_intermediate_size",
+            *("shared_expert_intermediate_size", "hidden_size_per_layer_input"),
         )
         if config.get(key)
     }
     if "linear_num_value_heads" in config:
         sizes["linear_value_head_dim"] = WIDTH // config["linear_num_value_heads"]
     made = config | sizes | ({"head_dim": WIDTH // heads} if "head_dim" in config else {})
+    if "per_layer_config" in config:
+        each = config["per_layer_config"].items()
+        made["per_layer_config"] = {i: of | {"head_dim": times * of["head_dim"]} for i, of in each}
     for key in ("rope_scaling", "rope_parameters"):
         if "long_factor" in (config.get(key) or {}):
             factors = {of: np.repeat(config[key][of], times).tolist() for of in ("long_factor", "short_factor")}

@@ -200,6 +200,11 @@ def test_settings_have_the_names_that_mlx_lm_reads():
     assert config_for_mlx(qwen, has_head=True) == {
         **qwen, "model_type": "qwen3_5_moe", "full_attention_interval": 2, "tie_word_embeddings": False,
     }  # fmt: skip
+    gemma = {"model_type": "gemma4_text", **rope}
+    each = {"per_layer_config": {"5": {"head_dim": 512, "num_key_value_heads": 2}}}
+    assert config_for_mlx({**gemma, **each}, has_head=False) == {
+        **gemma, "global_head_dim": 512, "num_global_key_value_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -249,17 +254,8 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "qwen3",
-        "llama",
-        "qwen2",
-        "mistral",
-        "gemma3",
-        "granite4",
-        "qwen3moe",
-        "ministral3",
-        "olmo3",
-        "qwen3_5",
-        "qwen3_5moe",
+        *("qwen3", "llama", "qwen2", "mistral", "gemma3", "granite4", "qwen3moe", "ministral3", "olmo3"),
+        *("qwen3_5moe", "gemma4moe"),
     ],
 )
 def test_mlx_lm_has_the_same_greedy_ids(tmp_path, name, to):
