@@ -46,8 +46,14 @@ def reduced(config, **sizes):
     small |= {"num_key_value_heads": n_kv} if ratio > 1 or "num_key_value_heads" in config else {}
     small |= {"head_dim": HEAD_DIM} if fixed else {}
     small |= {"sliding_window": WINDOW} if config.get("sliding_window") else {}
-    fewer = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2}
-    narrow = {"moe_intermediate_size": 32, "shared_intermediate_size": 96}
+    fewer = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "top_k_experts": 2}
+    fewer |= {"num_global_key_value_heads": 1, "linear_num_key_heads": 2}
+    fewer |= {
+        "linear_num_value_heads": 2 * config.get("linear_num_value_heads", 1) // config.get("linear_num_key_heads", 1)
+    }
+    narrow = {"moe_intermediate_size": 32, "shared_intermediate_size": 96, "shared_expert_intermediate_size": 48}
+    narrow |= {"global_head_dim": 2 * HEAD_DIM, "linear_key_head_dim": HEAD_DIM, "linear_value_head_dim": HEAD_DIM}
+    narrow |= {"hidden_size_per_layer_input": HEAD_DIM, "vocab_size_per_layer_input": VOCAB}
     small |= {key: value for key, value in (fewer | narrow).items() if config.get(key)}
     return config | small | per_layer(config) | divisors(config) | sizes
 

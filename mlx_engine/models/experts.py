@@ -43,6 +43,7 @@ class Names:
         router: the name of the router's module.
         interleaved: whether files have gate and up in alternating rows of one tensor. Their experts and routers have
             biases.
+        is_fused: whether published folders have transformers' fused tensors.
         stacked: the module in which mlx-lm has all experts of a layer.
         stem: the prefix of the text model's tensors.
     """
@@ -51,6 +52,7 @@ class Names:
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
     interleaved: bool = False
+    is_fused: bool = False
     stacked: str = "switch_mlp"
     stem: str = "model."
 
@@ -138,14 +140,16 @@ def _tensors(
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
         return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
+    fused = [lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks]
     hf = _form(
         checkpoint,
+        *(fused if names.is_fused else ()),
         *(lambda e, block=block: Stored(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
         *(
             lambda e, block=block: Stored(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
             for block in blocks
         ),
-        *(lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks),
+        *fused,
     )
     return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
 

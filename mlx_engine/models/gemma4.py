@@ -234,7 +234,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 def with_mixture(checkpoint: Checkpoint, made: Plan, stem: str = gemma3.STEMS[0]) -> Plan:
     """Return the plan with the tensors of the experts, if the model has any."""
-    names = Names(block="", router="router.proj", stacked="experts.switch_glu", stem=stem)
+    names = Names(block="", router="router.proj", is_fused=True, stacked="experts.switch_glu", stem=stem)
     return with_experts(made, checkpoint, names, made.config.expert_size) if made.config.n_experts else made
 
 

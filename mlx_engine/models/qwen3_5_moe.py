@@ -65,6 +65,9 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    made, names = qwen3_5.plan(checkpoint, Config, is_dense=False), Names(stem=stem_of(checkpoint, STEMS))
+    made, names = (
+        qwen3_5.plan(checkpoint, Config, is_dense=False),
+        Names(is_fused=True, stem=stem_of(checkpoint, STEMS)),
+    )
     made = with_experts(made, checkpoint, names, made.config.intermediate_size)
     return with_shared_expert(made, names, made.config.shared_size)
