@@ -137,7 +137,7 @@ def after_hits(architecture: str, type_name: str, lengths: Sequence[int], page: 
             budget=BUDGETS[length % 3],
         )
         # A layer with a window may have given back a page that the tokens at the hit's end need.
-        is_windowed = architecture in ("gemma2", "gemma3", "mistral")
+        is_windowed = architecture in ("gemma2", "gemma3", "gemma4", "mistral")
         assert second.n_cached in ((0, length) if is_windowed else (length,)) or has_state
         assert second.n_cached <= length
         n_hits += second.n_cached > 0
