@@ -145,6 +145,14 @@ def test_a_gguf_file_with_gate_and_up_in_one_tensor(tmp_path: Path):
     want = np.asarray(mlx_engine.load(folder, "simd").logits(ids))
     for path in (apart, fused):
         np.testing.assert_array_equal(np.asarray(mlx_engine.load(path, "simd").logits(ids)), want)
+        requantize(path, path.with_suffix(".q8.gguf"), Conversion("q8_0"))
+    quantized = [
+        np.asarray(mlx_engine.load(path.with_suffix(".q8.gguf"), "simd").logits(ids)) for path in (apart, fused)
+    ]
+    np.testing.assert_array_equal(*quantized)
+    assert not np.array_equal(quantized[0], want)
+    with open_gguf(fused.with_suffix(".q8.gguf")) as file:
+        assert file.weight("blk.0.ffn_gate_up_exps.weight").type.name == "Q8_0"
 
 
 def test_sizes_that_forecasts_read():
