@@ -38,13 +38,6 @@ DENSE = {
 }
 
 
-def rotated_first(head_dim: int, rotary_dim: int) -> tuple[int, ...]:
-    """Return the elements of a head in the model's order: those of the rotated pairs first in each half."""
-    half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
-    still = range(rotary_dim, head_dim)
-    return (*range(half), *still[:rest], *range(half, rotary_dim), *still[rest:])
-
-
 def value_heads_dealt(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
     """Return the value heads of a folder in the model's order."""
     return tuple(h % n_key_heads * (n_value_heads // n_key_heads) + h // n_key_heads for h in range(n_value_heads))
@@ -75,22 +68,20 @@ def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
 
 def _attention(cfg: Any) -> dict[str, Row]:
     """Return the rows of attention: the gate's rows lie behind the query's, head by head."""
-    E, H, G, kind = cfg.head_dim, cfg.n_heads, cfg.n_kv_heads, ATTENTION
-    turned, in_order = rotated_first(E, cfg.rotary_dim), range(E)
+    E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
-    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, turned))
-    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, in_order, first=E))
-    keys, norms = Stored("", order=_rows(range(G), E, turned)), Stored("", order=turned)
+    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
+    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
     name = f"{LAYER}self_attn."
     return {
-        "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, stored=queries),
+        "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
         "blk.*.attn_gate.weight": Row(
             f"{name}q_proj.weight", "HE D", kind=kind, gguf="blk.*.attn_q.weight", stored=gates
         ),
-        "blk.*.attn_k.weight": Row(f"{name}k_proj.weight", "GE D", kind=kind, stored=keys),
+        "blk.*.attn_k.weight": Row(f"{name}k_proj.weight", "GE D", kind=kind, rotated="G"),
         "blk.*.attn_v.weight": Row(f"{name}v_proj.weight", "GE D", kind=kind),
-        "blk.*.attn_q_norm.weight": Row(f"{name}q_norm.weight", "E", kind=kind, plus=1.0, stored=norms),
-        "blk.*.attn_k_norm.weight": Row(f"{name}k_norm.weight", "E", kind=kind, plus=1.0, stored=norms),
+        "blk.*.attn_q_norm.weight": Row(f"{name}q_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
+        "blk.*.attn_k_norm.weight": Row(f"{name}k_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
         "blk.*.attn_output.weight": Row(f"{name}o_proj.weight", "D HE", kind=kind),
     }
 

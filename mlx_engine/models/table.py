@@ -40,7 +40,8 @@ class Row:
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
             "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
-        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
+        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
+            a single head.
         before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
         after: the rows after this tensor's there.
         gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
