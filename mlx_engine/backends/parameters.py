@@ -187,7 +187,7 @@ class Layer:
         if {self.ffn_up is None, self.ffn_down is None} != {in_place}:
             raise ValueError(f"{self.attn_output.name}: expected ffn_up and ffn_down, or experts in place of both")
         if len(beside) > 1 or (beside == {True} and (self.experts is None or self.post_ffw_norm is None)):
-            raise ValueError(f"{self.attn_output.name}: expected all norms of experts beside a dense FFN, or no such")
+            raise ValueError(f"{self.attn_output.name}: expected all norms of experts beside a dense FFN, or none")
         if self.norms_rows and (self.attn_norm or not self.attn_q_norm):
             raise ValueError(f"{self.attn_output.name}: expected norms of whole projections, and no norm before them")
 

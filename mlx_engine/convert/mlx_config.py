@@ -60,10 +60,11 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
     kinds = config.get("layer_types") or ()
     if config.get("model_type") in QWEN3_5.values() and GLOBAL in kinds:
         config.setdefault("full_attention_interval", kinds.index(GLOBAL) + 1)
-    if config.get("model_type") == "gemma4_text" and (sizes := config.pop("per_layer_config", None)):
-        of_global = next(iter(sizes.values()))  # the model file has checked that they are equal
+    sizes = config.pop("per_layer_config", None)
+    if config.get("model_type") == "gemma4_text" and sizes is not None:
+        of_global = sizes.get(str(config["num_hidden_layers"] - 1), {})  # the last layer is global
         for key, name in (("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")):
-            config |= {name: of_global[key]} if key in of_global else {}
+            config[name] = of_global.get(key, config.get(key))
     if config.get("model_type") == "lfm2" and "hidden_size" in config:
         config.setdefault("block_dim", config["hidden_size"])
     return config

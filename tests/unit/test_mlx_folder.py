@@ -200,8 +200,8 @@ def test_settings_have_the_names_that_mlx_lm_reads():
     assert config_for_mlx(qwen, has_head=True) == {
         **qwen, "model_type": "qwen3_5_moe", "full_attention_interval": 2, "tie_word_embeddings": False,
     }  # fmt: skip
-    gemma = {"model_type": "gemma4_text", **rope}
-    each = {"per_layer_config": {"5": {"head_dim": 512, "num_key_value_heads": 2}}}
+    gemma = {"model_type": "gemma4_text", "num_hidden_layers": 6, "head_dim": 256, **rope}
+    each = {"per_layer_config": {"0": {"head_dim": 256}, "5": {"head_dim": 512, "num_key_value_heads": 2}}}
     assert config_for_mlx({**gemma, **each}, has_head=False) == {
         **gemma, "global_head_dim": 512, "num_global_key_value_heads": 2, "tie_word_embeddings": True,
     }  # fmt: skip
