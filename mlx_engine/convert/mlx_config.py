@@ -75,6 +75,16 @@ def _named_as_published(config: dict[str, Any]) -> dict[str, Any]:
         config["num_experts"] = config.pop("num_local_experts")
     if config.get("model_type") == "granitemoehybrid" and "layer_types" in config:
         config["layer_types"] = ["attention" if kind == GLOBAL else kind for kind in config["layer_types"]]
+    if config.get("model_type") in INNER:
+        config["model_type"] = INNER[config["model_type"]]
+    kinds = config.get("layer_types") or ()
+    if config.get("model_type") in INNER.values() and GLOBAL in kinds:
+        config.setdefault("full_attention_interval", kinds.index(GLOBAL) + 1)
+    sizes = config.pop("per_layer_config", None)
+    if config.get("model_type") == "gemma4_text" and sizes is not None:
+        of_global = sizes.get(str(config["num_hidden_layers"] - 1), {})  # the last layer is global
+        for key, name in (("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")):
+            config[name] = of_global.get(key, config.get(key))
     if config.get("model_type") == "lfm2" and "hidden_size" in config:
         config.setdefault("block_dim", config["hidden_size"])
     return config

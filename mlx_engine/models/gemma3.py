@@ -26,7 +26,7 @@ from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import EMBEDDINGS, Row, padded, parts, tensors
+from mlx_engine.models.table import EMBEDDINGS, Row, padded, parts, stem_of, tensors
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURE = "gemma3"
@@ -239,7 +239,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
         # The head is tied, but some files have a matrix for it.
         config = padded(config, checkpoint, EMBEDDINGS)
         return Plan(config, tensors(config, TENSORS, "optional"))
-    stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
+    stem = stem_of(checkpoint, STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
     factor = scale_factor(config, LAYERS_OF_27B)

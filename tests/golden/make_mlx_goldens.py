@@ -77,7 +77,8 @@ def build(config: dict[str, Any], seed: int) -> nn.Module:
 
 def in_float32(folder: Path) -> nn.Module:
     """Load a folder with mlx-lm, and make it compute in float32."""
-    model, _ = load_model(folder)
+    loaded, _ = load_model(folder)
+    model = getattr(loaded, "language_model", loaded)
     model.set_dtype(mx.float32)
 
     tables = [module for _, module in model.named_modules() if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)]

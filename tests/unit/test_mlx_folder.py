@@ -229,6 +229,16 @@ def test_settings_have_the_names_that_mlx_lm_reads():
     assert moe == {"model_type": "qwen3_moe", "num_experts": 4, "tie_word_embeddings": False}
     granite = config_for_mlx({"model_type": "granitemoehybrid", "layer_types": ["full_attention"]}, has_head=True)
     assert granite["layer_types"] == ["attention"]
+    rope = {"rope_parameters": {"rope_theta": 1e7}}
+    qwen = {"model_type": "qwen3_5_moe_text", "layer_types": ["linear_attention", "full_attention"], **rope}
+    assert config_for_mlx(qwen, has_head=True) == {
+        **qwen, "model_type": "qwen3_5_moe", "full_attention_interval": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    gemma = {"model_type": "gemma4_text", "num_hidden_layers": 6, "head_dim": 256, **rope}
+    each = {"per_layer_config": {"0": {"head_dim": 256}, "5": {"head_dim": 512, "num_key_value_heads": 2}}}
+    assert config_for_mlx({**gemma, **each}, has_head=False) == {
+        **gemma, "global_head_dim": 512, "num_global_key_value_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
