@@ -24,7 +24,18 @@ from kernels.folder import cache_folder
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
     "products": ("embedding", "gemm", "gemv", "linear"),
-    "steps": ("attention", "convolution", "delta_rule", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
+    "steps": (
+        "attention",
+        "convolution",
+        "delta_rule",
+        "experts",
+        "heads",
+        "jobs",
+        "norm_add",
+        "program",
+        "soft_cap",
+        "sum_exp",
+    ),
 }
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
@@ -38,7 +49,8 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
-    "run_experts": "iiiiii",
+    "run_experts": "iiiiiii",
+    "norm_add": "iiiiiii",
     "attend": "iiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
@@ -198,6 +210,7 @@ class Library(Code):
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
     run_experts: Callable[..., None]
+    norm_add: Callable[..., None]
     attend: Callable[..., None]
     run_steps: Callable[..., None]
     embed: Callable[..., None]

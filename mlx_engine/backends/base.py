@@ -219,16 +219,27 @@ class Backend(Primitives):
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 
     @block
-    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts) -> Array:
-        """Return `x + sum of weight * expert(h)` over the experts that each token chooses, where h is the normed x."""
+    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
+        """Return `residual + sum of weight * expert(h)` over the experts that each token chooses; h is the normed x.
+
+        The default of `residual` is x. The router and the sum may have norms of their own.
+        """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
-        logits = self.note(experts.router.name, self.linear(h, experts.router))
+        routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
+        logits = self.note(experts.router.name, self.linear(routed, experts.router))
         ids, weights = self.route(logits, experts.routing)
         gates = self.note(gate.name, self.expert_linear(h, gate, ids))
         inner = self.gated(gates, self.note(up.name, self.expert_linear(h, up, ids)), experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
         y = self.note(experts.name, self.combine(y, weights))
-        return self.add(x, y if experts.shared is None else self.add(y, self.shared_expert(h, experts.shared)))
+        if experts.shared is not None:
+            y = self.add(y, self.shared_expert(h, experts.shared))
+        return self.norm_add(y, experts.post_norm, x if residual is None else residual)
+
+    @block
+    def norm_add(self, x: Array, norm: Norm | None, residual: Array) -> Array:
+        """Return `residual + norm(x)`."""
+        return self.add(residual, self.norm(x, norm))
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:

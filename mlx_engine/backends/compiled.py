@@ -26,7 +26,7 @@ from mlx_engine.backends.kernel_limits import heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, lower
 from mlx_engine.backends.lowering_steps import Builders
-from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_matrix, write_norm
+from mlx_engine.backends.matrices import Block, Matrix, norm_words, sinks_address, write_matrix, write_norm
 from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
@@ -157,11 +157,19 @@ class CompiledBackend(CompiledStates):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
-    def norm_experts_add(self, x: Native, norm: Norm, experts: Experts) -> Native:
+    def norm_experts_add(self, x: Native, norm: Norm, experts: Experts, residual: Native | None = None) -> Native:
         """Run router and experts in one call of the kernels."""
         block, x = self._experts_of(norm, experts), contiguous(x)
+        added = x if residual is None else contiguous(residual)
         y, scratch = aligned(*x.shape), self.scratch_address(block.floats(len(x)))
-        self.run_entry(self.library.run_experts, block.address, len(x), address(x), scratch, address(y))
+        self.run_entry(self.library.run_experts, block.address, len(x), address(x), address(added), scratch, address(y))
+        return y
+
+    def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
+        if norm is None:
+            return super().norm_add(x, norm, residual)
+        x, added, y, words = contiguous(x), contiguous(residual), aligned(*x.shape), norm_words(norm)
+        self.run_entry(self.library.norm_add, address(words), *x.shape, address(x), address(added), address(y))
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:

@@ -149,7 +149,8 @@ class SimdBackend(SimdStates):
         ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
         p = softmax(logits)
         weights = np.take_along_axis(p, ids, axis=-1)
-        return ids, weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         """Multiply with one expert at a time, the rows of all its tokens together."""

@@ -40,6 +40,10 @@ class Tokenizer:
             core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
         )
 
+    def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
+        """Return the vocabulary, and a copy of the library's tokenizer, from which files can be written."""
+        return self._vocabulary, tokenizers.Tokenizer.from_str(self._core.to_str())
+
     def padded(self, size: int) -> Tokenizer:
         """Return a tokenizer with at least `size` ids; those that are added have no text and are never encoded."""
         return self if size <= self.vocab_size else Tokenizer(self._vocabulary.padded(size), self._core)
