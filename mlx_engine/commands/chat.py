@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,8 @@ from mlx_engine.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
     from mlx_engine.conversation import Conversation
+    from mlx_engine.decode.options import Options
+    from mlx_engine.prompts import Prompts
     from mlx_engine.tokenizer.thinking import Reasoning
 
 BUILTIN = (
@@ -65,19 +67,25 @@ def chat(
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
     from mlx_engine.commands.suggested import with_suggested
-    from mlx_engine.conversation import Conversation
+    from mlx_engine.conversation import Conversation, conversation_ids
     from mlx_engine.tokenizer.chat_prompt import thinking
 
     options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
-    with progress_bar("loading") as progress:
-        loaded = engine.load(model, used, progress=progress, **how)
+    with progress_bar("opening") as progress:
+        opened = engine.open_source(model, used, progress=progress, **how)
     lines: list[str] = []
     if suggested:
-        sampling, lines = with_suggested(invocation, sampling, loaded.path)
+        sampling, lines = with_suggested(invocation, sampling, opened.path)
         options = options_of(run, sampling)
-    variables = thinking(loaded.tokenizer.chat_template, think)
+    variables = thinking(opened.prompts.tokenizer.chat_template, think)
+    check(opened.prompts, options, system, variables)
+    messages = None if load is None else chat_commands.read_messages(str(load))
+    if messages:
+        conversation_ids(opened.prompts, messages, variables)
+    with progress_bar("loading") as progress:
+        loaded = engine.Engine(opened, progress)
     conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
         notice(NO_TEMPLATE)
@@ -88,9 +96,23 @@ def chat(
             notice(line)
         if model == "builtin":
             notice(BUILTIN)
-    if load is not None:
-        chat_commands.load_file(conversation, str(load))
+    if messages is not None:
+        chat_commands.continue_from(conversation, messages, str(load))
     talk(conversation, chat_input.messages(), quiet=quiet)
+
+
+def check(prompts: Prompts, options: Options, system: str | None, variables: Mapping[str, Any]) -> None:
+    """Check what would make every answer of a conversation fail. No weight is needed for it.
+
+    Raises:
+        OptionError: the model's vocabulary lacks a token of the options.
+        ContextLengthError: the context is too short for an answer.
+        ChatTemplateError: the template fails for the shortest conversation.
+    """
+    from mlx_engine.conversation import conversation_ids
+
+    first = [] if system is None else [{"role": "system", "content": system}]
+    prompts.request(conversation_ids(prompts, [*first, {"role": "user", "content": "a"}], variables), options)
 
 
 def talk(conversation: Conversation, messages: Iterable[str], *, quiet: bool) -> None:

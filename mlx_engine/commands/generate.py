@@ -24,7 +24,7 @@ from mlx_engine.commands.options import (
     Strict,
     options_of,
 )
-from mlx_engine.commands.prompts import PromptOptions, streams
+from mlx_engine.commands.prompts import PromptOptions, requests_for
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def generate(
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
     from mlx_engine.commands.suggested import with_suggested
-    from mlx_engine.engine import configure_log, load
+    from mlx_engine.engine import Engine, configure_log, open_source
 
     options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
     prompts.check()
@@ -95,14 +95,18 @@ def generate(
     used = choose_backend(backend, strict=strict)
     texts = prompts.read()
     cached = None if output.is_silent else is_cached(model)
-    with progress_bar("loading") as progress:
-        engine = load(model, used, progress=progress, **how)
+    with progress_bar("opening") as progress:
+        opened = open_source(model, used, progress=progress, **how)
     if suggested:
-        sampling, lines = with_suggested(invocation, sampling, engine.path)
+        sampling, lines = with_suggested(invocation, sampling, opened.path)
         options = options_of(run, sampling)
         output.report(lines)
+    # Requests check the prompts, which need not wait for the weights.
+    requests = requests_for(opened.prompts, prompts.for_model(opened.prompts.tokenizer, texts), options)
+    with progress_bar("loading") as progress:
+        engine = Engine(opened, progress)
     start = time.perf_counter()
-    runs = streams(engine, prompts.for_model(engine, texts), options)
+    runs = engine.run_requests(requests)
     output.report(diagnostics.loaded(engine, model, cached))
     output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)

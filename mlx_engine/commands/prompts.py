@@ -15,8 +15,9 @@ from mlx_engine.errors import EngineError, OptionError, require
 
 if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
-    from mlx_engine.engine import Engine, Prompt
-    from mlx_engine.schedule.stream import Stream
+    from mlx_engine.prompts import Prompt, Prompts
+    from mlx_engine.schedule.request import Request
+    from mlx_engine.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "Once upon a time"
 NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
@@ -71,22 +72,22 @@ class PromptOptions:
         require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {batch}")
         return lines
 
-    def for_model(self, engine: Engine, texts: Sequence[str]) -> list[Prompt]:
+    def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
         """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
         if not self.chat:
             return list(texts)
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
 
-        variables = thinking(engine.tokenizer.chat_template, self.think)
-        if engine.tokenizer.chat_template is None:
+        variables = thinking(tokenizer.chat_template, self.think)
+        if tokenizer.chat_template is None:
             notice(NO_TEMPLATE)
             return [text if self.system is None else f"{self.system}\n\n{text}" for text in texts]
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [ChatPrompt([*first, {"role": "user", "content": text}], variables=variables) for text in texts]
 
 
-def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list[Stream]:
-    """Return an unstarted run for each prompt; the runs share forward passes. All prompts are checked first.
+def requests_for(makes: Prompts, prompts: Sequence[Prompt], options: Options) -> list[Request]:
+    """Return a request for each prompt. The weights need not have been loaded.
 
     Raises:
         EngineError: a prompt is empty or too long, or the chat template rejects it.
@@ -94,9 +95,9 @@ def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list
     requests = []
     for i, prompt in enumerate(prompts, start=1):
         try:
-            requests.append(engine.request(prompt, options))
+            requests.append(makes.request(prompt, options))
         except EngineError:
             if len(prompts) > 1:
                 notice(f"prompt {i} of {len(prompts)}:")
             raise
-    return engine.run_requests(requests)
+    return requests
