@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_engine.backends import check_backend
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.sources import resolve
@@ -272,7 +273,8 @@ def load(
         source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads, for CPU backends; None takes all cores that this process may use.
+        threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
+            number than that is reduced, with a warning.
         quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
             which on quantising is faster, see `mlx_engine.models.conversion`.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
@@ -323,7 +325,7 @@ def open_source(
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
-    return Opened(path, planned, backend, threads, jit, time.perf_counter() - start)
+    return Opened(path, planned, backend, bounded_threads(threads), jit, time.perf_counter() - start)
 
 
 def configure_log(level: str | None = None) -> None:

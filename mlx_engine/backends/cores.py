@@ -6,11 +6,25 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlx_engine.observe import log
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores by affinity, or fewer if a control group has a lower CPU quota; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def bounded_threads(threads: int | None) -> int | None:
+    """Return `threads`, but at most the number of usable cores; warn if there are fewer.
+
+    More threads than cores wait for each other: 8 threads on 2 cores are 8 times slower than 2.
+    """
+    if threads is None or threads <= (cores := usable_cores()):
+        return threads
+    name = "core" if cores == 1 else "cores"
+    log.warn(f"threads: expected at most {cores}, the {name} that this process may use, found {threads}; using {cores}")
+    return cores
 
 
 def _quotas(root: Path) -> Iterator[float]:

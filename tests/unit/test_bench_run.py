@@ -19,6 +19,7 @@ from mlx_engine.models.conversion import Conversion
 
 DATA = Path(__file__).parents[1] / "data"
 MICRO = DATA / "qwen3-micro" / "model-q8_0.gguf"
+pytestmark = pytest.mark.usefixtures("many_cores")
 SHORT, ONE = Cell(4), Cell(0, 1)
 
 
