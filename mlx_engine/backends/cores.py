@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlx_engine.backends.control_groups import groups_of
 from mlx_engine.observe import log
 
 
@@ -29,23 +30,8 @@ def bounded_threads(threads: int | None) -> int | None:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quota, in cores, of each control group of this process that sets one."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    groups = root / "sys/fs/cgroup"
-    for line in lines:
-        _, *rest = line.split(":", 2)
-        if len(rest) != 2:
-            continue
-        controllers, inside = rest[0], rest[1].strip("/")
-        if not controllers:  # version 2: one tree, and every folder up to its root may set a limit
-            parts = Path(inside).parts
-            for n in range(len(parts), -1, -1):
-                yield from _version_2(groups.joinpath(*parts[:n]))
-        elif "cpu" in controllers.split(","):
-            for folder in (groups / "cpu" / inside, groups / "cpu"):
-                yield from _version_1(folder)
+    for group in groups_of(root, "cpu"):
+        yield from (_version_1 if group.version == 1 else _version_2)(group.folder)
 
 
 def _version_2(folder: Path) -> Iterator[float]:
