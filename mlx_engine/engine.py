@@ -265,6 +265,7 @@ def load(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -284,15 +285,18 @@ def load(
         jit: use compiled CPU kernels if they are available; without it, NumPy.
         context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
             frequencies for longer contexts, which are chosen here; None is the context of their training.
+        allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
 
     Raises:
         OptionError: an option is invalid, or the model has no such layer or setting.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
+        NotEnoughMemoryError: the model needs more memory than is free.
     """
     options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
     options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
+    options |= {"allow_too_large": allow_too_large}
     return Engine(open_source(source, backend, quant, threads, **options), progress)
 
 
@@ -307,6 +311,7 @@ def open_source(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Opened:
     """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
@@ -325,7 +330,8 @@ def open_source(
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
-    return Opened(path, planned, backend, bounded_threads(threads), jit, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Opened(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large)
 
 
 def configure_log(level: str | None = None) -> None:

@@ -70,7 +70,7 @@ def chat(
     from mlx_engine.conversation import Conversation, conversation_ids
     from mlx_engine.tokenizer.chat_prompt import thinking
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    options, how = options_of(run, sampling), {**compute.machine(), **compute.changes()}
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
     with progress_bar("opening") as progress:

@@ -24,7 +24,7 @@ from mlx_engine.commands.options import (
     Strict,
     options_of,
 )
-from mlx_engine.commands.prompts import PromptOptions, requests_for
+from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
 from mlx_engine.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def generate(
     from mlx_engine.commands.suggested import with_suggested
     from mlx_engine.engine import Engine, configure_log, open_source
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    options, how = options_of(run, sampling), {**compute.machine(), **compute.changes()}
     prompts.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
@@ -103,6 +103,7 @@ def generate(
         output.report(lines)
     # Requests check the prompts, which need not wait for the weights.
     requests = requests_for(opened.prompts, prompts.for_model(opened.prompts.tokenizer, texts), options)
+    opened.check_memory(longest_of(requests) if run.kv else 1)
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)
     start = time.perf_counter()

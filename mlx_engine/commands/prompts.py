@@ -101,3 +101,10 @@ def requests_for(makes: Prompts, prompts: Sequence[Prompt], options: Options) ->
                 notice(f"prompt {i} of {len(prompts)}:")
             raise
     return requests
+
+
+def longest_of(requests: Sequence[Request]) -> int:
+    """Return the largest number of tokens that the cache holds for requests that share forward passes."""
+    from mlx_engine.engine import BATCH_SLOTS
+
+    return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])

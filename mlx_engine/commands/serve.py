@@ -58,7 +58,7 @@ def serve(
     used = choose_backend(backend, strict=False)
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
-    how, warnings = {"threads": compute.threads, **options}, address.warnings(host)
+    how, warnings = {**compute.machine(), **options}, address.warnings(host)
     make = partial(load_engine, model, used, capacity, how, warnings, suggested=suggested)
 
     async def run() -> BaseException | None:
@@ -108,6 +108,7 @@ def load_engine(
     _ = opened.prompts.tokenizer  # built first: it may be missing, and the first request need not wait
     if suggested:
         checked(opened.path)
+    opened.check_memory(kv=capacity.kv_bytes)
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)
     scheduler = engine.scheduler(
