@@ -27,7 +27,7 @@ class Need:
         mapped: those of them that stay in the mapped file: the system may drop and read them again.
         kv: pages of keys and values.
         workspace: activations of the longest pass, and logits.
-        saved: bytes less if expanded matrices were Q8_0.
+        saved: bytes less if all matrices were Q8_0.
     """
 
     weights: int
@@ -63,7 +63,7 @@ class Need:
         return f"{size(self.total)} of memory ({size(self.weights)} of weights, {size(self.kv)} of keys and values)"
 
     def _hint(self) -> str:
-        saving = f"--quant q8_0 saves {size(self.saved)}, " if self.saved > 0 else ""
+        saving = f"--quant q8_0 saves about {size(self.saved)}, " if self.saved > 0 else ""
         return f"{saving}fewer tokens (-n, --context-len, --kv-memory) or a smaller model help; {OPTION} tries anyway"
 
 
@@ -77,14 +77,14 @@ def need_of(outlined: Outlined, n_tokens: int = 1, *, kv: int | None = None) -> 
         mapped=sizes.n_mapped,
         kv=pool_nbytes(model.kv_layers, n_tokens) if kv is None else kv,
         workspace=4 * (ACTIVATIONS * LONGEST_PASS * widest + vocab_size),
-        saved=sum(of.held - of.alternative for of in sizes.expanded.values()),
+        saved=sizes.saved,
     )
 
 
 def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
     """Yield a line for each type of weights that this backend expands to several times the bytes of the file."""
     for name, of in outlined.sizes.expanded.items():
-        if of.held - of.stored >= WORTH_A_LINE:
+        if of.held - of.stored >= WORTH_A_LINE and of.alternative < of.held:
             yield (
                 f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} in float32; "
                 f"--quant {ALTERNATIVE.lower()} rounds them to {size(of.alternative)}, which is also faster"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -63,13 +63,12 @@ class Unread:
         return self.read().dequantize()
 
 
-@dataclass
-class Expanded:
+class Expanded(NamedTuple):
     """Matrices of one type that a backend expands: their bytes in the file, on the backend, and as Q8_0."""
 
-    stored: int = 0
-    held: int = 0
-    alternative: int = 0
+    stored: int
+    held: int
+    alternative: int
 
 
 class OutlineBackend:
@@ -80,11 +79,12 @@ class OutlineBackend:
         n_mapped: those of them that stay in the mapped file.
         n_left: bytes of the embedding tables that stay in the file, of which a pass reads a few rows.
         shapes: the shapes (N, K) of the matrices.
+        saved: bytes that all matrices take more than as Q8_0.
         expanded: the matrices that take more memory than in the file, by their type.
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend, self.nbytes, self.n_mapped, self.n_left = backend, 0, 0, 0
+        self._backend, self.nbytes, self.n_mapped, self.n_left, self.saved = backend, 0, 0, 0, 0
         self.shapes: set[tuple[int, int]] = set()
         self.expanded: dict[str, Expanded] = {}
         self._probed: dict[tuple[str, int], tuple[float, bool]] = {}
@@ -101,8 +101,12 @@ class OutlineBackend:
             nbytes = round(n_rows * row_bytes)
             self.shapes.add((n_rows, weight.shape[-1]))
             self.n_mapped += nbytes if views and isinstance(weight, Unread) and weight.is_stored else 0
+            alternative = self._as_alternative(weight, nbytes)
+            self.saved += max(0, nbytes - alternative)
             if nbytes > weight.nbytes:
-                self._expand(weight, nbytes)
+                of = self.expanded.get(weight.type.name, Expanded(0, 0, 0))
+                found = Expanded(of.stored + weight.nbytes, of.held + nbytes, of.alternative + alternative)
+                self.expanded[weight.type.name] = found
         self.nbytes += nbytes
         return Outline(weight.shape, nbytes)
 
@@ -128,11 +132,12 @@ class OutlineBackend:
             self._probed[key] = nbytes / ROWS, is_view(prepared, weight.data)
         return self._probed[key]
 
-    def _expand(self, weight: Weight | Unread, nbytes: int) -> None:
-        of, type_ = self.expanded.setdefault(weight.type.name, Expanded()), BY_NAME[ALTERNATIVE]
-        of.stored += weight.nbytes
-        of.held += nbytes
-        of.alternative += nbytes if weight.shape[-1] % type_.block_size else type_.bytes_for(math.prod(weight.shape))
+    def _as_alternative(self, weight: Weight | Unread, nbytes: int) -> int:
+        """Return the bytes that a matrix would take as Q8_0; `nbytes` if its rows do not fill whole blocks."""
+        type_ = BY_NAME[ALTERNATIVE]
+        if weight.shape[-1] % type_.block_size:
+            return nbytes
+        return round(math.prod(weight.shape[:-1]) * self._probe(type_, weight.shape[-1])[0])
 
 
 class OutlineParameters(Parameters):
