@@ -67,7 +67,7 @@ def chat(
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
     from mlx_engine.commands.suggested import with_suggested
-    from mlx_engine.conversation import Conversation, conversation_ids
+    from mlx_engine.conversation import Conversation
     from mlx_engine.tokenizer.chat_prompt import thinking
 
     options, how = options_of(run, sampling), {**compute.machine(), **compute.changes()}
@@ -80,10 +80,8 @@ def chat(
         sampling, lines = with_suggested(invocation, sampling, opened.path)
         options = options_of(run, sampling)
     variables = thinking(opened.prompts.tokenizer.chat_template, think)
-    check(opened.prompts, options, system, variables)
     messages = None if load is None else chat_commands.read_messages(str(load))
-    if messages:
-        conversation_ids(opened.prompts, messages, variables)
+    check(opened.prompts, options, messages or shortest(system), variables)
     with progress_bar("loading") as progress:
         loaded = engine.Engine(opened, progress)
     conversation = Conversation(loaded, options, system=system, variables=variables)
@@ -101,18 +99,24 @@ def chat(
     talk(conversation, chat_input.messages(), quiet=quiet)
 
 
-def check(prompts: Prompts, options: Options, system: str | None, variables: Mapping[str, Any]) -> None:
+def shortest(system: str | None) -> list[dict[str, Any]]:
+    """Return the shortest conversation."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": "a"}]
+
+
+def check(prompts: Prompts, options: Options, messages: list[Any], variables: Mapping[str, Any]) -> None:
     """Check what would make every answer of a conversation fail. No weight is needed for it.
 
     Raises:
-        OptionError: the model's vocabulary lacks a token of the options.
+        OptionError: they are no messages, or the model's vocabulary lacks a token of the options.
         ContextLengthError: the context is too short for an answer.
-        ChatTemplateError: the template fails for the shortest conversation.
+        ChatTemplateError: the template fails.
     """
     from mlx_engine.conversation import conversation_ids
 
-    first = [] if system is None else [{"role": "system", "content": system}]
-    prompts.request(conversation_ids(prompts, [*first, {"role": "user", "content": "a"}], variables), options)
+    conversation_ids(prompts, messages, variables)
+    prompts.request("a", options)
 
 
 def talk(conversation: Conversation, messages: Iterable[str], *, quiet: bool) -> None:

@@ -7,14 +7,14 @@ MUTANTS = [
         "chat finds out after loading that no answer fits the context",
         "mlx_engine/commands/chat.py",
         "chat",
-        "check(opened.prompts, options, system, variables)",
+        "check(opened.prompts, options, messages or shortest(system), variables)",
         "None",
     ),
     Mutant(
         "a conversation is rendered after loading only",
         "mlx_engine/commands/chat.py",
-        "chat",
-        "conversation_ids(opened.prompts, messages, variables)",
+        "check",
+        "conversation_ids(prompts, messages, variables)",
         "None",
     ),
     Mutant(
