@@ -21,8 +21,8 @@ from kernels.cpu.library import Library
 
 # Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3
-# Seconds after which a thread that polls in vain sleeps between polls. Two processes on two cores then decode 1.5 times as
-# fast as with polls alone (0.6B, Q8_0), and one process alone as fast as before.
+# Seconds after which a thread that polls in vain sleeps between polls. Two processes on two cores then decode 1.5 times
+# as fast as with polls alone (0.6B, Q8_0), and one process alone as fast as before.
 SPIN_SECONDS = 5e-5
 
 
