@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from mlx_engine.backends import check_backend, create_backend
+from mlx_engine.backends import check_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.profiled import watched
+from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
-from mlx_engine.decode.output import Output
+from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.errors import ContextLengthError, OptionError, require
-from mlx_engine.models import Model, convert_model
+from mlx_engine.errors import require
+from mlx_engine.models import plan_model
 from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.context import context_notes
 from mlx_engine.models.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.models.count import count
 from mlx_engine.observe import log
+from mlx_engine.opened import Opened
+from mlx_engine.prompts import Prompt
 from mlx_engine.schedule.memory import pool_for
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Scheduler
@@ -49,34 +45,28 @@ if TYPE_CHECKING:
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
 
-# Text, token ids, messages, or messages with tools, documents and variables of the template.
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
-
 
 class Engine:
     """A model on a backend, with its tokenizer. Made by `load`.
 
     Attributes:
-        phases: seconds of each phase of loading, included in the metrics of every run.
+        prompts: makes requests from prompts.
         notes: lines for the user about how the model was loaded.
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        checkpoint: Checkpoint,
-        path: Path,
-        phases: dict[str, float],
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.model, self.path, self.phases, self.notes = model, path, phases, notes
-        self.architecture = checkpoint.architecture
-        self.n_tensors, self.n_parameters = count(checkpoint)
-        self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
-        self._tokenizer_lock = threading.Lock()
+    def __init__(self, opened: Opened, progress: Progress | None = None) -> None:
+        """Load the weights of a model whose files have been opened."""
+        self.model, converted = opened.build(progress)
+        self.path, self.prompts = opened.path, opened.prompts
+        program = self.model.program.fused.notes()
+        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(self.model.config)
+        self.notes = tuple(note for some in notes for note in some)
+        self.architecture = opened.checkpoint.architecture
+        planned = opened.planned
+        self.n_tensors, self.n_parameters = len(planned.tensors), planned.n_parameters
 
     @property
     def config(self) -> Any:
@@ -89,29 +79,18 @@ class Engine:
         return self.model.backend
 
     @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of loading, included in the metrics of every run."""
+        return self.prompts.phases
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, built on first use.
 
         Raises:
             TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
         """
-        with self._tokenizer_lock:
-            if self._checkpoint is not None:
-                start = time.perf_counter()
-                self._tokenizer = self._build_tokenizer(self._checkpoint)
-                self.phases["build_tokenizer"] = time.perf_counter() - start
-                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per merge
-        return self._tokenizer
-
-    def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
-        from mlx_engine import tokenizer
-
-        if checkpoint.naming == "hf":
-            made = tokenizer.load_tokenizer(self.path)
-        else:
-            made = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
-        # A padded embedding table has more rows than there are tokens.
-        return made.padded(self.config.vocab_size)
+        return self.prompts.tokenizer
 
     def logits(self, ids: Sequence[int]) -> mx.array:
         """Return float32 logits (T, V) at every position of `ids`, computed in one pass.
@@ -121,8 +100,8 @@ class Engine:
         """
         import mlx.core as mx
 
-        checked = self._checked(ids)
-        self._fitting(len(checked) - 1, 1, None)
+        checked = self.prompts.checked(ids)
+        self.prompts.fitting(len(checked) - 1, 1, None)
         with self.backend.session():
             new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
             return mx.array(self.backend.host(forward_logits(self.model, new)))
@@ -206,6 +185,8 @@ class Engine:
 
     def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
         """Return a stream for each request. The streams share forward passes: each continues while any is read."""
+        for request in requests:  # it may have been made before the weights were loaded
+            request.metrics.phases = {**self.phases, **request.metrics.phases}
         steps = self._steps(requests) if requests else None
         return [Stream(steps, request) for request in requests] if steps else []
 
@@ -215,14 +196,7 @@ class Engine:
         Raises:
             OptionError, ContextLengthError, ChatTemplateError: as `stream`.
         """
-        options.sampling.check_vocabulary(self.config.vocab_size)
-        texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
-        metrics = Metrics(phases=dict(self.phases))
-        prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))
-        max_tokens = self._fitting(len(prompt_ids), options.max_tokens, options.context_len)
-        end_ids = self.tokenizer.eog_ids
-        outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
-        return Request(prompt_ids, options, outputs, metrics=metrics)
+        return self.prompts.request(prompt, options, n=n)
 
     def scheduler(
         self, *, slots: int = 4, kv_memory: int | None = None, prefix_cache: bool = True, **options: Any
@@ -257,13 +231,7 @@ class Engine:
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
-        is_list = isinstance(prompt, list | tuple)
-        if hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping)):
-            return self.chat_prompt(prompt)  # type: ignore[arg-type]
-        if not isinstance(prompt, str):
-            return self._checked(prompt)
-        bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
-        return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
+        return self.prompts.ids(prompt)
 
     def chat_prompt(self, messages: Sequence[Message] | ChatPrompt, history: History | None = None) -> list[int]:
         """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
@@ -276,40 +244,7 @@ class Engine:
             OptionError: `messages` is not a list of messages.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
-        from mlx_engine.tokenizer.chat import chat_ids
-
-        return self._checked(chat_ids(self.tokenizer, messages, history))
-
-    def _checked(self, ids: Sequence[Any]) -> list[int]:
-        """Return the ids as a list of ints, from any sequence."""
-        expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
-        try:
-            # The elements of an mx.array are zero-dimensional arrays, which `operator.index` refuses.
-            values = [i.item() if hasattr(i, "item") else i for i in ids]
-            if isinstance(ids, bytes) or any(isinstance(value, bool) for value in values):
-                raise TypeError("bytes and truth values are no ids")
-            checked = [operator.index(value) for value in values]
-        except (TypeError, ValueError) as error:
-            raise OptionError(option="prompt", expected=expected, found=ids) from error
-        require(len(checked) > 0, option="prompt", expected="at least one token", found="nothing")
-        wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
-        require(wrong is None, option="prompt", expected=expected, found=wrong)
-        return checked
-
-    def _fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
-        whole: int = self.config.context_length
-        length = whole if context_len is None else min(whole, context_len)
-        whose = "context_len" if length < whole else "the model's context"
-        room, least = length - n_prompt, max(max_tokens or 1, 1)
-        if room < least:
-            raise ContextLengthError(
-                option="prompt and max_tokens",
-                expected=f"at most {length:,} tokens, {whose}",
-                found=f"a prompt of {n_prompt:,} and {least:,} more",
-            )
-        if max_tokens in (None, UNTIL_FULL):
-            return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else room
-        return max_tokens
+        return self.prompts.chat_ids(messages, history)
 
 
 def _drained(stream: Stream) -> Generation:
@@ -330,6 +265,7 @@ def load(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
@@ -338,7 +274,8 @@ def load(
         source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads, for CPU backends; None takes all cores that this process may use.
+        threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
+            number than that is reduced, with a warning.
         quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
             which on quantising is faster, see `mlx_engine.models.conversion`.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
@@ -348,12 +285,38 @@ def load(
         jit: use compiled CPU kernels if they are available; without it, NumPy.
         context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
             frequencies for longer contexts, which are chosen here; None is the context of their training.
+        allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
 
     Raises:
         OptionError: an option is invalid, or the model has no such layer or setting.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
+        NotEnoughMemoryError: the model needs more memory than is free.
+    """
+    options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
+    options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
+    options |= {"allow_too_large": allow_too_large}
+    return Engine(open_source(source, backend, quant, threads, **options), progress)
+
+
+def open_source(
+    source: str | Path = "builtin",
+    backend: str = "auto",
+    quant: str = KEEP,
+    threads: int | None = None,
+    *,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
+    allow_settings: Sequence[str] = (),
+    jit: bool = True,
+    context: int | None = None,
+    allow_too_large: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Opened:
+    """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
+
+    `Engine` loads the weights of what this returns; before, `prompts` of it can check prompts.
     """
     sound = isinstance(source, str | Path)
     require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
@@ -366,18 +329,9 @@ def load(
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
-    opened = time.perf_counter()
-    made = watched(create_backend(backend, threads=threads, jit=jit))
-    warm = time.perf_counter()
-    model, converted = convert_model(checkpoint, made, conversion, progress=progress, context=context)
-    made.read_ahead()
-    loaded = time.perf_counter()
-    if made.profiler is None:  # a profiler would count the warm-up
-        made.warm_up(lambda: forward_logits(model, New([0], model.scratch_kv(1))))
-    phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    program = model.program.fused.notes()
-    notes = (*checkpoint.notes, *converted.notes(), *program, *context_notes(model.config))
-    return Engine(model, checkpoint, path, phases, notes)
+    planned = plan_model(checkpoint, conversion, context)
+    seconds = time.perf_counter() - start
+    return Opened(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large)
 
 
 def configure_log(level: str | None = None) -> None:

@@ -14,6 +14,7 @@ EngineError                        the root of all errors that a user's input ca
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
 ├── CacheFullError (RuntimeError)  the KV cache is full
 ├── AddressInUseError (OSError)    another program listens at the address of a server
+├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
 A message names the place, what was expected, what was found, and what to do; these are attributes, too.
@@ -174,6 +175,22 @@ class CacheFullError(EngineError, RuntimeError):
             f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} {found}; {remedy}, "
             "or make a larger pool"
         )
+
+
+class NotEnoughMemoryError(EngineError, MemoryError):
+    """A model needs more memory than is free, or memory ran out."""
+
+    def __init__(self, *, where: str, needed: str, found: str, hint: str) -> None:
+        self.where, self.needed, self.found, self.hint = where, needed, found, hint
+        super().__init__(f"{where}: expected {needed}, found {found}; {hint}")
+
+
+def out_of_memory(where: str, error: MemoryError) -> NotEnoughMemoryError:
+    """Return the error of a user for one of Python or NumPy."""
+    if isinstance(error, NotEnoughMemoryError):
+        return error
+    hint = "end other programs, or use --quant q8_0, fewer tokens or a smaller model"
+    return NotEnoughMemoryError(where=where, needed="enough memory", found=str(error) or "none", hint=hint)
 
 
 class AddressInUseError(EngineError, OSError):

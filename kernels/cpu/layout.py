@@ -25,10 +25,13 @@ SILU, GELU, CLAMPED_SWIGLU = 1, 2, 3
 
 # Words of the control block. Words that threads write are on cache lines of their own. SCRATCH is the address of the
 # threads' scratch memory. The words of the job begin at JOB. From LEFT on each thread has one cache line, whose first
-# word is the number of chunks left in the thread's range. While ON is 1, more jobs follow and no thread parks.
+# word is the number of chunks left in the thread's range. While ON is 1, more jobs follow and no thread parks. After
+# SPINS polls without work a thread sleeps between polls, by the function of the system at the address SLEEP.
 DONE, STOP, ON = 0, 16, 17
-TASK, CHUNKS, THREADS, SCRATCH, JOB, LEFT = 32, 33, 34, 35, 40, 256
+TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
 LINE = 16
+# The system adds about 50 microseconds to a sleep.
+SLEEP_MICROSECONDS = 20
 # Bytes of scratch memory of each thread; the thread that submits a job has as many again, after the last thread's.
 SCRATCH_BYTES = 4 << 20
 

@@ -23,6 +23,7 @@ from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
 from mlx_engine.errors import require
+from mlx_engine.opened import Opened
 
 # Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
 PROBES = (4, 64)
@@ -83,7 +84,7 @@ def measure(
     )
 
 
-def check(test: Test, engine: Engine) -> None:
+def check(test: Test, engine: Engine | Opened) -> None:
     """Check that a test can be run.
 
     Raises:

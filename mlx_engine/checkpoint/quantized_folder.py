@@ -47,4 +47,5 @@ def expanded(checkpoint: Checkpoint, files: Files) -> Checkpoint:
         settings={key: value for key, value in checkpoint.settings.items() if key != CONFIG},
         shapes={**shapes, **{name: layer.shape for name, layer in layers.items()}},
         weight=weight,
+        is_converted=True,
     )

@@ -51,12 +51,16 @@ def perform(conversation: Conversation, text: str) -> Ask | None:
 
 
 def load_file(conversation: Conversation, path: str) -> None:
-    """Replace the conversation with the messages of a file.
+    """Replace the conversation with the messages of a file. Errors are those of the two functions below."""
+    continue_from(conversation, read_messages(path), path)
+
+
+def read_messages(path: str) -> list[Any]:
+    """Return the list in a file.
 
     Raises:
         SourceError: the file cannot be read.
-        OptionError: it is not a JSON list of messages.
-        EngineError: the template cannot render them.
+        OptionError: it is not a list in JSON.
     """
     require(bool(path), option="/load", expected="the name of a file", found="nothing")
     try:
@@ -64,6 +68,16 @@ def load_file(conversation: Conversation, path: str) -> None:
     except (json.JSONDecodeError, RecursionError) as error:
         raise OptionError(option=path, expected="messages as /save writes them, in JSON", found=str(error)) from None
     require(isinstance(messages, list), option=path, expected="a list of messages", found=messages)
+    return list(messages)
+
+
+def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
+    """Replace the conversation with the messages of a file.
+
+    Raises:
+        OptionError: they are no messages.
+        EngineError: the template cannot render them.
+    """
     conversation.load(messages)
     notice(f"{len(messages)} messages loaded from {path}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError, out_of_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -48,6 +48,9 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             notice(f"error: {error}")
             wrong_use = isinstance(error, OptionError | BackendUnavailableError)
             raise typer.Exit(WRONG_USE if wrong_use else FAILED) from None
+        except MemoryError as error:
+            notice(f"error: {out_of_memory('memory', error)}")
+            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             notice("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None

@@ -21,7 +21,7 @@ from mlx_engine.commands.options import (
     Model,
     Strict,
 )
-from mlx_engine.commands.prompts import PromptOptions, streams
+from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
 from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
 from mlx_engine.errors import BackendUnavailableError, require
 
@@ -97,24 +97,30 @@ def generate(
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
     from mlx_engine.commands.suggested import choose_sampling, offered
-    from mlx_engine.engine import configure_log, load
+    from mlx_engine.engine import Engine, configure_log, open_source
 
-    how = {"threads": compute.threads, **compute.changes()}
-    options_of(run, sampling)  # checked before the model is loaded
+    how = {**compute.machine(), **compute.changes()}
+    options_of(run, sampling)  # checked before the model is opened
     prompts.check()
     output.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
     texts = prompts.read(is_example=model == "builtin")
     cached = is_cached(model) if output.verbose else None
-    with progress_bar("loading") as progress:
-        engine = load(model, used, progress=progress, **how)
-    chosen = choose_sampling(invocation, sampling, engine.path, suggested=bool(suggested))
+    with progress_bar("opening") as progress:
+        opened = open_source(model, used, progress=progress, **how)
+    chosen = choose_sampling(invocation, sampling, opened.path, suggested=bool(suggested))
     output.report(chosen.notes)
     for line in chosen.warnings:
         notice(line)
+    # Requests check the prompts, which need not wait for the weights.
+    messages = prompts.for_model(opened.prompts.tokenizer, texts)
+    requests = requests_for(opened.prompts, messages, options_of(run, chosen.sampling))
+    opened.check_memory(longest_of(requests) if run.kv else 1)
+    with progress_bar("loading") as progress:
+        engine = Engine(opened, progress)
     start = time.perf_counter()
-    runs = streams(engine, prompts.for_model(engine, texts), options_of(run, chosen.sampling))
+    runs = engine.run_requests(requests)
     if output.verbose:
         output.report(diagnostics.loaded(engine, model, cached))
         output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))

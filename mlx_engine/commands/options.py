@@ -123,6 +123,13 @@ class EngineOptions(ComputeOptions):
             show_default="that of the training",
         ),
     ] = None
+    allow_too_large: Annotated[
+        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free.")
+    ] = False
+
+    def machine(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that do not change results."""
+        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
 
     def changes(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that change results.

@@ -17,8 +17,8 @@ from mlx_engine.errors import EngineError, OptionError, require
 
 if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
-    from mlx_engine.engine import Engine, Prompt
-    from mlx_engine.schedule.stream import Stream
+    from mlx_engine.prompts import Prompt, Prompts
+    from mlx_engine.schedule.request import Request
     from mlx_engine.tokenizer import Tokenizer
 
 DEFAULT_PROMPT = "Once upon a time"
@@ -113,14 +113,14 @@ class PromptOptions:
         could = not self.chat and tokenizer.chat_template is not None and texts != [DEFAULT_PROMPT]
         return [HAS_TEMPLATE] if could else []
 
-    def for_model(self, engine: Engine, texts: Sequence[str]) -> list[Prompt]:
+    def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
         """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""
         if not self.chat:
             return list(texts)
         from mlx_engine.tokenizer.chat_prompt import ChatPrompt, thinking
 
-        variables = thinking(engine.tokenizer.chat_template, self.think)
-        if engine.tokenizer.chat_template is None:
+        variables = thinking(tokenizer.chat_template, self.think)
+        if tokenizer.chat_template is None:
             notice(NO_TEMPLATE)
             return [text if self.system is None else f"{self.system}\n\n{text}" for text in texts]
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -158,8 +158,8 @@ def _is_silent(seconds: float) -> bool:
         return False
 
 
-def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list[Stream]:
-    """Return an unstarted run for each prompt; the runs share forward passes. All prompts are checked first.
+def requests_for(makes: Prompts, prompts: Sequence[Prompt], options: Options) -> list[Request]:
+    """Return a request for each prompt. The weights need not have been loaded.
 
     Raises:
         EngineError: a prompt is empty or too long, or the chat template rejects it.
@@ -167,9 +167,16 @@ def streams(engine: Engine, prompts: Sequence[Prompt], options: Options) -> list
     requests = []
     for i, prompt in enumerate(prompts, start=1):
         try:
-            requests.append(engine.request(prompt, options))
+            requests.append(makes.request(prompt, options))
         except EngineError:
             if len(prompts) > 1:
                 notice(f"prompt {i} of {len(prompts)}:")
             raise
-    return engine.run_requests(requests)
+    return requests
+
+
+def longest_of(requests: Sequence[Request]) -> int:
+    """Return the largest number of tokens that the cache holds for requests that share forward passes."""
+    from mlx_engine.engine import BATCH_SLOTS
+
+    return sum(sorted((request.longest for request in requests), reverse=True)[:BATCH_SLOTS])

@@ -59,7 +59,8 @@ def serve(
     used = choose_backend(backend, strict=False)
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
-    make = partial(load_engine, model, used, capacity, {"threads": compute.threads, **options}, address.warnings(host))
+    how, warnings = {**compute.machine(), **options}, address.warnings(host)
+    make = partial(load_engine, model, used, capacity, how, warnings, suggested=suggested)
 
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
@@ -87,20 +88,35 @@ def serve(
 
 
 def load_engine(
-    source: str, backend: str, capacity: CapacityOptions, options: Mapping[str, Any], warnings: Sequence[str]
+    source: str,
+    backend: str,
+    capacity: CapacityOptions,
+    options: Mapping[str, Any],
+    warnings: Sequence[str],
+    *,
+    suggested: bool = False,
 ) -> tuple[Engine, Scheduler]:
-    """Load the model, and make its scheduler. Called in the engine thread."""
-    from mlx_engine.engine import load
+    """Load the model, and make its scheduler. Called in the engine thread.
+
+    With `suggested`, the sampling that the model's files suggest is checked before the weights are loaded.
+    """
+    from mlx_engine.commands.suggested import checked
+    from mlx_engine.engine import Engine, open_source
     from mlx_engine.schedule.memory import map_pages
 
+    with progress_bar("opening") as progress:
+        opened = open_source(source, backend, progress=progress, **options)
+    _ = opened.prompts.tokenizer  # built first: it may be missing, and the first request need not wait
+    if suggested:
+        checked(opened.path)
+    opened.check_memory(kv=capacity.kv_bytes)
     with progress_bar("loading") as progress:
-        engine = load(source, backend, progress=progress, **options)
+        engine = Engine(opened, progress)
     scheduler = engine.scheduler(
         slots=capacity.slots, kv_memory=kv_memory(engine, capacity), prefix_cache=not capacity.no_prefix_cache
     )
     for line in [*loaded(engine, source, scheduler, capacity.context_len), *warnings]:
         notice(line)
-    _ = engine.tokenizer  # built now, so that the first request need not wait
     map_pages(engine.model, scheduler.pool)
     collect_garbage_again()
     return engine, scheduler

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
+from mlx_engine.backends.mapped_pages import release
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
@@ -63,7 +64,7 @@ class Parameters:
         stored = self._stored(f"{name}.weight")
         type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
         self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
-        return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
+        return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_), stored), bias)
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
@@ -123,11 +124,16 @@ class Parameters:
     def _vector(self, name: str) -> Array:
         return self._prepare(name, self._stored(name))
 
-    def _prepare(self, name: str, weight: Weight) -> Array:
-        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array."""
+    def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
+        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array.
+
+        `source` is the weight before its conversion, if there was one.
+        """
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
+            if type(source or weight) is Weight:  # the bytes of other classes are made on demand
+                release((source or weight).data, self._prepared[key])
             self._done(name)
         return self._prepared[key]
 

@@ -54,6 +54,7 @@ BACKENDS = [("parallel", 2), ("parallel", 1), ("simd", 1)]
 PASSES = (1, 2, 3, 5, 7, 8, 9, 16, 77, 100, 1000)
 # More than one block of keys, where a model's context allows it.
 LENGTH = 150
+pytestmark = pytest.mark.usefixtures("many_cores")
 
 
 @pytest.fixture(scope="module")

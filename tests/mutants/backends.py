@@ -75,8 +75,8 @@ MUTANTS = [
     ),
     Mutant(
         "limit of the innermost group alone",
-        "mlx_engine/backends/cores.py",
-        "_quotas",
+        "mlx_engine/backends/control_groups.py",
+        "groups_of",
         "range(len(parts), -1, -1)",
         "range(len(parts), len(parts) - 1, -1)",
     ),

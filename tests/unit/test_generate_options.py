@@ -286,13 +286,12 @@ def test_nothing_is_said_to_who_does_not_want_to_hear_it(how):
 def test_notes_of_the_engine_are_said(monkeypatch):
     from mlx_engine import engine
 
-    def noted(*args, **kwargs):
-        loaded = original(*args, **kwargs)
-        loaded.notes = ("fused 2 pairs", "and more")
-        return loaded
+    class Noted(engine.Engine):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.notes = ("fused 2 pairs", "and more")
 
-    original = engine.load
-    monkeypatch.setattr(engine, "load", noted)
+    monkeypatch.setattr(engine, "Engine", Noted)
     assert "s\nfused 2 pairs\nand more\nWarm-up" in generate("Once", "-n", 1, "-v").err
     assert generate("Once", "-n", 1).err.startswith("fused 2 pairs\nand more\n")
     monkeypatch.setattr(Fused, "notes", lambda self: ("fused 2 pairs",))
