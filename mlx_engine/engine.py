@@ -23,7 +23,7 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.errors import ContextLengthError, OptionError, require
+from mlx_engine.errors import ContextLengthError, OptionError, Words, require
 from mlx_engine.models import Model, convert_model
 from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.context import context_notes
@@ -291,7 +291,7 @@ class Engine:
             checked = [operator.index(value) for value in values]
         except (TypeError, ValueError) as error:
             raise OptionError(option="prompt", expected=expected, found=ids) from error
-        require(len(checked) > 0, option="prompt", expected="at least one token", found="nothing")
+        require(len(checked) > 0, option="prompt", expected="at least one token", found=Words("nothing"))
         wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
         require(wrong is None, option="prompt", expected=expected, found=wrong)
         return checked
@@ -305,7 +305,7 @@ class Engine:
             raise ContextLengthError(
                 option="prompt and max_tokens",
                 expected=f"at most {length:,} tokens, {whose}",
-                found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
+                found=Words(f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more"),
             )
         return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
 

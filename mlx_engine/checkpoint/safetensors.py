@@ -120,7 +120,22 @@ def _table(path: Path, data: mmap.mmap | bytes) -> dict[str, TensorEntry]:
     if not isinstance(header, dict):
         raise _damaged(path, "a JSON object", type(header).__name__)
     header.pop("__metadata__", None)
-    return {name: _entry(path, name, row, 8 + length, len(data)) for name, row in header.items()}
+    table = {name: _entry(path, name, row, 8 + length, len(data)) for name, row in header.items()}
+    _check_order(path, table, 8 + length, len(data))
+    return table
+
+
+def _check_order(path: Path, table: dict[str, TensorEntry], start: int, size: int) -> None:
+    """Check that tensors fill the file from byte `start` on, without an overlap or a hole, as the format demands."""
+    end, before = start, "the header"
+    for name, entry in sorted(table.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != end:
+            what = "an overlap" if entry.start < end else f"a hole of {entry.start - end:,} bytes"
+            expected = f"tensor {name!r} to begin at byte {end:,}, where {before} ends"
+            raise _damaged(path, expected, f"byte {entry.start:,}, {what}")
+        end, before = entry.stop, f"tensor {name!r}"
+    if end != size:
+        raise _damaged(path, f"the file to end at byte {end:,}, where {before} ends", f"{size:,} bytes")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

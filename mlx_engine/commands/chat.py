@@ -71,7 +71,7 @@ def chat(
     options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
-    with progress_bar("loading") as progress:
+    with progress_bar("loading", quiet=quiet) as progress:
         loaded = engine.load(model, used, progress=progress, **how)
     lines: list[str] = []
     if suggested:
@@ -115,7 +115,7 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
     start, before = time.perf_counter(), len(conversation.turns)
     with stopped_by_ctrl_c() as stop:
         try:
-            with progress_bar("reading the prompt") as show:
+            with progress_bar("reading the prompt", quiet=quiet) as show:
 
                 def progress(done: int, total: int) -> None:
                     show(done, total)

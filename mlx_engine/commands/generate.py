@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
+from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
 from mlx_engine.commands.options import (
@@ -95,7 +96,7 @@ def generate(
     used = choose_backend(backend, strict=strict)
     texts = prompts.read()
     cached = None if output.is_silent else is_cached(model)
-    with progress_bar("loading") as progress:
+    with progress_bar("loading", quiet=output.is_silent) as progress:
         engine = load(model, used, progress=progress, **how)
     if suggested:
         sampling, lines = with_suggested(invocation, sampling, engine.path)
@@ -107,7 +108,8 @@ def generate(
     output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
-        print_run("" if prompts.batch_file is None else f"[{i}] ", text, stream, engine, backend, json=output.json)
+        label = "" if prompts.batch_file is None else f"[{i}] "
+        print_run(label, text, stream, engine, backend, output)
     seconds = time.perf_counter() - start
     output.report(closing(engine, runs, seconds, is_batch=prompts.batch_file is not None, per_pass=output.per_pass))
     if engine.backend.profiler is not None and not output.json:
@@ -131,11 +133,11 @@ def choose_backend(requested: str, *, strict: bool) -> str:
     return "auto"
 
 
-def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, *, json: bool) -> None:
-    """Print a run: the label, the prompt and the text as it is generated; with `json` one object when it has ended."""
-    with progress_bar("reading the prompt") as stream.progress:
+def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, output: OutputOptions) -> None:
+    """Print a run: the label, the prompt and the text as it is generated; with --json one object when it has ended."""
+    with progress_bar("reading the prompt", quiet=output.is_silent) as stream.progress:
         first = next(stream, "")
-    if not json:
+    if not output.json:
         print_text(label, prompt, first, stream)
         return
     for _ in stream:
@@ -145,11 +147,12 @@ def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested
 
 def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
     """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
+    prompt = safe_for(sys.stdout, prompt)
     if prompt and not is_plain(sys.stdout):
         prompt = f"\x1b[2m{prompt}\x1b[0m"
-    print(f"{label}{prompt}{first}", end="", flush=True)
-    for piece in stream:
-        print(piece, end="", flush=True)
+    print(f"{label}{prompt}", end="")
+    for piece in chain([first], stream):
+        print(safe_for(sys.stdout, piece), end="", flush=True)
     print()
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import notice, read_text
+from mlx_engine.commands.console import checked_text, notice, read_text
 from mlx_engine.commands.options import Think
-from mlx_engine.errors import EngineError, OptionError, require
+from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
@@ -52,6 +52,8 @@ class PromptOptions:
         require(
             self.chat or self.system is None, option="--system", expected="--chat together with it", found=self.system
         )
+        if self.system is not None:
+            checked_text(self.system, "--system")
         is_free = self.chat or self.think is None
         require(is_free, option="--think", expected="--chat together with it", found=self.think)
 
@@ -68,7 +70,7 @@ class PromptOptions:
         text = read_text("-", None, "--batch-file") if str(batch) == "-" else read_text(None, batch, "--batch-file")
         # Not splitlines, which would split a prompt at a form feed or U+2028.
         lines = [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
-        require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {batch}")
+        require(bool(lines), option="--batch-file", expected="one prompt per line", found=Words(f"none in {batch}"))
         return lines
 
     def for_model(self, engine: Engine, texts: Sequence[str]) -> list[Prompt]:
