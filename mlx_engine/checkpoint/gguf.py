@@ -31,6 +31,7 @@ from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, Cursor, read_value, read_value_type, shown
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.paths import other_kind, refuse_other_paths
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight
 
@@ -180,9 +181,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 def _open_part(file: Path) -> GGUFFile:
     try:
-        if not file.is_file():  # opening a pipe would block until it has a writer
-            what = "is a folder" if file.is_dir() else "there is no such file"
-            raise SourceError(f"{file}: expected a GGUF file, but {what}; check the path")
+        refuse_other_paths(file, "a GGUF file")
         with file.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size == 0:
                 raise FormatError(
@@ -211,9 +210,11 @@ def _read_version(cursor: Cursor) -> int:
     cursor.need(len(MAGIC), "magic")
     magic = cursor.buffer[: len(MAGIC)]
     if magic != MAGIC:
-        refuse_pointer(Path(cursor.path), cursor.buffer[:POINTER_BYTES], "a GGUF file")
-        hint = "this is not a GGUF file; convert the model to GGUF, or check what was downloaded"
-        raise cursor.error("magic", expected=repr(MAGIC), found=repr(magic), hint=hint)
+        path, head = Path(cursor.path), cursor.buffer[:POINTER_BYTES]
+        refuse_pointer(path, head, "a GGUF file")
+        unknown = repr(magic), "this is not a GGUF file; convert the model to GGUF, or check what was downloaded"
+        found, hint = other_kind(path, head) or unknown
+        raise cursor.error("magic", expected=repr(MAGIC), found=found, hint=hint)
     cursor.at = len(MAGIC)
     version = cursor.u32("version")
     if version in VERSIONS:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.paths import refuse_other_paths
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -93,8 +94,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         FormatError: the file is not valid safetensors; the message says where, expected and found.
     """
     try:
-        if not path.is_file():
-            raise SourceError(f"{path}: expected a safetensors file, found no file; check the path")
+        refuse_other_paths(path, "a safetensors file")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             # An empty file cannot be mapped.
