@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
-from mlx_engine.errors import SourceError, shown
+from mlx_engine.errors import SourceError
 
 ASSETS = Path(__file__).parent.parent / "assets"
 BUILTIN = ASSETS / "storyteller-q8_0.gguf"
@@ -45,22 +45,9 @@ def resolve(source: str | Path, progress: Callable[[int, int], None] | None = No
     if hub_id is None or (path.suffix in (".gguf", ".safetensors") and not hub_id["file"]) or path.parent.is_dir():
         expected = "a file, a folder, 'builtin' or a hub id org/repo[:file]"
         raise SourceError(f"{source}: expected {expected}, found nothing at this path; check the path")
-    _check_file_name(source, hub_id["file"])
     from mlx_engine.checkpoint.hub import download
 
     return download(hub_id["repo"], hub_id["file"])
-
-
-def _check_file_name(source: str | Path, file: str | None) -> None:
-    """Raise SourceError if the name of a file leads out of its repository."""
-    if file is None:
-        return
-    path = PureWindowsPath(file)  # which knows both separators, and drives
-    if path.drive or path.root or ".." in path.parts:
-        raise SourceError(
-            f"{source}: expected the name of a file in the repository after the colon, found {shown(file)}, which "
-            "leads out of it; name a file as the hub lists it, or give the path of a file that is here"
-        )
 
 
 def is_cached(source: str) -> bool | None:
@@ -69,8 +56,7 @@ def is_cached(source: str) -> bool | None:
     try:
         if hub_id is None or Path(source).expanduser().exists():
             return None
-        _check_file_name(source, hub_id["file"])
-    except (OSError, RuntimeError):  # `resolve` raises the error
+    except (OSError, RuntimeError):
         return None
     from mlx_engine.checkpoint import hub
 
