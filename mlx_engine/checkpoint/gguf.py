@@ -9,7 +9,7 @@ the alignment is a uint32 and a power of two (default 32); tensors are stored wi
 records, and the padding after the last tensor is part of the file; tensor names are shorter than 64 bytes; a
 dimension may be 0. Unlike llama.cpp, this reader accepts arrays of arrays, which the specification allows.
 
-If another process truncates a mapped file, access to the lost part ends this process (SIGBUS).
+If another process truncates a mapped file, access to the lost part ends this process (SIGBUS; see mapping.py).
 
 Source: `gguf_init_from_reader`,
 https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
@@ -31,6 +31,7 @@ from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, Cursor, read_value, read_value_type, shown
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.mapping import view
 from mlx_engine.checkpoint.paths import other_kind, refuse_other_paths
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight
@@ -107,7 +108,7 @@ class GGUFFile:
         info = self._info(name)
         if self._map.closed:
             raise SourceError(f"{self.path}: the file was closed; open it again with open_gguf")
-        data = np.frombuffer(self._map, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+        data = view(self.path, self._map, np.uint8, info.nbytes, info.offset)
         return Weight(info.name, info.shape, info.type, data)
 
     def load_tensor(self, name: str) -> mx.array:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.drafts import draft
 from mlx_engine.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSIONS
 from mlx_engine.checkpoint.gguf_encoding import encoded, kind_of, string
 from mlx_engine.checkpoint.gguf_tensors import MAX_DIMS, MAX_NAME_BYTES, padded
@@ -78,16 +79,13 @@ def write_gguf(
     header += b"".join(_pair(key, value) for key, value in values.items()) + _records(weights, step)
 
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        try:
-            with draft.open("wb") as stream:
+        with draft(target) as path:
+            with path.open("wb") as stream:
                 _write_padded(stream, header, step if weights else 1)  # a file without tensor data is not padded
                 for weight in weights:
                     _write_padded(stream, weight.data.data, step)
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+            path.replace(target)
     except OSError as error:
         raise SourceError(f"{target}: cannot be written ({error.strerror}); check folder and space") from error
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.mapping import view
 from mlx_engine.checkpoint.paths import refuse_other_paths
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
@@ -66,7 +67,7 @@ class SafetensorsFile:
     def stored_bytes(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor of any type, as a read-only view of the mapped file."""
         entry = self.tensors[name]
-        return np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
+        return view(self.path, self._data, np.uint8, entry.stop - entry.start, entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
         """Return a part of a quantised weight as a read-only view of the mapped file, of type `ARRAYS[dtype]`.
@@ -83,7 +84,7 @@ class SafetensorsFile:
                 hint="the folder is damaged, or its quantisation is not implemented; choose another conversion",
             )
         count = math.prod(entry.shape)
-        return np.frombuffer(self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
+        return view(self.path, self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:

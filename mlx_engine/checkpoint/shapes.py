@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kernels.drafts import remove_dead
 from mlx_engine.checkpoint.shape_folders import FolderShape, Progress, write_folder
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
@@ -39,6 +40,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     shape = SHAPES[name]
     suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
     path = cache_folder() / f"{name}-{suffix}"
+    remove_dead(path.parent)
     if path.exists():
         return path
     try:

@@ -13,8 +13,13 @@ def main() -> None:
     gc.set_threshold(1_000_000)
     try:
         # Imported here, so that Ctrl-C during the import is handled as later.
+        from mlx_engine.checkpoint import mapping
         from mlx_engine.commands.app import app
+        from mlx_engine.commands.cut_files import say_when_cut
+        from mlx_engine.commands.signals import exit_on_signals
 
+        exit_on_signals()
+        mapping.before_first_view = say_when_cut
         app()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 import typer
 
+from mlx_engine.commands.signals import EndedBySignal
 from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError, Words
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
         except KeyboardInterrupt:
             notice("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None
+        except EndedBySignal as ended:
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                notice(f"\nended by {ended.name}")
+            raise
         except BrokenPipeError:
             # The reader of the pipe has closed it (`| head`). Without this, Python prints another error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.drafts import draft
 from mlx_engine.checkpoint.hf_folder import INDEX, read_json
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -75,19 +75,14 @@ def to_mlx_folder(
     parts = parts_of(checkpoint, tensors, to, layers)
     config = config_for_mlx(read_json(source / "config.json"), has_head=f"{HEAD}{WEIGHT}" in tensors)
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
-    made = None
     try:
-        made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
-        lines = _write_tensors(made, parts, progress)
-        (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
-        _copy_others(source, made)
-        made.chmod(0o755)  # of a new folder; a temporary one is private
-        made.rename(target)
+        with draft(target.absolute(), is_folder=True) as made:
+            lines = _write_tensors(made, parts, progress)
+            (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
+            _copy_others(source, made)
+            made.rename(target)
     except OSError as error:
         raise SourceError(f"{target}: expected a place where a folder can be written, found {error}") from error
-    finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
     return lines
 
 
