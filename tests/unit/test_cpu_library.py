@@ -215,15 +215,17 @@ def test_an_interrupt_leaves_no_process_behind():
 
 
 KILLED = """
-import os, signal, subprocess, sys, threading
+import os, signal
 from kernels.cpu import machine_code
 first = machine_code._CHILD.partition("sys.path")[0]
 machine_code._CHILD = first + "import time; time.sleep(60)  # {path!r:.0}{part!r:.0}"
 started = machine_code._started
 def watched(part, alive):
-    print(started(part, alive).pid, flush=True)
+    child = started(part, alive)
+    print(child.pid, flush=True)
     if part == "steps":
         os.kill(os.getpid(), signal.SIGKILL)
+    return child
 machine_code._started = watched
 machine_code.build(["products", "steps"])
 """
@@ -258,7 +260,7 @@ def test_processes_that_compile_know_that_they_do():
     with pytest.MonkeyPatch.context() as patch:
         seen: dict[str, str] = {}
         patch.setattr(machine_code.subprocess, "Popen", lambda command, *, env, **_: seen.update(env))
-        machine_code._started("steps")
+        machine_code._started("steps", 0)
     assert seen["MLX_ENGINE_COMPILING"] == "1"
 
 
