@@ -37,9 +37,7 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     """
     if name not in SHAPES:
         raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
-    shape = SHAPES[name]
-    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
-    path = cache_folder() / f"{name}-{suffix}"
+    shape, path = SHAPES[name], file_of(name)
     remove_dead(path.parent)
     if path.exists():
         return path
@@ -54,6 +52,13 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     else:
         write_folder(path, shape, progress)
     return path
+
+
+def file_of(name: str) -> Path:
+    """Return the path of the checkpoint of a shape, a key of `SHAPES`; it may not exist yet."""
+    shape = SHAPES[name]
+    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
+    return cache_folder() / f"{name}-{suffix}"
 
 
 def cache_folder() -> Path:
