@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_engine.commands.console import FAILED
+from mlx_engine.commands.values import plain
 
 _HANDLER = """
 declare i64 @write(i32, i64, i64)
@@ -35,8 +36,8 @@ def say_when_cut(path: Path) -> None:
     from llvmlite import binding
 
     text = (
-        f"\nerror: {path}: expected it, and the other files of the model, to keep their length while they are in use, "
-        "found that one was truncated; write a new file under another name and move it into place, and start again\n"
+        f"\nerror: {plain(str(path))}: expected it, and the other files of the model, to keep their length while they "
+        "are in use, found that one was truncated; write a new file under another name and move it into place, and start again\n"
     ).encode("utf-8", "backslashreplace")
     message = ctypes.create_string_buffer(text)
     code = _HANDLER.format(address=ctypes.addressof(message), length=len(text), code=FAILED)

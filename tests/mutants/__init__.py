@@ -12,6 +12,7 @@ from tests.mutants import (
     mlx_folders,
     model,
     page,
+    paths,
     prefix,
     products,
     receipts,
@@ -25,6 +26,7 @@ from tests.mutants import (
 MUTANTS = [
     *model.MUTANTS,
     *files.MUTANTS,
+    *paths.MUTANTS,
     *prefix.MUTANTS,
     *states.MUTANTS,
     *backends.MUTANTS,
