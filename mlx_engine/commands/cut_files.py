@@ -37,7 +37,8 @@ def say_when_cut(path: Path) -> None:
 
     text = (
         f"\nerror: {plain(str(path))}: expected it, and the other files of the model, to keep their length while they "
-        "are in use, found that one was truncated; write a new file under another name and move it into place, and start again\n"
+        "are in use, found that one was truncated; write a new file under another name and move it into place, and "
+        "start again\n"
     ).encode("utf-8", "backslashreplace")
     message = ctypes.create_string_buffer(text)
     code = _HANDLER.format(address=ctypes.addressof(message), length=len(text), code=FAILED)
