@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.decode.options import Options
-from mlx_engine.errors import require
+from mlx_engine.errors import Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -133,7 +133,7 @@ class Conversation:
         """
         asked = self.messages[:-1] if self._role(-1) == ASSISTANT else self.messages
         is_question = bool(asked) and asked[-1]["role"] != SYSTEM
-        require(is_question, option="retry", expected="a question before it", found="none")
+        require(is_question, option="retry", expected="a question before it", found=Words("none"))
         return self._answer(asked, progress)
 
     def clear(self) -> None:

@@ -30,6 +30,13 @@ from numbers import Integral, Real
 SHOWN = 20
 
 
+class Words(str):
+    """What was found, in words: a message has it without the quotes of a value, on one line."""
+
+    def __repr__(self) -> str:
+        return str(self) if self.isprintable() else super().__repr__()[1:-1]
+
+
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened to 80 characters."""
     try:
@@ -70,10 +77,22 @@ class UnknownArchitectureError(ModelError):
         )
 
 
+UNKNOWN_SETTING = "the setting is damaged, or the model needs what is not implemented here"
+
+
 class UnsupportedConfigError(ModelError):
     """A setting of the model is not implemented; ignoring it would give wrong results."""
 
-    def __init__(self, *, where: str, key: str, expected: str, found: object, name: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        where: str,
+        key: str,
+        expected: str,
+        found: object,
+        name: str | None = None,
+        hint: str = UNKNOWN_SETTING,
+    ) -> None:
         """Make the error.
 
         Args:
@@ -82,13 +101,11 @@ class UnsupportedConfigError(ModelError):
             expected: its implemented values.
             found: its value.
             name: the setting in `allow_settings`; None if the model cannot be built without it.
+            hint: what this may mean, or what to do.
         """
         self.where, self.key, self.expected, self.found, self.name = where, key, expected, found, name
         risk = f"; --allow-setting {name} ignores the setting at your own risk" if name else ""
-        super().__init__(
-            f"{where}: expected {key} to be {expected}, found {shown(found)}; "
-            f"the setting is damaged, or the model needs what is not implemented here{risk}"
-        )
+        super().__init__(f"{where}: expected {key} to be {expected}, found {shown(found)}; {hint}{risk}")
 
 
 class TensorMismatchError(ModelError):

@@ -13,7 +13,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.decode.output import Output
-from mlx_engine.errors import ContextLengthError, OptionError, require
+from mlx_engine.errors import ContextLengthError, OptionError, Words, require
 from mlx_engine.schedule.request import Request
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Prompts:
             checked = [operator.index(value) for value in values]
         except (TypeError, ValueError) as error:
             raise OptionError(option="prompt", expected=expected, found=ids) from error
-        require(len(checked) > 0, option="prompt", expected="at least one token", found="nothing")
+        require(len(checked) > 0, option="prompt", expected="at least one token", found=Words("nothing"))
         wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
         require(wrong is None, option="prompt", expected=expected, found=wrong)
         return checked
@@ -130,7 +130,7 @@ class Prompts:
         Raises:
             ContextLengthError: prompt and `max_tokens` exceed the context.
         """
-        whole = self.config.context_length
+        whole: int = self.config.context_length
         length = whole if context_len is None else min(whole, context_len)
         whose = "context_len" if length < whole else "the model's context"
         room, least = length - n_prompt, max(max_tokens or 1, 1)
@@ -138,7 +138,7 @@ class Prompts:
             raise ContextLengthError(
                 option="prompt and max_tokens",
                 expected=f"at most {length:,} tokens, {whose}",
-                found=f"a prompt of {n_prompt:,} and {least:,} more",
+                found=Words(f"a prompt of {n_prompt:,} and {least:,} more"),
             )
         if max_tokens is not None and max_tokens != UNTIL_FULL:
             return max_tokens

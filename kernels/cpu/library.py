@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
+from kernels.drafts import draft
 from kernels.folder import cache_folder
 
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
@@ -276,9 +277,6 @@ def _write(file: Path, code: bytes) -> None:
     """Write the code atomically, because other processes may do the same now. A full disk is ignored."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        try:
+        with draft(file) as part:
             part.write_bytes(sealed(code))
             part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)

@@ -22,13 +22,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kernels.drafts import draft
 from kernels.emulator.errors import CompileError, CompilerMissingError
 from kernels.folder import cache_folder
 
@@ -287,10 +287,9 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
     file = cache_folder("emulator") / name
     if file.exists():
         return file
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as scratch:
-        made = Path(scratch) / name
-        make(Path(scratch))
-        made.replace(file)
+    with draft(file, is_folder=True) as scratch:
+        make(scratch)
+        (scratch / name).replace(file)
     return file
 
 

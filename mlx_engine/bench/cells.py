@@ -22,7 +22,7 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
-from mlx_engine.errors import require
+from mlx_engine.errors import Words, require
 from mlx_engine.opened import Opened
 
 # Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
@@ -90,7 +90,7 @@ def check(test: Test, engine: Engine | Opened) -> None:
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
     """
-    require(test.n_tokens > 0, option="test", expected="prompt tokens or tokens to generate", found="none")
+    require(test.n_tokens > 0, option="test", expected="prompt tokens or tokens to generate", found=Words("none"))
     length, context = test.depth + test.n_tokens, engine.config.context_length
     require(length <= context, option=test.name, expected=f"at most {context:,} tokens, the context", found=length)
 

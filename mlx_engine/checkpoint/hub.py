@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mlx_engine.checkpoint.gguf_split import part_names
 from mlx_engine.checkpoint.hub_names import HubName, is_type, of_type
-from mlx_engine.errors import SourceError
+from mlx_engine.errors import SourceError, shown
 
 # Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they
 # fail, which is too long a wait when there is no network.
@@ -34,6 +34,7 @@ def download(repo: str, file: str | None) -> Path:
         SourceError: no network, no such repository or file, or several candidate files.
     """
     name = HubName(repo, file)
+    _check_file_name(repo, file)
     try:
         # Sent even if the file is given: without a network this request fails at once, a download only after retries.
         files = _remote_files(repo)
@@ -57,6 +58,7 @@ def download(repo: str, file: str | None) -> Path:
 def is_cached(repo: str, file: str | None) -> bool:
     """Return whether `download` would find the model in the cache. No network access."""
     try:
+        _check_file_name(repo, file)
         return _cached(repo, file) is not None
     except (HFValidationError, SourceError):  # an invalid name, or several files: `download` raises the error
         return False
@@ -123,6 +125,16 @@ def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
     if len(likely) != 1:
         raise SourceError(f"{repo}: expected {expected}; found {', '.join(sorted(likely or ggufs))}")
     return likely[0]
+
+
+def _check_file_name(repo: str, file: str | None) -> None:
+    """Raise SourceError if the name of a file leads out of its repository."""
+    path = PureWindowsPath(file or "")  # which knows both separators, and drives
+    if path.drive or path.root or ".." in path.parts:
+        raise SourceError(
+            f"{repo}:{file}: expected the name of a file in the repository after the colon, found {shown(file)}, which "
+            "leads out of it; name a file as the hub lists it, or give the path of a file that is here"
+        )
 
 
 def _first_line(error: BaseException) -> str:

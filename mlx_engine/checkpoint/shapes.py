@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kernels.drafts import remove_dead
 from mlx_engine.checkpoint.shape_folders import FolderShape, Progress, write_folder
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
@@ -36,9 +37,8 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     """
     if name not in SHAPES:
         raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
-    shape = SHAPES[name]
-    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
-    path = cache_folder() / f"{name}-{suffix}"
+    shape, path = SHAPES[name], file_of(name)
+    remove_dead(path.parent)
     if path.exists():
         return path
     try:
@@ -52,6 +52,13 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     else:
         write_folder(path, shape, progress)
     return path
+
+
+def file_of(name: str) -> Path:
+    """Return the path of the checkpoint of a shape, a key of `SHAPES`; it may not exist yet."""
+    shape = SHAPES[name]
+    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
+    return cache_folder() / f"{name}-{suffix}"
 
 
 def cache_folder() -> Path:

@@ -72,14 +72,14 @@ def chat(
     options_of(run, sampling)  # checked before the model is opened
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
-    with progress_bar("opening") as progress:
+    with progress_bar("opening", quiet=quiet) as progress:
         opened = engine.open_source(model, used, progress=progress, **how)
     chosen = choose_sampling(invocation, sampling, opened.path, suggested=suggested)
     options = options_of(run, chosen.sampling)
     variables = thinking(opened.prompts.tokenizer.chat_template, think)
     messages = None if load is None else chat_commands.read_messages(str(load))
     check(opened.prompts, options, messages or shortest(system), variables)
-    with progress_bar("loading") as progress:
+    with progress_bar("loading", quiet=quiet) as progress:
         loaded = engine.Engine(opened, progress)
     conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
@@ -140,7 +140,7 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
     start, before = time.perf_counter(), len(conversation.turns)
     with stopped_by_ctrl_c() as stop:
         try:
-            with progress_bar("reading the prompt") as show:
+            with progress_bar("reading the prompt", quiet=quiet) as show:
 
                 def progress(done: int, total: int) -> None:
                     show(done, total)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.commands.console import notice, read_text
 from mlx_engine.commands.suggested import described
-from mlx_engine.errors import OptionError, SourceError, require
+from mlx_engine.errors import OptionError, SourceError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.conversation import Conversation
@@ -46,7 +46,7 @@ def perform(conversation: Conversation, text: str) -> Ask | None:
         return functools.partial(conversation.ask, text)
     name, argument = match[1], (match[2] or "").strip()
     if name not in COMMANDS:
-        raise OptionError(option=f"/{name}", expected="a command that /help lists", found="none")
+        raise OptionError(option=f"/{name}", expected="a command that /help lists", found=Words("none"))
     return COMMANDS[name].run(conversation, argument)
 
 
@@ -62,11 +62,13 @@ def read_messages(path: str) -> list[Any]:
         SourceError: the file cannot be read.
         OptionError: it is not a list in JSON.
     """
-    require(bool(path), option="/load", expected="the name of a file", found="nothing")
+    require(bool(path), option="/load", expected="the name of a file", found=Words("nothing"))
     try:
         messages: Any = json.loads(read_text(None, Path(path), path))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise OptionError(option=path, expected="messages as /save writes them, in JSON", found=str(error)) from None
+        raise OptionError(
+            option=path, expected="messages as /save writes them, in JSON", found=Words(str(error))
+        ) from None
     require(isinstance(messages, list), option=path, expected="a list of messages", found=messages)
     return list(messages)
 
@@ -83,7 +85,7 @@ def continue_from(conversation: Conversation, messages: list[Any], path: str) ->
 
 
 def _save(conversation: Conversation, path: str) -> None:
-    require(bool(path), option="/save", expected="the name of a file", found="nothing")
+    require(bool(path), option="/save", expected="the name of a file", found=Words("nothing"))
     text = json.dumps(conversation.messages, ensure_ascii=False, indent=2)
     try:
         Path(path).write_text(text + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mlx_engine.commands.console import BOM, notice
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -45,7 +45,7 @@ def messages() -> Iterator[str]:
         OptionError: there is no standard input, or it is not UTF-8.
     """
     if sys.stdin is None:
-        raise OptionError(option="stdin", expected="a terminal or a pipe", found="nothing")
+        raise OptionError(option="stdin", expected="a terminal or a pipe", found=Words("nothing"))
     return from_terminal(session().prompt) if sys.stdin.isatty() else from_lines(sys.stdin.buffer)
 
 
@@ -60,7 +60,7 @@ def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
         try:
             text += line.decode("utf-8").removeprefix("" if i else BOM).removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
-            raise OptionError(option="stdin", expected="UTF-8 text", found=str(error)) from error
+            raise OptionError(option="stdin", expected="UTF-8 text", found=Words(str(error))) from error
         if is_complete(text):
             yield unwrapped(text)
             text = ""

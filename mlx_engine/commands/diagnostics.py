@@ -90,11 +90,17 @@ def _tokens(generation: Generation, engine: Engine) -> str:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of runs: in all, and of the forward passes alone."""
+    """Return the lines about the duration of runs: in all, and of the forward passes alone.
+
+    The rate of all passes is below that of decode, because it includes the passes of the prompt: of one run, both are
+    on one line.
+    """
     n_tokens = sum(len(generation.token_ids) for generation in generations)
     passes = sum(sum(generation.metrics.shares) for generation in generations)
-    rate = f" ({n_tokens / passes:.1f} tokens/sec)" if n_tokens else ""
-    return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}"]
+    rate = f" ({n_tokens / passes:.1f} tokens/sec), prompt included" if n_tokens else ""
+    decode = generations[0].metrics.decode_tokens_per_second if len(generations) == 1 else None
+    alone = "" if decode is None else f"; decode alone: {decode:.1f} tokens/sec"
+    return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}{alone}"]
 
 
 def batch_in_short(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
+from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
 from mlx_engine.commands.options import (
@@ -107,7 +108,7 @@ def generate(
     used = choose_backend(backend, strict=strict)
     texts = prompts.read(is_example=model == "builtin")
     cached = is_cached(model) if output.verbose else None
-    with progress_bar("opening") as progress:
+    with progress_bar("opening", quiet=output.is_silent) as progress:
         opened = open_source(model, used, progress=progress, **how)
     chosen = choose_sampling(invocation, sampling, opened.path, suggested=bool(suggested))
     output.report(chosen.notes)
@@ -117,7 +118,7 @@ def generate(
     messages = prompts.for_model(opened.prompts.tokenizer, texts)
     requests = requests_for(opened.prompts, messages, options_of(run, chosen.sampling))
     opened.check_memory(longest_of(requests) if run.kv else 1)
-    with progress_bar("loading") as progress:
+    with progress_bar("loading", quiet=output.is_silent) as progress:
         engine = Engine(opened, progress)
     start = time.perf_counter()
     runs = engine.run_requests(requests)
@@ -128,7 +129,8 @@ def generate(
         output.report(diagnostics.notes(engine))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
-        print_run("" if prompts.batch_file is None else f"[{i}] ", text, stream, engine, backend, json=output.json)
+        label = "" if prompts.batch_file is None else f"[{i}] "
+        print_run(label, text, stream, engine, backend, output)
     seconds = time.perf_counter() - start
     output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
     if not output.is_silent:
@@ -155,11 +157,11 @@ def choose_backend(requested: str, *, strict: bool) -> str:
     return "auto"
 
 
-def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, *, json: bool) -> None:
-    """Print a run: the label, the prompt and the text as it is generated; with `json` one object when it has ended."""
-    with progress_bar("reading the prompt") as stream.progress:
+def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, output: OutputOptions) -> None:
+    """Print a run: the label, the prompt and the text as it is generated; with --json one object when it has ended."""
+    with progress_bar("reading the prompt", quiet=output.is_silent) as stream.progress:
         first = next(stream, "")
-    if not json:
+    if not output.json:
         print_text(label, prompt, first, stream)
         return
     for _ in stream:
@@ -169,11 +171,12 @@ def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested
 
 def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
     """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
+    prompt = safe_for(sys.stdout, prompt)
     if prompt and not is_plain(sys.stdout):
         prompt = f"\x1b[2m{prompt}\x1b[0m"
-    print(f"{label}{prompt}{first}", end="", flush=True)
-    for piece in stream:
-        print(piece, end="", flush=True)
+    print(f"{label}{prompt}", end="")
+    for piece in chain([first], stream):
+        print(safe_for(sys.stdout, piece), end="", flush=True)
     print()
 
 

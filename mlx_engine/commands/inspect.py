@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlx_engine.commands.console import FAILED, notice, reports_errors
+from mlx_engine.commands.console import FAILED, notice, reports_errors, safe_for
 from mlx_engine.commands.model_overview import print_all, print_value
 from mlx_engine.commands.options import AllowSetting
 from mlx_engine.commands.outlook_rows import run_facts
 from mlx_engine.commands.tensor_list import print_tensors
-from mlx_engine.commands.values import (
-    plain,
-    print_json,
-)
-from mlx_engine.errors import OptionError, require
+from mlx_engine.commands.values import plain, print_json
+from mlx_engine.errors import OptionError, Words, require
 
 
 @reports_errors
@@ -68,7 +66,7 @@ def inspect(
 
     list_tensors = tensors or filter_ is not None or stats or head is not None
     if list_tensors + (meta is not None) + verify > 1:
-        raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found="several")
+        raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found=Words("several"))
     require(verify or not allow_setting, option="--allow-setting", expected="--verify with it", found=allow_setting)
     require(model is None or model_option is None, option="--model", expected="no model as an argument", found=model)
     path = resolve(next((name for name in (model, model_option) if name is not None), "builtin"))
@@ -101,6 +99,6 @@ def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) 
     colors = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
     for finding in findings:
         level = typer.style(finding.level.value, fg=colors[finding.level.value])
-        typer.echo(f"{level}  {finding.check:<10} {finding.detail}")
+        typer.echo(f"{level}  {finding.check:<10} {safe_for(sys.stdout, finding.detail)}")
     print(f"{plain(str(path))}: {counts['PASS']} passed, {counts['WARN']} to note, {counts['FAIL']} failed")
     return code

@@ -13,7 +13,7 @@ import typer
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
 from mlx_engine.commands.kernel_choice import chosen, executor_of
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
@@ -186,7 +186,7 @@ def source(
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
-        raise OptionError(option="source", expected="either --body or --cuda", found="both")
+        raise OptionError(option="source", expected="either --body or --cuda", found=Words("both"))
     if body:
         print(entry.kernel.source, end="")
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from mlx_engine.models.conversion import Conversion
@@ -168,6 +168,8 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
         if not equals:
             raise OptionError(option="--quant-layer", expected="LAYER=TYPE, such as attn_v=f32", found=text)
         if layer in found:
-            raise OptionError(option="--quant-layer", expected=f"{layer} once", found=f"{found[layer]} and {quant}")
+            raise OptionError(
+                option="--quant-layer", expected=f"{layer} once", found=Words(f"{found[layer]} and {quant}")
+            )
         found[layer] = quant
     return found

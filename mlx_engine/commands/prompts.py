@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import BOM, notice, read_text
+from mlx_engine.commands.console import BOM, checked_text, notice, read_text
 from mlx_engine.commands.options import Think
-from mlx_engine.errors import EngineError, OptionError, require
+from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.decode.options import Options
@@ -71,6 +71,8 @@ class PromptOptions:
         require(
             self.chat or self.system is None, option="--system", expected="--chat together with it", found=self.system
         )
+        if self.system is not None:
+            checked_text(self.system, "--system")
         is_free = self.chat or self.think is None
         require(is_free, option="--think", expected="--chat together with it", found=self.think)
 
@@ -105,7 +107,7 @@ class PromptOptions:
         text = read_text("-", None, "--batch-file") if str(file) == "-" else read_text(None, file, "--batch-file")
         # Not splitlines, which would split a prompt at a form feed or U+2028.
         lines = [line for line in text.removeprefix(BOM).replace("\r\n", "\n").split("\n") if line.strip()]
-        require(bool(lines), option="--batch-file", expected="one prompt per line", found=f"none in {file}")
+        require(bool(lines), option="--batch-file", expected="one prompt per line", found=Words(f"none in {file}"))
         return lines
 
     def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.drafts import draft
 from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -89,19 +89,14 @@ def to_mlx_folder(
     forms = forms_of(config, plan.config, tensors)
     parts = parts_of(checkpoint, forms, to, layers)
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
-    made = None
     try:
-        made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
-        lines = _write_tensors(made, parts, progress)
-        (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
-        write_others(made)
-        made.chmod(0o755)  # of a new folder; a temporary one is private
-        made.rename(target)
+        with draft(target.absolute(), is_folder=True) as made:
+            lines = _write_tensors(made, parts, progress)
+            (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
+            write_others(made)
+            made.rename(target)
     except OSError as error:
         raise SourceError(f"{target}: expected a place where a folder can be written, found {error}") from error
-    finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
     return lines
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.errors import is_number, is_whole, require
+from mlx_engine.tokenizer.messages import HALF
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -74,8 +75,8 @@ class Options:
         sound = n is None or (is_whole(n) and 0 <= n <= MOST_ALTERNATIVES)
         expected = f"a whole number from 0 to {MOST_ALTERNATIVES}, or none at all"
         require(sound, option="logprobs", expected=expected, found=n)
-        sound = all(isinstance(stop, str) and stop for stop in self.stop)
-        require(sound, option="stop", expected="strings of at least one character", found=self.stop)
+        sound = all(isinstance(stop, str) and stop and not HALF.search(stop) for stop in self.stop)
+        require(sound, option="stop", expected="strings of at least one character, in valid Unicode", found=self.stop)
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
-from mlx_engine.errors import CacheFullError, ContextLengthError
+from mlx_engine.errors import CacheFullError, ContextLengthError, Words
 from mlx_engine.models import Model
 from mlx_engine.schedule.accounting import account
 from mlx_engine.schedule.answer import Answer, answer_of
@@ -135,7 +135,7 @@ class Scheduler:
             raise ContextLengthError(
                 option="prompt and max_tokens",
                 expected=f"at most {self.pool.n_tokens // n:,} tokens, which the memory for keys and values can hold",
-                found=f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more",
+                found=Words(f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more"),
             )
         request.times.submitted = self._clock()
         self.waiting.append(Answer.of(request, self.pool, self._model.backend))

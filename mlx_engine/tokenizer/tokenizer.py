@@ -114,7 +114,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as problem:
             raise TokenizerError(
-                f"{where}: expected text that UTF-8 can write, found {text[problem.start]!r} at index "
+                f"the text to encode: expected text that UTF-8 can write, found {text[problem.start]!r} at index "
                 f"{problem.start:,}, half of a surrogate pair; replace it before encoding"
             ) from None
         with self._lock, refusals(where, f"a text of {len(text):,} characters cannot be encoded"):

@@ -14,6 +14,7 @@ from tests.mutants import (
     mlx_folders,
     model,
     page,
+    paths,
     prefix,
     products,
     receipts,
@@ -27,6 +28,7 @@ from tests.mutants import (
 MUTANTS = [
     *model.MUTANTS,
     *files.MUTANTS,
+    *paths.MUTANTS,
     *prefix.MUTANTS,
     *states.MUTANTS,
     *backends.MUTANTS,

@@ -117,7 +117,9 @@ def test_a_batch_runs_every_line_that_is_not_blank(batch):
     assert silent.out == "".join(f"[{i}] {text}" for i, text in enumerate(texts, start=1))
     assert re.search(r"^3 prompts in [\d.]+s \([\d.]+ prompts/sec\)$", silent.err, re.MULTILINE)
     n_tokens = sum(len(json.loads(generate(p, "-n", 6, "--json").out)["token_ids"]) for p in PROMPTS)
-    assert re.search(rf"^{n_tokens} tokens in [\d.]+s \([\d.]+ tokens/sec\)$", silent.err, re.MULTILINE)
+    assert re.search(
+        rf"^{n_tokens} tokens in [\d.]+s \([\d.]+ tokens/sec\), prompt included$", silent.err, re.MULTILINE
+    )
     (line, hint) = result.err.splitlines()
     rates = rf"3 prompts in [\d.]+s \([\d.]+ prompts/sec\), {n_tokens} generated tokens \([\d.,]+ tokens/s\)"
     assert re.fullmatch(rf"{rates} on backend simd \(cpu\)", line)
@@ -229,7 +231,7 @@ LINES = [
     r"Tokenizer: 512 tokens \(byte-level BPE, model-f32\.gguf\)",
     r"KV cache: 0\.0\d+ MB \(3 layers x 2 heads x \d+ x 32 x f32 x 2\)",
     r"Generated in [\d.]+s",
-    r"8 tokens in [\d.]+s \([\d.]+ tokens/sec\)",
+    r"8 tokens in [\d.]+s \([\d.]+ tokens/sec\), prompt included; decode alone: [\d.]+ tokens/sec",
 ]
 
 
