@@ -75,18 +75,21 @@ def pair_of(bits: int, *, clean: bool) -> Any:
         bits: 2 to 8. Quants of 4 bits lie in halves (`kernels/blocks.py`), all others one after the other.
         clean: whether the upper bits of the words must be zeros.
     """
-    load = None if bits == 4 else _quants_of(bits, clean=clean)
 
     @jit
     def halves(data: Any, at: Any) -> Any:
         words = load_uint8(data, at)
         return (both(words, 15) if clean else words), right(words, 4)
 
+    if bits == 4:
+        return halves
+    load = _quants_of(bits, clean=clean)
+
     @jit
     def pair(data: Any, at: Any) -> Any:
         return load(data, at), load(data, at + 2 * bits)
 
-    return halves if bits == 4 else pair
+    return pair
 
 
 def _quants_of(bits: int, *, clean: bool) -> Any:

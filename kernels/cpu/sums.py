@@ -79,13 +79,12 @@ def add_products(
                 words = [builder.extract_value(rows, r), at, piece, own]
                 result = context.compile_internal(builder, weights, found, words)
                 for w in range(n_weights):
+                    weight = builder.extract_value(result, w)
                     for t in range(n_vectors):
                         p = r * n_vectors + t
                         loaded = builder.load(builder.gep(x, [ir.Constant(_I64, w * n_vectors + t)]))
                         loaded.align = 4
-                        places[p] = call_llvm(
-                            builder, _FMA, _VECTOR, [builder.extract_value(result, w), loaded, places[p]]
-                        )
+                        places[p] = call_llvm(builder, _FMA, _VECTOR, [weight, loaded, places[p]])
             return context.make_tuple(builder, signature.return_type, places)
 
         n = types.int64
