@@ -116,7 +116,7 @@ def split(weight: Weight, type_: GroupType) -> Parts:
     scales, others = blocks[:, :n], blocks[:, n:]
     if not type_.has_biases:
         return Parts(np.ascontiguousarray(others), np.ascontiguousarray(scales), None)
-    quants = np.ascontiguousarray(others[:, n:])
+    quants = others[:, n:].copy()
     if type_.in_halves:
         nibbles.in_pairs(others[:, n:], quants)
     return Parts(quants, np.ascontiguousarray(scales), np.ascontiguousarray(others[:, :n]))

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from kernels.cpu import library
+from kernels.cpu import compile_lock, library
 from kernels.cpu.compile_lock import COMPILING, locked
 from tests.unit.test_cpu_library import python
 
@@ -55,6 +55,12 @@ def test_a_compiling_process_does_not_wait_for_the_one_that_started_it(tmp_path:
         waiting.start()
         waiting.join(5)
         assert not waiting.is_alive()
+
+
+def test_a_process_that_was_suspended_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compile_lock, "PATIENCE", 0.1)
+    with locked([tmp_path / "part.code"]), locked([tmp_path / "part.code"]):
+        assert (tmp_path / "part.lock").exists()
 
 
 def test_without_a_folder_for_locks_nothing_waits():
