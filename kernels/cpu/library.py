@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
+from kernels.cpu.compile_lock import locked
 from kernels.drafts import draft
 from kernels.folder import cache_folder
 
@@ -257,12 +258,22 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:
+        with locked(map(code_file, missing)):
+            found |= _made(missing)
+    return {part: code for part, code in found.items() if code is not None}
+
+
+def _made(parts: list[str]) -> dict[str, bytes]:
+    """Compile parts and keep their code, but for those that another process has compiled since."""
+    found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
+    missing = [part for part in parts if part not in found]
+    if missing:
         from kernels.cpu import machine_code
 
         for part, code in machine_code.build(missing).items():
             _write(code_file(part), code)
             found[part] = code
-    return {part: code for part, code in found.items() if code is not None}
+    return found
 
 
 def _read(file: Path) -> bytes | None:

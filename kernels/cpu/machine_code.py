@@ -9,11 +9,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from kernels.cpu.compile_lock import COMPILING
 from kernels.cpu.library import opened
-
-# Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
-# has the name of a standard module: every process runs it.
-_COMPILING = "MLX_ENGINE_COMPILING"
 
 # The first thread ends the process when the pipe of its parent does.
 _CHILD = """
@@ -32,7 +29,7 @@ def build(parts: Sequence[str]) -> dict[str, bytes]:
         ImportError: Numba is not installed.
         RuntimeError: a compiling process failed, there is no interpreter to start one with, or this is such a process.
     """
-    if os.environ.get(_COMPILING):
+    if os.environ.get(COMPILING):
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     for needed in ("numba", "llvmlite"):
         if importlib.util.find_spec(needed) is None:
@@ -57,7 +54,7 @@ def build(parts: Sequence[str]) -> dict[str, bytes]:
 def _started(part: str, alive: int) -> subprocess.Popen[bytes]:
     # Other objects in sys.path are ignored by the import system, and cannot be written as code.
     code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], part=part, alive=alive)
-    no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, _COMPILING: "1"}
+    no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, COMPILING: "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment, pass_fds=(alive,)
     )

@@ -54,10 +54,10 @@ MUTANTS = [
     ),
     Mutant(
         "GGUF's order of quants for MLX's",
-        "mlx_engine/quant/mxfp4.py",
-        "in_gguf_order",
-        "(even, odd)",
-        "(odd, even)",
+        "mlx_engine/quant/nibbles.py",
+        "in_halves",
+        "_bytes_of(even), _bytes_of(odd)",
+        "_bytes_of(odd), _bytes_of(even)",
     ),
     Mutant(
         "limits of YaRN rounded in every GGUF file",
