@@ -18,6 +18,7 @@ from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
@@ -33,7 +34,7 @@ from mlx_engine.observe import log
 from mlx_engine.schedule.memory import pool_for
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Scheduler
-from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream
+from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream, drained, outcome
 from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.schedule.uncached import Uncached
 
@@ -118,6 +119,7 @@ class Engine:
 
         Raises:
             OptionError: `ids` is empty, or has an id that is not in the vocabulary.
+            NotFiniteError: logits are NaN or infinite; the error names the first layer.
         """
         import mlx.core as mx
 
@@ -125,12 +127,14 @@ class Engine:
         self._fitting(len(checked) - 1, 1, None)
         with self.backend.session():
             new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
-            return mx.array(self.backend.host(forward_logits(self.model, new)))
+            logits = forward_logits(self.model, new)
+            check_logits(self.model, logits, checked)
+            return mx.array(self.backend.host(logits))
 
     @shows_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
         """Generate text from a prompt. The arguments are those of `stream`."""
-        return _drained(self.run(prompt, Options.of(max_tokens, **options)))
+        return drained(self.run(prompt, Options.of(max_tokens, **options)))
 
     @shows_options
     def stream(
@@ -168,6 +172,7 @@ class Engine:
             OptionError: an option is invalid, or the prompt is empty.
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
+            NotFiniteError: logits are NaN or infinite, which is found while pieces are read.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
@@ -175,7 +180,7 @@ class Engine:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation, see README.
+        of summation, see README. If the logits of a prompt are NaN or infinite, its generation alone has an `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.
@@ -190,7 +195,7 @@ class Engine:
         each = one_per_prompt({"max_tokens": max_tokens, **options}, len(prompts))
         checked = [Options.of(**of) for of in each]
         requests = [self.request(prompt, of) for prompt, of in zip(prompts, checked, strict=True)]
-        return [_drained(stream) for stream in self.run_requests(requests)]
+        return [outcome(stream) for stream in self.run_requests(requests)]
 
     def run(
         self,
@@ -308,13 +313,6 @@ class Engine:
                 found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
             )
         return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
-
-
-def _drained(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result."""
-    for _ in stream:
-        pass
-    return stream.generation
 
 
 def load(

@@ -88,12 +88,21 @@ class Backend(Primitives):
         """
         return sum_exp(row, top)
 
+    def row_sums(self, logits: Array) -> Array:
+        """Return the float32 sums (R,) of rows of logits (R, V), without waiting: `host` returns their values.
+
+        A sum is finite only if all logits are: NaN and infinities remain in every sum. The sum of finite logits may
+        overflow. The order of summation is not fixed.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            return cast(Array, self.host(logits).sum(axis=-1))
+
     def token_id(self, token: Token) -> int:
         """Return the id of a chosen token as an int. A lazy backend waits for the device here."""
         return int(cast(int, token))  # a lazy backend overrides this
 
-    def begin(self, x: Array | Token) -> None:
-        """Start the computation of x, without waiting for the result. Only lazy backends override it."""
+    def begin(self, x: Array | Token | Sequence[Array | Token]) -> None:
+        """Start the computation of x, which may be several arrays, without waiting. Only lazy backends override it."""
 
     def wait(self, x: Array | Token | Sequence[Array | Token]) -> None:
         """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""

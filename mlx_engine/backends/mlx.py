@@ -70,6 +70,9 @@ class MlxBackend(MlxStates):
         """Wait for x, and share its memory if the device has no memory of its own."""
         return np.asarray(x)
 
+    def row_sums(self, logits: Native) -> Native:
+        return logits.sum(axis=-1)
+
     def token_id(self, token: Native) -> int:
         return int(token.item())
 

@@ -88,13 +88,15 @@ class LazyBackend(SimdBackend):
 
     def begin(self, x):
         self.log.append("begin")
-        x.done = self.busy_until = max(self.busy_until, self.clock.now) + self.device_s
+        for token in x:
+            if isinstance(token, Promise):
+                token.done = self.busy_until = max(self.busy_until, self.clock.now) + self.device_s
 
     def token_id(self, token):
         assert self.n_open
         self.log.append("settle")
         if token.done is None:
-            self.begin(token)
+            self.begin([token])
             self.log.pop()
         self.clock.now = max(self.clock.now, token.done)
         return token.token
