@@ -25,6 +25,8 @@ from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import ContextLengthError, OptionError, require
+from mlx_engine.forks import kept_over_forks
+from mlx_engine.loaded import LoadedModel
 from mlx_engine.models import Model, convert_model
 from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.context import context_notes
@@ -54,10 +56,11 @@ BATCH_SLOTS = 32
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
 
 
-class Engine:
-    """A model on a backend, with its tokenizer. Made by `load`.
+class Engine(LoadedModel):
+    """A model on a backend, with its tokenizer. Made by `load`; `with load(...) as engine:` closes it at the end.
 
     Attributes:
+        path: the file or folder of the model.
         phases: seconds of each phase of loading, included in the metrics of every run.
         notes: lines for the user about how the model was loaded.
         architecture: the checkpoint's architecture.
@@ -72,12 +75,18 @@ class Engine:
         path: Path,
         phases: dict[str, float],
         notes: tuple[str, ...] = (),
+        weights: str = "",
     ) -> None:
-        self.model, self.path, self.phases, self.notes = model, path, phases, notes
-        self.architecture = checkpoint.architecture
+        self.phases, self.notes, self.architecture = phases, notes, checkpoint.architecture
         self.n_tensors, self.n_parameters = count(checkpoint)
+        super().__init__(model, path, f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {weights}")
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
-        self._tokenizer_lock = threading.Lock()
+        self._tokenizer_lock = kept_over_forks(threading.Lock())
+
+    def close(self) -> None:
+        """Do what `LoadedModel.close` does, and free the file."""
+        super().close()
+        self._checkpoint = None
 
     @property
     def config(self) -> Any:
@@ -95,7 +104,9 @@ class Engine:
 
         Raises:
             TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
+            ClosedError: the engine has been closed.
         """
+        _ = self.model
         with self._tokenizer_lock:
             if self._checkpoint is not None:
                 start = time.perf_counter()
@@ -211,7 +222,7 @@ class Engine:
 
     def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
         """Return a stream for each request. The streams share forward passes: each continues while any is read."""
-        steps = self._steps(requests) if requests else None
+        steps = self._steps(requests) if self.model and requests else None
         return [Stream(steps, request) for request in requests] if steps else []
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
@@ -373,7 +384,7 @@ def load(
     phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
     program = model.program.fused.notes()
     notes = (*checkpoint.notes, *converted.notes(), *program, *context_notes(model.config))
-    return Engine(model, checkpoint, path, phases, notes)
+    return Engine(model, checkpoint, path, phases, notes, converted.weights)
 
 
 def configure_log(level: str | None = None) -> None:

@@ -14,6 +14,8 @@ EngineError                        the root of all errors that a user's input ca
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
 ├── CacheFullError (RuntimeError)  the KV cache is full
 ├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
+├── ClosedError (RuntimeError)     an engine has been closed
+├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
 ├── AddressInUseError (OSError)    another program listens at the address of a server
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
@@ -198,6 +200,20 @@ class NotFiniteError(EngineError, ArithmeticError):
         hint = "`inspect --verify` checks the file's weights" if first else "report this as a bug of the backend"
         where = f"logits after {n_tokens:,} token{'' if n_tokens == 1 else 's'}"
         super().__init__(f"{where}: expected finite numbers, found {found}, {origin}; {hint}")
+
+
+class ClosedError(EngineError, RuntimeError):
+    """The engine has been closed."""
+
+    def __init__(self) -> None:
+        super().__init__("engine: expected an open one, found one that has been closed; load the model again")
+
+
+class NotCopyableError(EngineError, TypeError):
+    """An object that holds a loaded model or a run cannot be pickled or copied."""
+
+    def __init__(self, *, name: str, hint: str) -> None:
+        super().__init__(f"{name}: expected to stay in its process, found pickle or a copy; {hint}")
 
 
 class AddressInUseError(EngineError, OSError):

@@ -8,6 +8,7 @@ submitting thread wakes parked threads but does not wait for them: it may finish
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -27,16 +28,29 @@ class Pool:
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
             raise ValueError(f"a pool: expected at least one thread, found {threads}")
-        self.threads = threads
-        self.shared = _Shared(threads, library)
+        self.threads, self._library = threads, library
+        self._start()
+
+    def renew(self) -> None:
+        """Start the threads again if this process has been forked, because it has none of its parent's threads.
+
+        The caller makes sure that no job was running at the time of the fork.
+        """
+        if self._process != os.getpid():
+            self.close.detach()
+            self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self.shared = _Shared(self.threads, self._library)
         self.control = self.shared.control
         self.address = self.control.ctypes.data
-        patience = self.shared.polls_per(PATIENCE) if threads > 1 else 0
+        patience = self.shared.polls_per(PATIENCE) if self.threads > 1 else 0
         self._workers = [
             threading.Thread(
                 target=_run_worker, args=(self.shared, me, patience), name="mlx_engine-worker", daemon=True
             )
-            for me in range(1, threads)
+            for me in range(1, self.threads)
         ]
         for worker in self._workers:
             worker.start()

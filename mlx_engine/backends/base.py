@@ -36,6 +36,7 @@ from mlx_engine.backends.parameters import (
 from mlx_engine.backends.primitives import Primitives, block, dispatch, storage
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
 
@@ -49,6 +50,9 @@ class Backend(Primitives):
     lazy: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
+
+    def __init__(self) -> None:
+        self.guard = SessionGuard(self.name)
 
     # ---- weights, arrays and token ids ----
 
@@ -109,8 +113,19 @@ class Backend(Primitives):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Return a context manager for forward passes. It may change settings of the process (BLAS, streams)."""
+        """Return a context manager for forward passes. It may change settings of the process (BLAS, streams).
+
+        Raises:
+            ClosedError: the backend has been closed.
+            BackendUnavailableError: this process was forked, and the backend does not work here.
+        """
+        self.guard.check()
         yield
+
+    def close(self) -> None:
+        """End the backend's threads; all later sessions are refused. Waits for the pass of another thread."""
+        with self.guard.close():
+            pass
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -39,6 +40,8 @@ class Parameters:
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
+        # Bytes of the weights by type.
+        self._nbytes: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
@@ -47,13 +50,14 @@ class Parameters:
     @property
     def converted(self) -> Converted:
         """The types of the linear layers so far."""
-        return Converted.of(self._conversion, self._rows)
+        return Converted.of(self._conversion, self._rows, self._nbytes)
 
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
         if not self._backend.embeds_stored(weight):
             return self._prepare(f"{name}.weight", weight)
+        self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight
 
@@ -128,6 +132,7 @@ class Parameters:
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
+            self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)
         return self._prepared[key]
 

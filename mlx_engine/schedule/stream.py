@@ -11,12 +11,12 @@ import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from mlx_engine.decode.logprobs import TokenLogprobs
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.output import FinishReason
-from mlx_engine.errors import NotFiniteError
+from mlx_engine.errors import NotCopyableError, NotFiniteError
 from mlx_engine.schedule.request import Request
 
 Progress = Callable[[int, int], None]
@@ -84,6 +84,15 @@ class Stream:
 
     def __iter__(self) -> Stream:
         return self
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise NotCopyableError(name="stream", hint="its `generation` can be pickled and copied")
 
     def __next__(self) -> str:
         timeout = self.request.options.timeout
