@@ -183,23 +183,20 @@ class NotFiniteError(EngineError, ArithmeticError):
     """A forward pass gave logits that are NaN or infinite."""
 
     def __init__(
-        self, *, n_tokens: int, found: str, first: str | None = None, layer: int | None = None, n_layers: int = 0
+        self, *, n_tokens: int, found: str, origin: str, first: str | None = None, layer: int | None = None
     ) -> None:
         """Make the error.
 
         Args:
             n_tokens: tokens before the logits.
             found: what the values are that are not finite.
-            first: the name of the first such value, such as "blk.3.attn_q"; None if no repeated operation gave one.
+            origin: where they come from, as far as is known, and what to do.
+            first: the name of the first such value, such as "blk.3.attn_q"; None if it is not known.
             layer: the layer that computed it; None outside of the layers.
-            n_layers: number of layers.
         """
         self.n_tokens, self.found, self.first, self.layer = n_tokens, found, first, layer
-        place = "outside of the layers" if layer is None else f"in layer {layer} (0 to {n_layers - 1})"
-        origin = f"first in {first}, {place}" if first else "which no operation gave when the pass was repeated"
-        hint = "`inspect --verify` checks the file's weights" if first else "report this as a bug of the backend"
         where = f"logits after {n_tokens:,} token{'' if n_tokens == 1 else 's'}"
-        super().__init__(f"{where}: expected finite numbers, found {found}, {origin}; {hint}")
+        super().__init__(f"{where}: expected finite numbers, found {found}, {origin}")
 
 
 class ClosedError(EngineError, RuntimeError):

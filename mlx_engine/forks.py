@@ -35,7 +35,6 @@ _locks: weakref.WeakKeyDictionary[Lock, bool] = weakref.WeakKeyDictionary()
 _abandoned: weakref.WeakSet[Lock] = weakref.WeakSet()
 _forking = threading.RLock()
 _acquired: list[Lock] = []
-_missed: list[Lock] = []
 
 
 def kept_over_forks(lock: L, *, is_outer: bool = False) -> L:
@@ -56,20 +55,19 @@ def _acquire_all() -> None:
     _forking.acquire()
     deadline = time.monotonic() + PATIENCE
     for lock, _ in sorted(_locks.items(), key=lambda of: not of[1]):
-        in_time = lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        (_acquired if in_time else _missed).append(lock)
+        if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            _acquired.append(lock)
 
 
 def _release_all() -> None:
     for lock in _acquired:
         lock.release()
     _acquired.clear()
-    _missed.clear()
     _forking.release()
 
 
 def _release_all_in_child() -> None:
-    _abandoned.update(_missed)
+    _abandoned.update(lock for lock in _locks if lock not in _acquired)
     _release_all()
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
 
 import mlx.core as mx
 
 from mlx_engine.backends.session_guard import SessionGuard
+from mlx_engine.forks import kept_over_forks
 
 # Seconds that the exit of the interpreter waits for a forward pass of a daemon thread.
 PATIENCE = 10.0
 
+# The streams of backends that are gone, with the process that made them.
 _idle: list[tuple[int, mx.Stream]] = []
+_taking = kept_over_forks(threading.Lock())
 _used: weakref.WeakSet[DeviceStream] = weakref.WeakSet()
 
 
@@ -33,9 +37,10 @@ class DeviceStream:
 
 def _take(device: mx.Device) -> mx.Stream:
     """Return a stream of this process that is not used, or a new one."""
-    for i, (process, stream) in enumerate(_idle):
-        if stream.device == device and process == os.getpid():  # the thread of a parent's stream does not exist here
-            return _idle.pop(i)[1]
+    with _taking:
+        for i, (process, stream) in enumerate(_idle):
+            if stream.device == device and process == os.getpid():  # a parent's stream has no thread here
+                return _idle.pop(i)[1]
     return mx.new_thread_unsafe_stream(device)
 
 

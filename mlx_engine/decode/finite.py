@@ -57,17 +57,21 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
 
     The tokens are run again from the first one, with every operation in its composed form.
     """
+    verify = "`inspect --verify` checks the file's weights"
     try:
-        first = _first(model, ids)
-    except Exception:  # the search needs memory of its own; the error must be raised without it, too
-        first = None
-    name, values = first or (None, row)
-    layer = _LAYER.match(name or "")
-    n_layers = int(model.config.n_layers)
-    return NotFiniteError(
-        n_tokens=len(ids), found=_described(values), first=name, layer=int(layer[1]) if layer else None,
-        n_layers=n_layers,
-    )  # fmt: skip
+        found = _first(model, ids)
+    except Exception as error:  # the search needs memory of its own; the error must be raised without it, too
+        origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
+        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
+    if found is None:
+        origin = "which no operation gave when the pass was repeated; report this as a bug of the backend"
+        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
+    name, values = found
+    match = _LAYER.match(name)
+    layer = int(match[1]) if match else None
+    place = "outside of the layers" if layer is None else f"in layer {layer} (0 to {model.config.n_layers - 1})"
+    origin = f"first in {name}, {place}; {verify}"
+    return NotFiniteError(n_tokens=len(ids), found=_described(values), origin=origin, first=name, layer=layer)
 
 
 class _FoundError(Exception):

@@ -142,14 +142,15 @@ def test_two_engines_on_mlx_have_a_stream_each():
 
 
 EXIT = """
-import sys, threading, mlx_engine
+import sys, threading, time, mlx_engine
 engine, begun = mlx_engine.load(sys.argv[1], sys.argv[2]), threading.Event()
 def generate():
     while True:
-        engine.generate([1, 2, 3], 40, ignore_eos=True)
-        begun.set()
+        for _ in engine.stream(list(range(1, 40)), 200, ignore_eos=True):
+            begun.set()
 threading.Thread(target=generate, daemon=True).start()
 assert begun.wait(20)
+time.sleep(0.1)
 """
 
 
