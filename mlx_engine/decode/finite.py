@@ -6,6 +6,7 @@ The check reads one sum per row of logits. The search runs only when the check h
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Sequence
 
@@ -33,12 +34,16 @@ class FiniteCheck:
 
     def __init__(self, backend: Backend, logits: Array) -> None:
         self._backend, self._logits, self.sums = backend, logits, backend.row_sums(logits)
+        self._bad: dict[int, np.ndarray] | None = None
 
     def bad_rows(self) -> dict[int, np.ndarray]:
         """Wait for the sums, and return the logits (V,) of each row that has NaN or infinities, by row."""
-        suspects = np.flatnonzero(~np.isfinite(self._backend.host(self.sums)))
-        rows = {int(r): self._backend.host(self._logits)[r] for r in suspects}
-        return {r: row for r, row in rows.items() if not np.isfinite(row).all()}  # a sum of finite logits may overflow
+        if self._bad is None:
+            sums = self._backend.host(self.sums).tolist()
+            rows = {r: self._backend.host(self._logits)[r] for r, total in enumerate(sums) if not math.isfinite(total)}
+            # A sum over finite logits may overflow.
+            self._bad = {r: row for r, row in rows.items() if not np.isfinite(row).all()}
+        return self._bad
 
 
 def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
