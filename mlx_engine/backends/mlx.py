@@ -79,8 +79,12 @@ class MlxBackend(MlxStates):
         return mx.array(np.asarray(values, dtype=np.float32))
 
     def host(self, x: Native) -> np.ndarray:
-        """Wait for x, and share its memory if the device has no memory of its own."""
-        return np.asarray(x)
+        """Wait for x, and share its memory if the device has no memory of its own.
+
+        Log-probabilities are read outside of sessions. The guard keeps also these threads out of MLX at exit.
+        """
+        with self.guard.held():
+            return np.asarray(x)
 
     def row_sums(self, logits: Native) -> Native:
         return logits.sum(axis=-1)

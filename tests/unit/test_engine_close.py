@@ -146,7 +146,7 @@ import sys, threading, time, mlx_engine
 engine, begun = mlx_engine.load(sys.argv[1], sys.argv[2]), threading.Event()
 def generate():
     while True:
-        for _ in engine.stream(list(range(1, 40)), 200, ignore_eos=True):
+        for _ in engine.stream(list(range(1, 40)), 200, ignore_eos=True, temperature=0.8, logprobs=2):
             begun.set()
 threading.Thread(target=generate, daemon=True).start()
 assert begun.wait(20)
