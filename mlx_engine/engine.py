@@ -15,21 +15,23 @@ from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import require
+from mlx_engine.loaded import LoadedModel
 from mlx_engine.models import plan_model
 from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.context import context_notes
 from mlx_engine.models.conversion import AUTO, KEEP, check_load_options
 from mlx_engine.observe import log
 from mlx_engine.opened import Opened
-from mlx_engine.prompts import Prompt
+from mlx_engine.prompts import Prompt, Prompts
 from mlx_engine.schedule.memory import pool_for
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Scheduler
-from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream
+from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream, drained, outcome
 from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.schedule.uncached import Uncached
 
@@ -46,11 +48,11 @@ if TYPE_CHECKING:
 BATCH_SLOTS = 32
 
 
-class Engine:
-    """A model on a backend, with its tokenizer. Made by `load`.
+class Engine(LoadedModel):
+    """A model on a backend, with its tokenizer. Made by `load`; `with load(...) as engine:` closes it at the end.
 
     Attributes:
-        prompts: makes requests from prompts.
+        path: the file or folder of the model.
         notes: lines for the user about how the model was loaded.
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
@@ -59,14 +61,31 @@ class Engine:
 
     def __init__(self, opened: Opened, progress: Progress | None = None) -> None:
         """Load the weights of a model whose files have been opened."""
-        self.model, converted = opened.build(progress)
-        self.path, self.prompts = opened.path, opened.prompts
-        program = self.model.program.fused.notes()
-        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(self.model.config)
-        self.notes = tuple(note for some in notes for note in some)
-        self.architecture = opened.checkpoint.architecture
+        model, converted = opened.build(progress)
         planned = opened.planned
+        self.architecture = opened.checkpoint.architecture
         self.n_tensors, self.n_parameters = len(planned.tensors), planned.n_parameters
+        about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
+        super().__init__(model, opened.path, about)
+        self._prompts = opened.prompts
+        program = model.program.fused.notes()
+        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(model.config)
+        self.notes = tuple(note for some in notes for note in some)
+
+    def close(self) -> None:
+        """Do what `LoadedModel.close` does, and free the file."""
+        super().close()
+        self._prompts.close()
+
+    @property
+    def prompts(self) -> Prompts:
+        """What makes requests from prompts.
+
+        Raises:
+            ClosedError: the engine has been closed.
+        """
+        _ = self.model
+        return self._prompts
 
     @property
     def config(self) -> Any:
@@ -81,7 +100,7 @@ class Engine:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of loading, included in the metrics of every run."""
-        return self.prompts.phases
+        return self._prompts.phases
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -89,6 +108,7 @@ class Engine:
 
         Raises:
             TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
+            ClosedError: the engine has been closed.
         """
         return self.prompts.tokenizer
 
@@ -97,6 +117,7 @@ class Engine:
 
         Raises:
             OptionError: `ids` is empty, or has an id that is not in the vocabulary.
+            NotFiniteError: logits are NaN or infinite; the error names the first layer.
         """
         import mlx.core as mx
 
@@ -104,12 +125,14 @@ class Engine:
         self.prompts.fitting(len(checked) - 1, 1, None)
         with self.backend.session():
             new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
-            return mx.array(self.backend.host(forward_logits(self.model, new)))
+            logits = forward_logits(self.model, new)
+            check_logits(self.model, logits, checked)
+            return mx.array(self.backend.host(logits))
 
     @shows_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
         """Generate text from a prompt. The arguments are those of `stream`."""
-        return _drained(self.run(prompt, Options.of(max_tokens, **options)))
+        return drained(self.run(prompt, Options.of(max_tokens, **options)))
 
     @shows_options
     def stream(
@@ -147,6 +170,7 @@ class Engine:
             OptionError: an option is invalid, or the prompt is empty.
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
+            NotFiniteError: logits are NaN or infinite, which is found while pieces are read.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
@@ -154,7 +178,7 @@ class Engine:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation, see README.
+        of summation, see README. If the logits of a prompt are NaN or infinite, its generation alone has an `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.
@@ -169,7 +193,7 @@ class Engine:
         each = one_per_prompt({"max_tokens": max_tokens, **options}, len(prompts))
         checked = [Options.of(**of) for of in each]
         requests = [self.request(prompt, of) for prompt, of in zip(prompts, checked, strict=True)]
-        return [_drained(stream) for stream in self.run_requests(requests)]
+        return [outcome(stream) for stream in self.run_requests(requests)]
 
     def run(
         self,
@@ -187,7 +211,7 @@ class Engine:
         """Return a stream for each request. The streams share forward passes: each continues while any is read."""
         for request in requests:  # it may have been made before the weights were loaded
             request.metrics.phases = {**self.phases, **request.metrics.phases}
-        steps = self._steps(requests) if requests else None
+        steps = self._steps(requests) if self.model and requests else None
         return [Stream(steps, request) for request in requests] if steps else []
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
@@ -245,13 +269,6 @@ class Engine:
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
         return self.prompts.chat_ids(messages, history)
-
-
-def _drained(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result."""
-    for _ in stream:
-        pass
-    return stream.generation
 
 
 def load(

@@ -13,6 +13,9 @@ EngineError                        the root of all errors that a user's input ca
 ├── OptionError (ValueError)       an option's value is invalid
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
 ├── CacheFullError (RuntimeError)  the KV cache is full
+├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
+├── ClosedError (RuntimeError)     an engine has been closed
+├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
 ├── AddressInUseError (OSError)    another program listens at the address of a server
 ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
@@ -208,6 +211,40 @@ def out_of_memory(where: str, error: MemoryError) -> NotEnoughMemoryError:
         return error
     hint = "end other programs, or use --quant q8_0, fewer tokens or a smaller model"
     return NotEnoughMemoryError(where=where, needed="enough memory", found=str(error) or "none", hint=hint)
+
+
+class NotFiniteError(EngineError, ArithmeticError):
+    """A forward pass gave logits that are NaN or infinite."""
+
+    def __init__(
+        self, *, n_tokens: int, found: str, origin: str, first: str | None = None, layer: int | None = None
+    ) -> None:
+        """Make the error.
+
+        Args:
+            n_tokens: tokens before the logits.
+            found: what the values are that are not finite.
+            origin: where they come from, as far as is known, and what to do.
+            first: the name of the first such value, such as "blk.3.attn_q"; None if it is not known.
+            layer: the layer that computed it; None outside of the layers.
+        """
+        self.n_tokens, self.found, self.first, self.layer = n_tokens, found, first, layer
+        where = f"logits after {n_tokens:,} token{'' if n_tokens == 1 else 's'}"
+        super().__init__(f"{where}: expected finite numbers, found {found}, {origin}")
+
+
+class ClosedError(EngineError, RuntimeError):
+    """The engine has been closed."""
+
+    def __init__(self) -> None:
+        super().__init__("engine: expected an open one, found one that has been closed; load the model again")
+
+
+class NotCopyableError(EngineError, TypeError):
+    """An object that holds a loaded model or a run cannot be pickled or copied."""
+
+    def __init__(self, *, name: str, hint: str) -> None:
+        super().__init__(f"{name}: expected to stay in its process, found pickle or a copy; {hint}")
 
 
 class AddressInUseError(EngineError, OSError):

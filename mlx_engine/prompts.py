@@ -14,6 +14,7 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, UNTIL_FULL, Options
 from mlx_engine.decode.output import Output
 from mlx_engine.errors import ContextLengthError, OptionError, Words, require
+from mlx_engine.forks import kept_over_forks
 from mlx_engine.schedule.request import Request
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Prompts:
         self.config, self.phases = config, dict[str, float]()
         self._path = path
         self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
-        self._lock = threading.Lock()
+        self._lock = kept_over_forks(threading.Lock())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -64,6 +65,10 @@ class Prompts:
             made = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
         # A padded embedding table has more rows than there are tokens.
         return made.padded(self.config.vocab_size)
+
+    def close(self) -> None:
+        """Free the file. A tokenizer that has not been built cannot be built any more."""
+        self._checkpoint = None
 
     def begin_with(self, phases: Mapping[str, float]) -> None:
         """Add the seconds of phases before all others."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -32,17 +33,30 @@ class Pool:
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
             raise ValueError(f"a pool: expected at least one thread, found {threads}")
-        self.threads = threads
-        self.shared = _Shared(threads, library)
+        self.threads, self._library = threads, library
+        self._start()
+
+    def renew(self) -> None:
+        """Start the threads again if this process has been forked, because it has none of its parent's threads.
+
+        The caller makes sure that no job was running at the time of the fork.
+        """
+        if self._process != os.getpid():
+            self.close.detach()
+            self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self.shared = _Shared(self.threads, self._library)
         self.control = self.shared.control
         self.address = self.control.ctypes.data
-        polls = self.shared.polls_per_second() if threads > 1 else 0.0
+        polls = self.shared.polls_per_second() if self.threads > 1 else 0.0
         self.control[SPINS], patience = max(1, int(polls * SPIN_SECONDS)), max(1, int(polls * PATIENCE))
         self._workers = [
             threading.Thread(
                 target=_run_worker, args=(self.shared, me, patience), name="mlx_engine-worker", daemon=True
             )
-            for me in range(1, threads)
+            for me in range(1, self.threads)
         ]
         for worker in self._workers:
             worker.start()

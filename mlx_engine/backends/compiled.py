@@ -43,13 +43,12 @@ class CompiledBackend(CompiledStates):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
     def __init__(self, library: Library, name: str, threads: int) -> None:
-        super().__init__()
         self.name, self.threads = name, threads
+        super().__init__()
         self.library, self.pool = library, Pool(threads, library)
         self._tasks = {
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
-        self._lock = threading.RLock()
         self._mapped: list[np.ndarray] = []
         # The formats of all matrices, and the words of embedding tables.
         self._formats: set[str] = set()
@@ -65,8 +64,13 @@ class CompiledBackend(CompiledStates):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Hold the thread pool, and BLAS on one thread."""
-        with self._lock, super().session():
+        with self.guard.held(), super().session():
+            self.pool.renew()
             yield
+
+    def close(self) -> None:
+        with self.guard.close():
+            self.pool.close()
 
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Call the compiled kernel, which needs no session."""

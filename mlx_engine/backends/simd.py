@@ -28,6 +28,7 @@ class SimdBackend(SimdStates):
     name = "simd"
 
     def __init__(self) -> None:
+        super().__init__()
         # The first search for BLAS libraries takes 0.1 to 0.2 seconds; do it here and not in the first pass.
         with one_blas_thread():
             pass
@@ -35,7 +36,7 @@ class SimdBackend(SimdStates):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Limit BLAS to one thread, and restore the limit afterwards."""
-        with one_blas_thread():
+        with super().session(), one_blas_thread():
             yield
 
     def prepare(self, weight: Weight) -> Native:

@@ -123,7 +123,7 @@ def _estimate(
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
     """Run the test once."""
     model, be = engine.model, engine.backend
-    pick, metrics = Sampler(be, Sampling(), ()), Metrics()
+    pick, metrics = Sampler(be, Sampling(), ids), Metrics()
     held = model.new_kv(test.depth + test.n_tokens)
     n_read = 1 if test.n_prompt else 0  # number of prefill passes
     with be.session():

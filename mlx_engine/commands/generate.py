@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors, safe_for
+from mlx_engine.commands.console import FAILED, is_plain, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
 from mlx_engine.commands.options import (
@@ -24,7 +24,7 @@ from mlx_engine.commands.options import (
 )
 from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
 from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
-from mlx_engine.errors import BackendUnavailableError, require
+from mlx_engine.errors import BackendUnavailableError, NotFiniteError, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -128,9 +128,16 @@ def generate(
     else:
         output.report(diagnostics.notes(engine))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
+    n_failed = 0
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
         label = "" if prompts.batch_file is None else f"[{i}] "
-        print_run(label, text, stream, engine, backend, output)
+        try:
+            print_run(label, text, stream, engine, backend, output)
+        except NotFiniteError as error:
+            if not label:
+                raise
+            n_failed += 1
+            print_failure(label, error, stream, engine, backend, json=output.json)
     seconds = time.perf_counter() - start
     output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
     if not output.is_silent:
@@ -138,6 +145,8 @@ def generate(
         output.report(offered(invocation, engine.path) if suggested is None else [])
     if engine.backend.profiler is not None and not output.json:
         notice(engine.backend.profiler.table())
+    if n_failed:
+        raise typer.Exit(FAILED)
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:
@@ -180,8 +189,18 @@ def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
     print()
 
 
+def print_failure(
+    label: str, error: NotFiniteError, stream: Stream, engine: Engine, requested: str, *, json: bool
+) -> None:
+    """Print the error of one run of a batch, whose other runs continue; with `json` one object with the error."""
+    from mlx_engine.schedule.stream import failed
+
+    notice(f"{label}error: {error}")
+    print(json_module.dumps(as_json(failed(stream, error), engine, requested)) if json else "", flush=True)
+
+
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object; it has the key "logprobs" if log-probabilities were asked for."""
+    """Return the run as one JSON object, with the keys "logprobs" if they were asked for, and "error" if it failed."""
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -190,6 +209,8 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
         "metrics": generation.metrics.summary(),
     }
+    if generation.error is not None:
+        found["error"] = str(generation.error)
     if generation.logprobs is None:
         return found
     return found | {"logprobs": [logprob_row(token, engine.tokenizer) for token in generation.logprobs]}

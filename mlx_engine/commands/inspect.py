@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_engine.commands.console import FAILED, notice, reports_errors, safe_for
+from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.model_overview import print_all, print_value
 from mlx_engine.commands.options import AllowSetting
 from mlx_engine.commands.outlook_rows import run_facts
@@ -56,7 +56,12 @@ def inspect(
             show_default="the model's, at most 4,096",
         ),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check that the model is complete and can be run.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Check that the model is complete and can be run, and that all its values are finite."
+        ),
+    ] = False,
     allow_setting: AllowSetting = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -89,7 +94,8 @@ def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) 
     from mlx_engine.convert.verify import Level
     from mlx_engine.convert.verify import verify as verified
 
-    findings = verified(path, allow_settings)
+    with progress_bar("checking tensors") as progress:
+        findings = verified(path, allow_settings, progress=progress)
     counts = {level.value: sum(finding.level is level for finding in findings) for level in Level}
     code = FAILED if counts["FAIL"] else 0
     if as_json:

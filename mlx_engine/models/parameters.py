@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -40,6 +41,8 @@ class Parameters:
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
+        # Bytes of the weights by type.
+        self._nbytes: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
@@ -48,13 +51,14 @@ class Parameters:
     @property
     def converted(self) -> Converted:
         """The types of the linear layers so far."""
-        return Converted.of(self._conversion, self._rows)
+        return Converted.of(self._conversion, self._rows, self._nbytes)
 
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
         if not self._backend.embeds_stored(weight):
             return self._prepare(f"{name}.weight", weight)
+        self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight
 
@@ -134,6 +138,7 @@ class Parameters:
             self._prepared[key] = self._backend.prepare(weight)
             if type(source or weight) is Weight:  # the bytes of other classes are made on demand
                 release((source or weight).data, self._prepared[key])
+            self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)
         return self._prepared[key]
 

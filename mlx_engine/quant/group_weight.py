@@ -63,6 +63,11 @@ class GroupWeight(Weight):
         """The blocks, as a vector of bytes in memory of its own."""
         return join(self.type, self.parts)
 
+    def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:
+        """Make these blocks alone."""
+        cut = [part[first:last] for part in self.parts.in_order]
+        return join(self.type, Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None))
+
     def part(self, i: int, n: int) -> GroupWeight:
         """Return part i of n equal parts along the first axis, without that axis. No bytes are read."""
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
+from mlx_engine.forks import kept_over_forks
 from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.stream import StreamDecoder
@@ -30,7 +31,8 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
-        self._lock = threading.Lock()  # recognising special tokens is a setting of `core`, not an argument
+        # Recognising special tokens is a setting of `core`, not an argument.
+        self._lock = kept_over_forks(threading.Lock())
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
         self.user_defined_tokens: dict[str, int] = {

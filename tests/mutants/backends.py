@@ -56,7 +56,7 @@ MUTANTS = [
         "threads share a pool without turns",
         "mlx_engine/backends/compiled.py",
         "CompiledBackend.session",
-        "with self._lock, super().session():\n    ...",
+        "with self.guard.held(), super().session():\n    ...",
         "with super().session():\n    ...",
     ),
     Mutant(
