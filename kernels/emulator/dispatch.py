@@ -29,7 +29,7 @@ class Run:
     threadgroup: Sequence[int]
     init_value: float | None
     seed: int
-    strict: bool
+    all_lanes: bool
     at_end: bool
     races: bool
 
@@ -58,7 +58,7 @@ def dispatch(
             run.grid,
             run.threadgroup,
             seed=run.seed,
-            strict=run.strict,
+            all_lanes=run.all_lanes,
             at_end=run.at_end,
             watched=[(buffer.start, buffer.bytes) for buffer in outputs] if run.races else [],
         )

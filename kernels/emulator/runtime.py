@@ -36,6 +36,9 @@ class Failure(IntEnum):
     VALUE_BYTES = 12
     INTERRUPTED = 13
     RACE = 14
+    INACTIVE_LANE = 15
+    UNEVEN_ARGUMENT = 16
+    UNORDERED_SIMD = 17
 
 
 class Site(ctypes.Structure):
@@ -100,7 +103,7 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "strict", "races", "at_end"))
+    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "all_lanes", "races", "at_end"))
 
 
 class Statistics(ctypes.Structure):
@@ -163,7 +166,7 @@ class Entry:
         threadgroup: Sequence[int],
         *,
         seed: int,
-        strict: bool,
+        all_lanes: bool,
         at_end: bool,
         watched: Sequence[tuple[int, int]] = (),
     ) -> tuple[Statistics, Report]:
@@ -179,7 +182,7 @@ class Entry:
             (ctypes.c_void_p * len(buffers))(*buffers),
             _Three(*grid),
             _Three(*threadgroup),
-            ctypes.byref(Options(seed, strict, bool(watched), at_end)),
+            ctypes.byref(Options(seed, all_lanes, bool(watched), at_end)),
             ctypes.byref(statistics),
             ctypes.byref(report),
         )
