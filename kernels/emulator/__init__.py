@@ -24,12 +24,16 @@ from kernels.emulator.errors import (
     LaunchError,
     LintError,
     MemoryFaultError,
+    OrderError,
     RaceError,
     UndefinedBehaviorError,
 )
+from kernels.emulator.intercept import Call, Calls, emulate
 from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
 
 __all__ = [
+    "Call",
+    "Calls",
     "CompileError",
     "CompilerMissingError",
     "ConvergenceError",
@@ -38,8 +42,10 @@ __all__ = [
     "LintError",
     "MemoryFaultError",
     "MetalKernel",
+    "OrderError",
     "RaceError",
     "UndefinedBehaviorError",
+    "emulate",
     "metal_kernel",
     "prepare",
     "unavailable",

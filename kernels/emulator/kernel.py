@@ -36,6 +36,21 @@ class MetalKernel:
         self._row_contiguous = ensure_row_contiguous
         self._compiled: dict[Instance, Compiled] = {}
 
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self._text.name
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """One per output."""
+        return self._text.output_names
+
+    @property
+    def atomic_outputs(self) -> bool:
+        """Whether the outputs are atomic, so that their last bits may depend on the order of threads."""
+        return self._text.atomic_outputs
+
     def __call__(
         self,
         *,
@@ -84,8 +99,8 @@ class MetalKernel:
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
         _check_grid(text, grid, threadgroup)
-        _check_options(text, seed, build, lanes, guard)
-        memories = [memory_of(value, row_contiguous=self._row_contiguous) for value in inputs]
+        check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
+        memories = [self._memory(value) for value in inputs]
         kinds = [Input.of(memory.dtype, memory.shape) for memory in memories]
         instance = text.instance(kinds, output_dtypes, template, build=build, suffixes=suffixes)
         if verbose:
@@ -107,6 +122,18 @@ class MetalKernel:
         except MemoryFaultError as fault:
             raise self._located(fault, instance, run, memories, output_shapes) from None
         return arrays
+
+    def _memory(self, value: Any) -> Memory:
+        try:
+            return memory_of(value, row_contiguous=self._row_contiguous)
+        except ValueError as error:
+            if "function transformations" not in str(error):
+                raise
+            raise LaunchError(
+                f"kernel '{self.name}': called by mx.compile or mx.vmap, with arrays that have no values yet: the "
+                "emulator needs values; call mx.disable_compile() first, and a function of mx.vmap once per element "
+                "(MLX has no vmap of a metal_kernel)"
+            ) from None
 
     def _located(
         self,
@@ -169,7 +196,7 @@ def prepare(
     """
     wanted = []
     for kernel, inputs, output_dtypes, template in requests:
-        _check_options(kernel._text, 0, build, "active", None)
+        check_switches(f"kernel '{kernel.name}'", 0, build, "active", None)
         instance = kernel._text.instance(inputs, output_dtypes, template, build=build, suffixes=suffixes)
         wanted.append((kernel, instance))
     _compile(wanted)
@@ -216,15 +243,20 @@ def _check_grid(text: KernelText, grid: Sequence[int], threadgroup: Sequence[int
         )
 
 
-def _check_options(text: KernelText, seed: int, build: str, lanes: str, guard: str | None) -> None:
-    if not 0 <= seed < 1 << 32:
-        raise LaunchError(f"kernel '{text.name}', seed {seed}: expected a number from 0 on, below 2**32")
+def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | None) -> None:
+    """Refuse options of a call that do not exist.
+
+    Raises:
+        LaunchError: the message begins with `where`.
+    """
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise LaunchError(f"{where}, seed {seed}: expected a number from 0 on, below 2**32")
     if build not in BUILDS:
-        raise LaunchError(f"kernel '{text.name}', build {build!r}: expected one of {', '.join(BUILDS)}")
+        raise LaunchError(f"{where}, build {build!r}: expected one of {', '.join(BUILDS)}")
     if lanes not in LANES:
-        raise LaunchError(f"kernel '{text.name}', lanes {lanes!r}: expected one of {', '.join(LANES)}")
+        raise LaunchError(f"{where}, lanes {lanes!r}: expected one of {', '.join(LANES)}")
     if guard not in (None, "start", "end"):
-        raise LaunchError(f"kernel '{text.name}', guard {guard!r}: expected 'start' or 'end'")
+        raise LaunchError(f"{where}, guard {guard!r}: expected 'start' or 'end'")
 
 
 def metal_kernel(
