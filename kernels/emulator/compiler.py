@@ -270,17 +270,27 @@ def kernel_library(text: str, build: Build) -> Path:
     return _built(name, compile_in)
 
 
+# Literals without a suffix are floats in included files, too; in templates there, clang takes them for doubles again.
+_FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
+
+
 def check_syntax(text: str, folders: Sequence[Path]) -> None:
     """Compile a whole .metal file and keep nothing, so that changed files which it includes are always seen.
 
     Raises:
         CompileError: clang reports errors.
     """
-    flags = (*_KERNEL_FLAGS, *SPACES.flags, *_baseline(), "-Dkernel=", *(f"-I{folder.resolve()}" for folder in folders))
+    flags = (
+        *_KERNEL_FLAGS,
+        *SPACES.flags,
+        *_baseline(),
+        *_FILE_FLAGS,
+        *(f"-I{folder.resolve()}" for folder in folders),
+    )
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="checking-") as scratch:
         source, item = Path(scratch) / "kernels.cc", Path(scratch) / "kernels.o"
         source.write_text(text, encoding="utf-8")
-        _run([*compiler().command, *flags, "-O0", "-c", str(source), "-o", str(item)], Path(scratch), judge=_judge)
+        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], Path(scratch), judge=_judge)
 
 
 def _link(items: Sequence[Path], file: Path) -> None:

@@ -58,8 +58,8 @@ def emulate(
 
     Each call runs once per build and seed. It raises an error for the first mistake, or if the results of two seeds
     differ; else it returns the result. `mx.compile` is switched off, so compiled functions run op by op. Kernels made
-    before, for instance by a module that is imported already, are MLX's: import such modules within the context. Kernels
-    made here stay emulated afterwards.
+    before, for instance by a module that is imported already, are MLX's: import such modules within the context. Those
+    that are made here stay emulated afterwards.
 
     Args:
         builds: "spaces", "undefined", "races"; see `MetalKernel.__call__`.
@@ -177,7 +177,7 @@ def difference(one: mx.array, other: mx.array) -> tuple[int, ...] | None:
 
 
 def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
-    """Return the outputs as results of the inputs, so that a gradient is refused as in MLX, and is not silently zero."""
+    """Return the outputs as results of the inputs, so that a gradient is refused as in MLX, not silently zero."""
 
     @mx.custom_function
     def results(*_: mx.array) -> list[mx.array]:
@@ -189,7 +189,8 @@ def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.
             f"kernel '{name}': MLX has no gradient of a metal_kernel; define one with mx.custom_function and its vjp"
         )
 
-    return list(results(*(x for x in inputs if isinstance(x, mx.array))))
+    tied: list[mx.array] = results(*(x for x in inputs if isinstance(x, mx.array)))  # type: ignore[assignment]
+    return list(tied)
 
 
 # ---- what is replaced in MLX ----

@@ -1,8 +1,8 @@
 """For pytest: the fixture `emulated_metal` and the option `--emulate-metal`.
 
-Load it with `pytest -p kernels.emulator.pytest_plugin`, or with `pytest_plugins = ["kernels.emulator.pytest_plugin"]` in
-the topmost conftest.py. The fixture checks kernels that are made within the test. Kernels that modules make when they
-are imported need the option, which begins before pytest imports them.
+Load it with `pytest -p kernels.emulator.pytest_plugin`, or with `pytest_plugins = ["kernels.emulator.pytest_plugin"]`
+in the topmost conftest.py. The fixture checks kernels that are made within the test. Kernels that modules make when
+they are imported need the option, which begins before pytest imports them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 from kernels.emulator.intercept import Calls, emulate
 
 _STACK = pytest.StashKey[ExitStack]()
+_CALLS = pytest.StashKey[Calls]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Begin before any test module is imported."""
     if config.getoption("--emulate-metal"):
         stack = config.stash[_STACK] = ExitStack()
-        stack.enter_context(emulate())
+        config.stash[_CALLS] = stack.enter_context(emulate())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how much was checked, since a program may have chosen another path."""
+    if _CALLS in config.stash:
+        calls = config.stash[_CALLS].calls
+        kernels = len({call.kernel for call in calls})
+        terminalreporter.write_line(f"checked in the Metal emulator: {kernels} kernels, {len(calls):,} calls")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -188,7 +188,7 @@ def test_all_that_is_wrong_is_said_at_once():
         "y[0] = *(const device float*)(x + 1) + ((const device float2*)x)[1].x;",
         "threadgroup float* none = nullptr; y[0] = none ? 1.0f : 0.0f;",
         "// gr\u00f6\u00dfer \u2265 0\ny[0] = 1.0;",
-        "if (x[0] < 1) { threadgroup float t[64]; t[0] = 0.25; y[0] = t[0]; } else { threadgroup int t; y[0] = t = 1; }",
+        "if (x[0] < 1) { threadgroup float t[4]; t[0] = 0.25; y[0] = t[0]; } else { threadgroup int t; y[0] = t = 1; }",
     ],
 )
 def test_lints_leave_right_kernels_alone(source: str):

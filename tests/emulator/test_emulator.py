@@ -240,6 +240,12 @@ def test_buffers_are_guarded_in_every_build(build: str):
         call(simple("y[0] = x[64];"), X, build=build)
 
 
+def test_what_lies_past_an_input_does_not_pass_for_what_lies_past_an_output():
+    for source in ("y[i] = x[i];", "y[i] = 1.0f + x[i];"):
+        with pytest.raises(MemoryFaultError, match=r"wrote to output 'y' \(36 bytes\), 0 bytes past its end"):
+            call(simple("uint i = thread_position_in_grid.x; " + source), X[:9], (9,), grid=(10, 1, 1))
+
+
 def test_what_is_not_a_multiple_of_16_has_canaries():
     kernel = simple("y[int(x[0])] = 1.0f;")
     for written in range(5, 8):
