@@ -60,6 +60,9 @@ def write(tmp_path):
 
 def test_a_program_is_run_with_its_arguments(write):
     assert check(write("program.py", PROGRAM), 9, 5).stdout == "arguments ['9', '5']\ncopy: 2 calls, all right\n"
+    assert check(write("show.py", PROGRAM.replace("map(int", "map(len")), "--", "--deep").stdout.startswith(
+        "arguments ['--deep']\ncopy: 1 call"
+    )
 
 
 def test_a_mistake_is_told_with_the_lines_of_the_program_and_of_the_kernel(write):
