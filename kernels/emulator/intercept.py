@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.emulator.compiler import compiler
-from kernels.emulator.errors import LaunchError, OrderError, RaceError
+from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
 from kernels.emulator.kernel import MetalKernel, check_switches, metal_kernel
 
 BUILDS = ("spaces", "undefined")
@@ -39,10 +39,12 @@ class Calls:
     Attributes:
         made: the names of the kernels that were made, called or not.
         calls: the calls that found no mistake, in order.
+        findings: the errors of all others, also of those that the program has caught.
     """
 
     made: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    findings: list[EmulatorError] = field(default_factory=list)
 
 
 @contextmanager
@@ -128,18 +130,26 @@ class CheckedKernel:
             EmulatorError: the kernel or its call is wrong; see `errors`.
         """
         started = time.perf_counter()
-        given = dict(call, inputs=inputs, grid=grid, threadgroup=threadgroup)
-        results = []
+        try:
+            results = self._results(dict(call, inputs=inputs, grid=grid, threadgroup=threadgroup))
+        except EmulatorError as error:
+            self._seen.findings.append(error)
+            raise
+        kinds = tuple((str(getattr(x, "dtype", type(x).__name__)), tuple(getattr(x, "shape", ()))) for x in inputs)
+        runs, seconds = len(self._builds) * len(self._seeds), time.perf_counter() - started
+        self._seen.calls.append(Call(self.name, kinds, tuple(grid), tuple(threadgroup), runs, seconds))
+        return _tied(self.name, inputs, results)
+
+    def _results(self, given: dict[str, Any]) -> list[mx.array]:
+        """Run every build and seed, and return the first result, which all others equal."""
+        results: list[tuple[int, list[mx.array]]] = []
         for build in self._builds:
             for seed in self._seeds:
                 results.append((seed, self._kernel(**given, **self._options, build=build, seed=seed)))
                 given["verbose"] = False
                 if not self._kernel.atomic_outputs:
                     self._compare(results[0], results[-1], given)
-        kinds = tuple((str(getattr(x, "dtype", type(x).__name__)), tuple(getattr(x, "shape", ()))) for x in inputs)
-        seconds = time.perf_counter() - started
-        self._seen.calls.append(Call(self.name, kinds, tuple(grid), tuple(threadgroup), len(results), seconds))
-        return _tied(self.name, inputs, results[0][1])
+        return results[0][1]
 
     def _compare(
         self, first: tuple[int, list[mx.array]], other: tuple[int, list[mx.array]], given: dict[str, Any]

@@ -35,9 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how much was checked, since a program may have chosen another path."""
     if _CALLS in config.stash:
-        calls = config.stash[_CALLS].calls
-        kernels = len({call.kernel for call in calls})
-        terminalreporter.write_line(f"checked in the Metal emulator: {kernels} kernels, {len(calls):,} calls")
+        seen = config.stash[_CALLS]
+        kernels = len({call.kernel for call in seen.calls})
+        counts = f"{kernels} kernels, {len(seen.calls):,} calls, {len(seen.findings)} mistakes"
+        terminalreporter.write_line(f"checked in the Metal emulator: {counts}")
+        for finding in dict.fromkeys(map(str, seen.findings)):  # also those that the program has caught
+            terminalreporter.write_line(finding)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -31,7 +31,7 @@ class FileReport:
         calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
         verdicts: of the experiments that the file defines.
         compiled: the kernels of a .metal file, which were compiled and not run.
-        finding: the mistake that ended the program, with its line.
+        findings: the mistakes, also those that the program has caught; the one that ended it with its line.
         uncalled: kernels that were made and not called.
     """
 
@@ -39,21 +39,20 @@ class FileReport:
     calls: dict[str, int] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
-    finding: str | None = None
+    findings: list[str] = field(default_factory=list)
     uncalled: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
         """Whether something was checked, and nothing was wrong."""
-        return self.finding is None and all(self.verdicts) and bool(self.calls or self.verdicts or self.compiled)
+        return not self.findings and all(self.verdicts) and bool(self.calls or self.verdicts or self.compiled)
 
     def __str__(self) -> str:
         lines = [f"{name}: {n} call{'s' * (n > 1)}, all right" for name, n in self.calls.items()]
         lines += [f"{name}: compiled, not run" for name in self.compiled]
         lines += [f"{name}: made, never called" for name in self.uncalled]
         lines += [str(verdict) for verdict in self.verdicts]
-        if self.finding is not None:
-            lines.append(self.finding)
+        lines += self.findings
         if not lines:
             lines.append(
                 f"{self.file}: expected calls of kernels of mx.fast.metal_kernel, or kernels.Experiment objects, "
@@ -87,7 +86,7 @@ def check_file(
         try:
             report.compiled = compile_metal_file(file, folders)
         except EmulatorError as error:
-            report.finding = str(error)
+            report.findings = [str(error)]
         return report
     experiments = _run(file, arguments, orders, report)
     for experiment in experiments:
@@ -107,6 +106,7 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
     """Run the program; return the experiments among its global names."""
     found: dict[str, Any] = {}
     calls = Calls()
+    ended: Exception | None = None
     with _as_program(file, arguments):
         try:
             with emulate(
@@ -116,10 +116,13 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
         except SystemExit:
             pass
         except Exception as error:
-            report.finding = _described(error, file)
+            ended = error
     report.calls = dict(Counter(call.kernel for call in calls.calls))
     report.uncalled = [name for name in dict.fromkeys(calls.made) if name not in report.calls]
-    if report.finding is not None:
+    report.findings = list(dict.fromkeys(str(error) for error in calls.findings if error is not ended))
+    if ended is not None:
+        report.findings.append(_described(ended, file))
+    if report.findings:
         report.uncalled = []
     return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment)))
 

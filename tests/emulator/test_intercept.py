@@ -44,6 +44,14 @@ def test_a_program_runs_as_it_is_and_is_checked():
     (call,) = seen.calls
     assert (call.kernel, call.grid, call.runs) == ("twice", (40, 1, 1), 4)
     assert seen.made == ["twice", "twice"]
+    assert [type(error) for error in seen.findings] == [MemoryFaultError]
+
+
+def test_a_kernel_without_inputs():
+    with emulate():
+        kernel = mx.fast.metal_kernel(name="three", input_names=[], output_names=["y"], source="y[0] = 3;")
+        call = {"grid": (1, 1, 1), "threadgroup": (1, 1, 1), "output_shapes": [(1,)], "output_dtypes": [mx.int32]}
+        assert kernel(inputs=[], **call)[0].tolist() == [3]
 
 
 def test_mlx_is_as_before_afterwards():
@@ -182,5 +190,5 @@ def test_the_plugin_of_pytest(tmp_path: Path):
         command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}
     )
     assert "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "checked in the Metal emulator: 1 kernels, 1 calls" in done.stdout
+    assert "checked in the Metal emulator: 1 kernels, 1 calls, 1 mistakes\nkernel 'early': read" in done.stdout
     assert "kernel 'early': read input 'x' (48 bytes), at byte 48: just past its end" in done.stdout

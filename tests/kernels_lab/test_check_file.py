@@ -75,9 +75,17 @@ def test_a_mistake_is_told_with_the_lines_of_the_program_and_of_the_kernel(write
     ]
 
 
+def test_a_mistake_that_the_program_catches_is_told(write):
+    caught = PROGRAM.replace("    kernel(", "  try:\n    kernel(") + "  except Exception: print('another path')\n"
+    out = check(write("program.py", caught), 13, 13, code=1).stdout.splitlines()
+    assert out[1:3] == ["another path"] * 2
+    assert out[3].startswith("kernel 'copy': read input 'x' (48 bytes)")
+    assert len(out) == 6
+
+
 def test_json_is_one_object_whatever_the_program_prints(write):
     found = json.loads(check(write("program.py", PROGRAM), "--json", 9).stdout)
-    assert (found["calls"], found["finding"], found["passed"]) == ({"copy": 1}, None, True)
+    assert (found["calls"], found["findings"], found["passed"]) == ({"copy": 1}, [], True)
 
 
 def test_a_program_that_checks_nothing_has_not_passed(write):
