@@ -287,10 +287,10 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
         *_FILE_FLAGS,
         *(f"-I{folder.resolve()}" for folder in folders),
     )
-    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="checking-") as scratch:
-        source, item = Path(scratch) / "kernels.cc", Path(scratch) / "kernels.o"
+    with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
+        source, item = scratch / "kernels.cc", scratch / "kernels.o"
         source.write_text(text, encoding="utf-8")
-        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], Path(scratch), judge=_judge)
+        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], scratch, judge=_judge)
 
 
 def _link(items: Sequence[Path], file: Path) -> None:

@@ -115,7 +115,7 @@ def check(
         return
     if races or suffixes or include or lanes != "active":
         raise OptionError(
-            option="check", expected="a FILE with --races, --lanes, --suffixes or --include", found="none"
+            option="check", expected="a FILE with --races, --lanes, --suffixes or --include", found=Words("none")
         )
     every, name = chosen(kernel), executor_of(executor)
     verdicts = []
