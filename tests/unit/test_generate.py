@@ -55,7 +55,7 @@ def test_a_stop_string_of_the_text_cuts_it_there(engine):
 def short(monkeypatch):
     """The model with a context of 32, and the ids of every pass it runs."""
     engine, passes = mlx_engine.load(DATA / "model-f32.gguf", backend="simd"), []
-    engine.model.config = dataclasses.replace(engine.model.config, context_length=32)
+    engine.model.config = engine.prompts.config = dataclasses.replace(engine.model.config, context_length=32)
     forward = engine.model.forward
     monkeypatch.setattr(engine.model, "forward", lambda batch: (passes.append(batch.ids), forward(batch))[1])
     return engine, passes

@@ -155,7 +155,7 @@ def test_each_answer_of_a_batch_is_a_line_of_its_own(terminal, ending, plain):
 
 
 def test_the_two_rates_of_a_run_are_told_apart(terminal):
-    shown = terminal("generate", "Once upon a time", "-m", MODEL, "-b", "simd", "-n", 5, "--ignore-eos")
+    shown = terminal("generate", "Once upon a time", "-m", MODEL, "-b", "simd", "-n", 5, "--ignore-eos", "-v")
     rates = re.search(
         r"^5 tokens in \S+s \((\S+) tokens/sec\), prompt included; decode alone: (\S+) tokens/sec$", shown, re.M
     )
