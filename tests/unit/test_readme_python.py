@@ -1,0 +1,26 @@
+"""The examples of README's section "Use" in Python, run in their order with the built-in model."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_engine.errors import ChatTemplateError, ClosedError
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_run(capsys):
+    section = README.split("\n## Serve\n")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    load, tools, several = (block.replace('"model.gguf"', '"builtin"') for block in blocks)
+    names: dict[str, Any] = {}
+    exec(load, names)
+    with pytest.raises(ChatTemplateError, match="does not read tools"):  # the built-in model has none
+        exec(tools.replace(', variables={"enable_thinking": False}', ""), names)
+    exec(several, names)
+    assert len(capsys.readouterr().out) > 100
+    assert [len(found.token_ids) for found in (names["first"], names["second"])] == [20, 40]
+    with pytest.raises(ClosedError):
+        names["engine"].generate("Once")
