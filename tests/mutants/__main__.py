@@ -30,6 +30,8 @@ NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*
 NOT_RUN = ("test_mutants.py", "test_benchmarks_page.py")
 # pytest's exit status if a test failed, and if all tests of the given files are deselected.
 FAILED, NOTHING_RAN = 1, 5
+# A bug may keep the tests from ending. All of them take about five minutes in one process.
+LIMIT_SECONDS = 1800
 
 
 def first_failure(mutant: Mutant, executed: Executed) -> str | None:
@@ -81,7 +83,12 @@ def _failure(words: list[str], root: Path, only: int | None = None, record: Path
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", FOLDER: str(record)}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *words]
     command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
-    result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"tests that do not end within {LIMIT_SECONDS} s"
     if result.returncode in (0, NOTHING_RAN) or only not in (None, result.returncode):
         return None
     found = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
