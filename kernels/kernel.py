@@ -19,7 +19,7 @@ class Kernel:
     """The arguments of `mx.fast.metal_kernel`, none of which depends on shapes.
 
     `source` is the body of a function in the Metal Shading Language; MLX generates its signature. `header` is inserted
-    before the function. Both must be ASCII, because MLX passes them to Metal as ASCII.
+    before the function.
     """
 
     name: str
@@ -37,10 +37,6 @@ class Kernel:
         object.__setattr__(self, "output_names", tuple(self.output_names))
         if not (self.name.isidentifier() and self.name.isascii()):
             raise ValueError(f"kernel {self.name!r}: expected a name that C accepts: letters, digits and _")
-        for part, text in (("source", self.source), ("header", self.header)):
-            for number, line in enumerate(text.splitlines(), start=1):
-                if not line.isascii():
-                    raise ValueError(f"kernel {self.name}: expected ASCII, found {line.strip()!r} in {part}:{number}")
 
     @classmethod
     def load(cls, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> Kernel:

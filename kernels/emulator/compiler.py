@@ -22,13 +22,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kernels.drafts import draft
 from kernels.emulator.errors import CompileError, CompilerMissingError
 from kernels.folder import cache_folder
 
@@ -109,8 +109,6 @@ _KERNEL_FLAGS = (
     *("-Werror=return-type", "-Werror=uninitialized", "-Wdouble-promotion", "-Wimplicit-float-conversion"),
     f"-I{_HERE / 'include'}",
 )
-# Literals without a suffix are floats, as in Metal.
-_LENIENT_FLAGS = ("-Xclang", "-cl-single-precision-constant")
 _RUNTIME_FLAGS = (
     "-O2",
     "-fPIC",
@@ -254,22 +252,45 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
-def kernel_library(text: str, build: Build, *, strict: bool = True) -> Path:
+def kernel_library(text: str, build: Build) -> Path:
     """Return the library of a unit of kernels; compile it if it is not cached.
 
     Raises:
         CompileError: clang reports errors; the message has them.
     """
-    flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags, *(() if strict else _LENIENT_FLAGS))
+    flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags)
     name = f"{build.name}-{_digest(text.encode(), flags)}.so"
 
     def compile_in(folder: Path) -> None:
         source, item = folder / "kernels.cc", folder / "kernels.o"
-        source.write_text(text)
+        source.write_text(text, encoding="utf-8")
         _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder, judge=_judge)
         _link([item], folder / name)
 
     return _built(name, compile_in)
+
+
+# Literals without a suffix are floats in included files, too; in templates there, clang takes them for doubles again.
+_FILE_FLAGS = ("-Dkernel=", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion", "-O0")
+
+
+def check_syntax(text: str, folders: Sequence[Path]) -> None:
+    """Compile a whole .metal file and keep nothing, so that changed files which it includes are always seen.
+
+    Raises:
+        CompileError: clang reports errors.
+    """
+    flags = (
+        *_KERNEL_FLAGS,
+        *SPACES.flags,
+        *_baseline(),
+        *_FILE_FLAGS,
+        *(f"-I{folder.resolve()}" for folder in folders),
+    )
+    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="checking-") as scratch:
+        source, item = Path(scratch) / "kernels.cc", Path(scratch) / "kernels.o"
+        source.write_text(text, encoding="utf-8")
+        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], Path(scratch), judge=_judge)
 
 
 def _link(items: Sequence[Path], file: Path) -> None:
@@ -287,10 +308,9 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
     file = cache_folder("emulator") / name
     if file.exists():
         return file
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as scratch:
-        made = Path(scratch) / name
-        make(Path(scratch))
-        made.replace(file)
+    with draft(file, is_folder=True) as scratch:
+        make(scratch)
+        (scratch / name).replace(file)
     return file
 
 
@@ -300,7 +320,23 @@ def _judge(said: str) -> None:
         if "-Wimplicit-float-conversion" in line and "to 'bfloat" in line:
             raise CompileError(f"{line}\nMetal does not convert to bfloat by itself; write `bfloat(...)` or `T(...)`")
         if "-Wdouble-promotion" in line and "to 'double'" in line:
-            raise CompileError(f"{line}\nMetal has no double; give literals the suffix f")
+            raise CompileError(f"{line}\nMetal has no double; use float")
+
+
+_DIAGNOSTIC = re.compile(r"^[^\s:][^:\n]*:\d+:\d+: (?P<kind>fatal error|error|warning|note|remark): ")
+
+
+def errors_only(said: str) -> str:
+    """Return clang's errors with their notes; all that it said if there is none. Warnings would bury them."""
+    kept, keeps, errors = [], True, 0
+    for line in said.strip().splitlines():
+        found = _DIAGNOSTIC.match(line)
+        if found and found["kind"] != "note":
+            keeps = found["kind"].endswith("error")
+            errors += keeps
+        if keeps:
+            kept.append(line)
+    return "\n".join(kept) if errors else said.strip()
 
 
 def _run(command: Sequence[str], scratch: Path, judge: Callable[[str], None] | None = None) -> None:
@@ -314,6 +350,6 @@ def _run(command: Sequence[str], scratch: Path, judge: Callable[[str], None] | N
     except OSError as error:
         raise CompilerMissingError(f"{command[0]} cannot be run ({error}); expected clang, see {VARIABLE}") from error
     if result.returncode:
-        raise CompileError(result.stderr.strip() or f"{command[0]} ended with {result.returncode}")
+        raise CompileError(errors_only(result.stderr) or f"{command[0]} ended with {result.returncode}")
     if judge:
         judge(result.stderr)

@@ -29,7 +29,7 @@ class Run:
     threadgroup: Sequence[int]
     init_value: float | None
     seed: int
-    strict: bool
+    all_lanes: bool
     at_end: bool
     races: bool
 
@@ -58,12 +58,14 @@ def dispatch(
             run.grid,
             run.threadgroup,
             seed=run.seed,
-            strict=run.strict,
+            all_lanes=run.all_lanes,
             at_end=run.at_end,
             watched=[(buffer.start, buffer.bytes) for buffer in outputs] if run.races else [],
         )
         if report.kind:
             raise Failed(run.kernel, run.texts, report, _regions(signature.parameters, buffers)).error()
+        if report.site.what:
+            statistics.undefined = Failed(run.kernel, run.texts, report, ()).undefined
         for parameter, buffer in zip(produced, outputs, strict=True):
             _check_canaries(run.kernel, parameter.name, buffer)
         arrays = [

@@ -9,6 +9,7 @@ EmulatorError
 +-- ConvergenceError            divergent SIMD-group operations and barriers
 +-- UndefinedBehaviorError      signed overflow, shifts, alignment, divisions, casts
 +-- RaceError                   two unordered accesses to the same bytes, at least one a write
++-- OrderError                  results that depend on the order of threads
 """
 
 from __future__ import annotations
@@ -47,4 +48,8 @@ class UndefinedBehaviorError(EmulatorError):
 
 
 class RaceError(EmulatorError):
-    """The result depends on the order of two threads."""
+    """Two threads use the same memory, and nothing orders them."""
+
+
+class OrderError(EmulatorError):
+    """Two orders of threads give different results."""

@@ -25,7 +25,7 @@ class Instance(NamedTuple):
     outputs: tuple[str, ...]
     template: tuple[Argument, ...]
     build: str
-    strict: bool
+    suffixes: bool
 
 
 class Compiled(NamedTuple):
@@ -53,7 +53,7 @@ class KernelText:
         template: Template | None,
         *,
         build: str = "spaces",
-        strict: bool = True,
+        suffixes: bool = False,
     ) -> Instance:
         """Return the instance for inputs like these.
 
@@ -65,7 +65,7 @@ class KernelText:
             if dtype not in TYPES:
                 raise LaunchError(f"kernel '{self.name}', output dtype {dtype}: expected one of {', '.join(TYPES)}")
         arguments = tuple(Argument.of(name, value) for name, value in template or ())
-        return Instance(tuple(map(_input_of, inputs)), outputs, arguments, build, strict)
+        return Instance(tuple(map(_input_of, inputs)), outputs, arguments, build, suffixes)
 
     def signature(self, instance: Instance) -> Signature:
         """Return the signature of an instance."""
@@ -92,22 +92,22 @@ def _input_of(spec: InputSpec) -> Input:
 
 
 def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Compiled]:
-    """Compile instances as one unit; their builds and strictness are equal.
+    """Compile instances as one unit; their builds and rules are equal.
 
     Raises:
         CompileError: for the first that does not compile.
     """
-    build, strict = BUILDS.get(wanted[0][1].build, UNOPTIMIZED), wanted[0][1].strict
+    build, suffixes = BUILDS.get(wanted[0][1].build, UNOPTIMIZED), wanted[0][1].suffixes
     for text in dict.fromkeys(text for text, _ in wanted):
-        lint.check(text.name, text.header, text.source, strict=strict)
+        lint.check(text.name, text.header, text.source, suffixes=suffixes)
     signatures = [text.signature(instance) for text, instance in wanted]
     parts = [Part(one, text.header, text.source) for one, (text, _) in zip(signatures, wanted, strict=True)]
     try:
-        file = kernel_library(unit(parts), build, strict=strict)
+        file = kernel_library(unit(parts), build)
     except CompileError as error:
         if len(wanted) > 1:  # one of them, but which?
             return [compiled for one in wanted for compiled in compile_together([one])]
         ((text, instance),) = wanted
-        hint = lint.tiny_inputs(str(error), list(zip(text.input_names, instance.inputs, strict=True)))
+        hint = lint.hints(str(error), list(zip(text.input_names, instance.inputs, strict=True)))
         raise CompileError(f"kernel '{text.name}' does not compile\n{error}{hint}") from None
     return [Compiled(one, Entry(file, i)) for i, one in enumerate(signatures)]

@@ -18,6 +18,8 @@ from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
 from kernels.emulator.signature import Input
 from kernels.emulator.source import BODY, HEADER
 
+# Which lanes must take part in a SIMD-group operation.
+LANES = ("active", "all")
 _MATH_MODES = ("safe", "relaxed", "fast")
 
 
@@ -34,6 +36,21 @@ class MetalKernel:
         self._row_contiguous = ensure_row_contiguous
         self._compiled: dict[Instance, Compiled] = {}
 
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self._text.name
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """One per output."""
+        return self._text.output_names
+
+    @property
+    def atomic_outputs(self) -> bool:
+        """Whether the outputs are atomic, so that their last bits may depend on the order of threads."""
+        return self._text.atomic_outputs
+
     def __call__(
         self,
         *,
@@ -48,7 +65,8 @@ class MetalKernel:
         stream: Any = None,
         seed: int = 0,
         build: str = "spaces",
-        strict: bool = True,
+        lanes: str = "active",
+        suffixes: bool = False,
         guard: str | None = None,
     ) -> list[mx.array]:
         """Run the kernel over the grid and return its results, not lazily.
@@ -66,8 +84,10 @@ class MetalKernel:
             seed: the order of threads: 0 in order, 1 backwards, others shuffled. Results must not depend on it.
             build: the check besides bounds and convergence. "spaces": address spaces. "undefined": undefined
                 behaviour. "races": data races; several times slower.
-            strict: require all lanes in SIMD-group operations, and suffixes of literals. Without it returned lanes are
-                ignored, and literals without a suffix are floats, as in Metal.
+            lanes: "active": SIMD-group operations are over the lanes that come to them, as in Metal. Reading another
+                lane is an error; for the operations that shift it gives NaN (`statistics.undefined`), because a sum in
+                pairs drops such values. "all": all 32 lanes must come, as CUDA requires.
+            suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
                 even seeds.
 
@@ -80,10 +100,10 @@ class MetalKernel:
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
         _check_grid(text, grid, threadgroup)
-        _check_options(text, seed, build, guard)
-        memories = [memory_of(value, row_contiguous=self._row_contiguous) for value in inputs]
+        check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
+        memories = [self._memory(value) for value in inputs]
         kinds = [Input.of(memory.dtype, memory.shape) for memory in memories]
-        instance = text.instance(kinds, output_dtypes, template, build=build, strict=strict)
+        instance = text.instance(kinds, output_dtypes, template, build=build, suffixes=suffixes)
         if verbose:
             print(text.generated(instance))  # noqa: T201 - as MLX does
         _compile([(self, instance)])
@@ -94,7 +114,7 @@ class MetalKernel:
             threadgroup=threadgroup,
             init_value=init_value,
             seed=seed,
-            strict=strict,
+            all_lanes=lanes == "all",
             at_end=guard == "end" if guard else seed % 2 == 0,
             races=build == "races",
         )
@@ -103,6 +123,18 @@ class MetalKernel:
         except MemoryFaultError as fault:
             raise self._located(fault, instance, run, memories, output_shapes) from None
         return arrays
+
+    def _memory(self, value: Any) -> Memory:
+        try:
+            return memory_of(value, row_contiguous=self._row_contiguous)
+        except ValueError as error:
+            if "function transformations" not in str(error):
+                raise
+            raise LaunchError(
+                f"kernel '{self.name}': called by mx.compile or mx.vmap, with arrays that have no values yet: the "
+                "emulator needs values; call mx.disable_compile() first, and a function of mx.vmap once per element "
+                "(MLX has no vmap of a metal_kernel)"
+            ) from None
 
     def _located(
         self,
@@ -131,16 +163,16 @@ class MetalKernel:
         instances: Sequence[tuple[Sequence[InputSpec], Sequence[Any], Template | None]],
         *,
         build: str = "spaces",
-        strict: bool = True,
+        suffixes: bool = False,
     ) -> None:
         """Compile many instantiations as one unit, which is several times faster than one by one.
 
         Args:
             instances: inputs (arrays, or pairs of shape and dtype), output dtypes and template of each.
             build: as in a call.
-            strict: as in a call.
+            suffixes: as in a call.
         """
-        prepare([(self, *instance) for instance in instances], build=build, strict=strict)
+        prepare([(self, *instance) for instance in instances], build=build, suffixes=suffixes)
 
     def text(self, inputs: Sequence[InputSpec], output_dtypes: Sequence[Any], template: Template | None = None) -> str:
         """Return the text that MLX would compile for such arrays, byte for byte, without its preamble."""
@@ -151,22 +183,22 @@ def prepare(
     requests: Sequence[tuple[MetalKernel, Sequence[InputSpec], Sequence[Any], Template | None]],
     *,
     build: str = "spaces",
-    strict: bool = True,
+    suffixes: bool = False,
 ) -> None:
     """Compile instantiations of several kernels as one unit; see `MetalKernel.prepare`.
 
     Args:
         requests: kernel, inputs, output dtypes and template of each.
         build: as in a call.
-        strict: as in a call.
+        suffixes: as in a call.
 
     Raises:
         CompileError: for the first kernel that does not compile.
     """
     wanted = []
     for kernel, inputs, output_dtypes, template in requests:
-        _check_options(kernel._text, 0, build, None)
-        instance = kernel._text.instance(inputs, output_dtypes, template, build=build, strict=strict)
+        check_switches(f"kernel '{kernel.name}'", 0, build, "active", None)
+        instance = kernel._text.instance(inputs, output_dtypes, template, build=build, suffixes=suffixes)
         wanted.append((kernel, instance))
     _compile(wanted)
 
@@ -212,13 +244,20 @@ def _check_grid(text: KernelText, grid: Sequence[int], threadgroup: Sequence[int
         )
 
 
-def _check_options(text: KernelText, seed: int, build: str, guard: str | None) -> None:
-    if not 0 <= seed < 1 << 32:
-        raise LaunchError(f"kernel '{text.name}', seed {seed}: expected a number from 0 on, below 2**32")
+def check_switches(where: str, seed: int, build: str, lanes: str, guard: str | None) -> None:
+    """Refuse options of a call that do not exist.
+
+    Raises:
+        LaunchError: the message begins with `where`.
+    """
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+        raise LaunchError(f"{where}, seed {seed}: expected a number from 0 on, below 2**32")
     if build not in BUILDS:
-        raise LaunchError(f"kernel '{text.name}', build {build!r}: expected one of {', '.join(BUILDS)}")
+        raise LaunchError(f"{where}, build {build!r}: expected one of {', '.join(BUILDS)}")
+    if lanes not in LANES:
+        raise LaunchError(f"{where}, lanes {lanes!r}: expected one of {', '.join(LANES)}")
     if guard not in (None, "start", "end"):
-        raise LaunchError(f"kernel '{text.name}', guard {guard!r}: expected 'start' or 'end'")
+        raise LaunchError(f"{where}, guard {guard!r}: expected 'start' or 'end'")
 
 
 def metal_kernel(

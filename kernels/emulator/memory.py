@@ -18,6 +18,8 @@ ALIGNMENT = 16
 # The byte that fills the pages around a buffer; floats of it are NaN.
 CANARY = 0xFF
 _CANARIES = bytes([CANARY]) * PAGE
+# Bytes around inputs: other NaNs, so that copying them past the end of an output changes its canaries.
+_BESIDE_INPUTS = b"\xc1\xff" * (PAGE // 2)
 # Inputs of at least this many bytes are kept between calls, up to the total.
 RESIDENT = 64 << 10
 TOTAL = 2 << 30
@@ -69,6 +71,11 @@ class Buffer:
             self.start += (self.capacity - size) // alignment * alignment
         for start, length in self._slack():
             ctypes.memset(start, CANARY, length)
+
+    def mark_as_input(self) -> None:
+        """Replace the canaries by the bytes that are around inputs."""
+        for start, length in self._slack():
+            ctypes.memmove(start, _BESIDE_INPUTS, length)
 
     def _slack(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the unused ranges of the pages before and after the usable bytes."""
@@ -143,6 +150,7 @@ class Pool:
         if size < RESIDENT:
             buffer = self.writable(size, at_end=at_end, alignment=alignment)
             ctypes.memmove(buffer.start, address, size)
+            buffer.mark_as_input()
         else:
             buffer = self._keep(_Key(address, size, at_end), owner)
         buffer.allow(write=False)
@@ -160,6 +168,7 @@ class Pool:
         self.copies += 1
         buffer.place(key.size, at_end=key.at_end)
         ctypes.memmove(buffer.start, key.address, key.size)
+        buffer.mark_as_input()
         self._resident.move_to_end(key)
         return buffer
 

@@ -69,6 +69,11 @@ class Failed:
         return self.at(self.report.site)
 
     @property
+    def undefined(self) -> str:
+        """The read of a lane that takes no part in the operation."""
+        return f"{self.site} reads lane {self.report.other_lane}, which takes no part in it: the value is undefined"
+
+    @property
     def other(self) -> str:
         """The place of the other thread."""
         return self.at(self.report.other)
@@ -158,6 +163,34 @@ def _returned_barrier(failed: Failed) -> list[str]:
     ]
 
 
+def _inactive(failed: Failed) -> list[str]:
+    return [
+        failed.undefined,
+        failed.thread,
+        "let that lane take part, or do not read it",
+    ]
+
+
+def _uneven(failed: Failed) -> list[str]:
+    return [
+        f"{failed.site}: expected the same second argument in all lanes",
+        f"lanes {failed.report.lane} and {failed.report.other_lane} have different ones, so the result is undefined",
+        failed.thread,
+        "pass the same value everywhere; only simd_shuffle takes a lane of each thread's own",
+    ]
+
+
+def _unordered(failed: Failed) -> list[str]:
+    report = failed.report
+    return [
+        "lanes of one SIMD-group are at different operations, of which the emulator cannot tell the first",
+        f"lane {report.lane}: {failed.site}",
+        f"lane {report.other_lane}: {failed.other}",
+        failed.thread,
+        "this may be right on a GPU; to check it here, let all lanes take part in both, or write both into the body",
+    ]
+
+
 def _barrier_and_simd(failed: Failed) -> list[str]:
     report = failed.report
     return [
@@ -230,6 +263,9 @@ _KINDS: dict[Failure, tuple[type[EmulatorError], Callable[[Failed], list[str]]]]
     Failure.DIVERGENT_BARRIER: (ConvergenceError, _divergent_barrier),
     Failure.RETURNED_BARRIER: (ConvergenceError, _returned_barrier),
     Failure.BARRIER_AND_SIMD: (ConvergenceError, _barrier_and_simd),
+    Failure.INACTIVE_LANE: (ConvergenceError, _inactive),
+    Failure.UNEVEN_ARGUMENT: (ConvergenceError, _uneven),
+    Failure.UNORDERED_SIMD: (ConvergenceError, _unordered),
     Failure.UNDEFINED: (UndefinedBehaviorError, _undefined),
     Failure.ARITHMETIC: (UndefinedBehaviorError, _arithmetic),
     Failure.IMPOSSIBLE: (UndefinedBehaviorError, _impossible),

@@ -36,6 +36,9 @@ class Failure(IntEnum):
     VALUE_BYTES = 12
     INTERRUPTED = 13
     RACE = 14
+    INACTIVE_LANE = 15
+    UNEVEN_ARGUMENT = 16
+    UNORDERED_SIMD = 17
 
 
 class Site(ctypes.Structure):
@@ -100,7 +103,7 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "strict", "races", "at_end"))
+    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "all_lanes", "races", "at_end"))
 
 
 class Statistics(ctypes.Structure):
@@ -113,6 +116,7 @@ class Statistics(ctypes.Structure):
         barriers: barriers, one per thread.
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
+        undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
     """
 
     NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
@@ -123,6 +127,7 @@ class Statistics(ctypes.Structure):
     barriers: int
     switches: int
     threadgroup_bytes: int
+    undefined: str | None = None
 
     def __repr__(self) -> str:
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"
@@ -163,7 +168,7 @@ class Entry:
         threadgroup: Sequence[int],
         *,
         seed: int,
-        strict: bool,
+        all_lanes: bool,
         at_end: bool,
         watched: Sequence[tuple[int, int]] = (),
     ) -> tuple[Statistics, Report]:
@@ -179,7 +184,7 @@ class Entry:
             (ctypes.c_void_p * len(buffers))(*buffers),
             _Three(*grid),
             _Three(*threadgroup),
-            ctypes.byref(Options(seed, strict, bool(watched), at_end)),
+            ctypes.byref(Options(seed, all_lanes, bool(watched), at_end)),
             ctypes.byref(statistics),
             ctypes.byref(report),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels.emulator.signature import ATTRIBUTES, Signature
-from kernels.emulator.text import code_only, line_of, threadgroup_declarations
+from kernels.emulator.text import code_only, line_of, threadgroup_declarations, with_suffixes
 
 # Names of the parts of a kernel in clang's messages.
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
@@ -64,9 +64,9 @@ def _part(index: int, part: Part) -> str:
     signature = part.signature
     return (
         f"namespace {space} {{\n"
-        f'#line 1 "{HEADER}"\n{part.header}\n'
+        f'#line 1 "{HEADER}"\n{with_suffixes(part.header)}\n'
         f'#line 1 "{SIGNATURE}"\n{signature.head}'
-        f'#line 1 "{BODY}"\n{place_threadgroup_memory(part.source)}\n}}\n'
+        f'#line 1 "{BODY}"\n{with_suffixes(place_threadgroup_memory(part.source))}\n}}\n'
         f'}}\n#line 1 "entry"\n{_entry(index, f"{space}::{signature.function}{signature.arguments}", signature)}'
     )
 

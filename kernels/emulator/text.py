@@ -28,6 +28,29 @@ def line_of(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
+_UNSUFFIXED = re.compile(
+    r"(?<![\w.])(?:"
+    r"0[xX](?:[\da-fA-F]+\.?[\da-fA-F]*|\.[\da-fA-F]+)[pP][-+]?\d+"
+    r"|(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?"
+    r")(?![\w.]|\s*##)"
+)
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*(?:include|import|error|warning|pragma)\b[^\n]*", re.MULTILINE)
+
+
+def unsuffixed(text: str) -> Iterator[re.Match[str]]:
+    """Yield the floating-point literals without a suffix, which C++ takes for doubles and Metal for floats."""
+    return _UNSUFFIXED.finditer(_INCLUDE.sub(_blank, code_only(text)))
+
+
+def with_suffixes(text: str) -> str:
+    """Return the text with the suffix `f` at those literals, because C++ takes them for doubles."""
+    pieces, last = [], 0
+    for literal in unsuffixed(text):
+        pieces += [text[last : literal.end()], "f"]
+        last = literal.end()
+    return "".join([*pieces, text[last:]])
+
+
 class Declaration(NamedTuple):
     """A statement that declares threadgroup variables."""
 

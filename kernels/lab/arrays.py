@@ -23,6 +23,13 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 CHOSEN = "T"
 TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, "q8_0")
 
+# Words that are meant as types: other libraries' names, and Metal's, all of which would be names of axes otherwise.
+_MEANT = re.compile(
+    r"(?:b|bf)?float(?:\d+(?:_t)?)?|half|double|u?(?:int|char|short|long)(?:\d+(?:_t)?)?|bool_|byte|size_t|"
+    r"complex\d*|(?:f|fp|bf|u|i)\d+|[fi]?q\d_\w+"
+)
+_INSTEAD = {"float": "float32", "half": "float16", "bfloat": "bfloat16", "int": "int32", "uint": "uint32"}
+
 _AXIS = re.compile(r"(\d+|[A-Za-z]\w*)((?:[*/]\d+)*)")
 
 
@@ -98,10 +105,11 @@ def parse(name: str, text: str, kernel: str) -> Array:
     axes = []
     for word in words:
         match = _AXIS.fullmatch(word)
-        if match is None or match[1] in TYPES:
+        if match is None or match[1] in TYPES or _MEANT.fullmatch(match[1].lower()):
+            hint = f"write {_INSTEAD[word]}; " if word in _INSTEAD else ""
             raise ValueError(
                 f"{kernel}: {name}: expected a type and axes such as 'float16 V K' or 'uint32 N K/4', "
-                f"found {word!r} in {text!r}; types are {', '.join(TYPES)}"
+                f"found {word!r} in {text!r}; {hint}types are {', '.join(TYPES)}"
             )
         factors = re.findall(r"([*/])(\d+)", match[2])
         axes.append(Axis(word, match[1], tuple((operator, int(factor)) for operator, factor in factors)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.emulator import EmulatorError
-from kernels.lab.arrays import Sizes, in_numpy
+from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
-from kernels.lab.run import BUILDS, SEEDS, prepare, require, run
+from kernels.lab.run import BUILDS, SEEDS, prepare, require, run, undefined_reads
+from kernels.lab.validate import check_orders, check_sizes, check_switches
 from kernels.lab.verdict import Failure, Verdict
 from kernels.launch import ExecutorName, Launch
 from kernels.launch import executor as default_executor
@@ -45,10 +46,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders in which threads run, and the emulator's builds."""
+    """The orders in which threads run, and the emulator's builds and switches."""
 
     seeds: Sequence[int] = SEEDS
     builds: Sequence[str] = BUILDS
+    lanes: str = "active"
+    suffixes: bool = False
 
 
 def check(
@@ -59,6 +62,8 @@ def check(
     executor: ExecutorName | None = None,
     seeds: Sequence[int] = SEEDS,
     builds: Sequence[str] = BUILDS,
+    lanes: str | None = None,
+    suffixes: bool | None = None,
     progress: Progress | None = None,
 ) -> Verdict:
     """Run a kernel over many shapes and compare its outputs with its reference in float64.
@@ -75,19 +80,31 @@ def check(
         seeds: seeds of the orders of threads.
         builds: the emulator's builds: "spaces" checks address spaces, "undefined" finds overflow and misalignment,
             "races" (slower, not a default) finds data races.
+        lanes: "active" or "all", instead of the experiment's `lanes`.
+        suffixes: instead of the experiment's `suffixes`.
         progress: called after each shape with the number of finished shapes and of all shapes.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
 
     Raises:
-        ValueError: there is nothing to run, or the sizes or the reference's shape do not fit the experiment.
+        ValueError: there is nothing to run, an argument is wrong, or the sizes or the reference's shape do not fit the
+            experiment.
         ExecutorUnavailableError: the machine lacks the executor.
     """
     chosen = executor or default_executor()
     require(chosen)
-    cases = list(cases_of(experiment, sizes, dtypes))
-    orders = Orders(seeds, builds)
+    lanes = experiment.lanes if lanes is None else lanes
+    suffixes = experiment.suffixes if suffixes is None else suffixes
+    check_switches(experiment.name, lanes, suffixes)
+    check_orders(experiment.name, seeds, builds)
+    changed = "".join(
+        f", {name}={value!r}"
+        for name, value in (("lanes", lanes), ("suffixes", suffixes))
+        if value != getattr(experiment, name)
+    )
+    cases = [replace(case, arguments=case.arguments + changed) for case in cases_of(experiment, sizes, dtypes)]
+    orders = Orders(seeds, builds, lanes, suffixes)
     return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
 
 
@@ -95,10 +112,15 @@ def cases_of(
     experiment: Experiment, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, dtypes: Sequence[str]
 ) -> list[Case]:
     """Return a case for each of the sizes and types, the smallest first."""
+    unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
+    if unknown or isinstance(dtypes, str):
+        raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
+    if sizes is not None:
+        check_sizes(experiment.name, sizes)
     if sizes is None:
         every: Sequence[Sizes] = experiment.ragged()
     elif isinstance(sizes, Mapping):
-        lists = [[size] if isinstance(size, int) else size for size in sizes.values()]
+        lists = [size if isinstance(size, Sequence) else [size] for size in sizes.values()]
         every = [dict(zip(sizes, chosen, strict=True)) for chosen in product(*lists)]
     else:
         every = sizes
@@ -163,30 +185,32 @@ def _prepare(cases: Sequence[Case], orders: Orders) -> float:
     started = time.perf_counter()
     # A case that does not compile reports this when it runs.
     with suppress(EmulatorError):
-        prepare((case.launch for case in cases), orders.builds)
+        prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes)
     return time.perf_counter() - started
 
 
 def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float, int, Failure | None]:
     """Return the largest error as a share of its bound, the number of runs, and the failure, if any."""
-    expected, worst, runs = case.expected(), 0.0, 0
+    expected, worst, runs, undefined = case.expected(), 0.0, 0, ""
+    switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
     for build in orders.builds if executor == "emulator" else (None,):
         results: dict[int, list[NDArray[Any]]] = {}
         for seed in orders.seeds:
             runs += 1
             try:
-                outputs = run(case.launch, executor, seed=seed, build=build)
+                outputs = run(case.launch, executor, seed=seed, build=build, **switches)
             except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
                 return worst, runs, Failure(case.label, seed, build, str(error))
             results[seed] = [in_numpy(output) for output in outputs]
+            undefined = undefined_reads(case.launch) if executor == "emulator" else ""
         text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
         if text is not None:
-            return worst, runs, Failure(case.label, None, build, text)
+            return worst, runs, Failure(case.label, None, build, text + undefined)
         for seed, found in results.items():
             ratio, text = compare(case.launch, found, expected)
             worst = max(worst, ratio)
             if text is not None:
-                return worst, runs, Failure(case.label, seed, build, text)
+                return worst, runs, Failure(case.label, seed, build, text + undefined)
     return worst, runs, None
 
 

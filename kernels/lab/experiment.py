@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -16,6 +16,15 @@ from numpy.typing import NDArray
 
 from kernels.kernel import Kernel
 from kernels.lab.arrays import CHOSEN, Array, Sizes, dtype_of, on_device, parse, random_values
+from kernels.lab.validate import (
+    check_constants,
+    check_data,
+    check_names,
+    check_parameters,
+    check_switches,
+    check_threadgroup,
+    three,
+)
 from kernels.launch import Launch, Size
 
 # Sizes that reveal mistakes: around 1, around a SIMD-group, around a threadgroup, and odd sizes.
@@ -54,6 +63,12 @@ class Experiment:
             shorter type.
         init_value: initial value of outputs.
         atomic_outputs: whether the outputs are atomic.
+        lanes: the lanes that must take part in SIMD-group operations: "active", those that come, as Metal defines it;
+            "all", as CUDA requires.
+        suffixes: whether floating-point literals must have a suffix, as CUDA requires.
+
+    Raises:
+        ValueError: the definition has a mistake; one line.
     """
 
     name: str
@@ -70,12 +85,43 @@ class Experiment:
     bound: float = 4.0
     init_value: float | None = None
     atomic_outputs: bool = False
+    lanes: str = "active"
+    suffixes: bool = False
 
     def __post_init__(self) -> None:
-        self.kernel, self.axes  # noqa: B018 - raises errors now
-        unknown = set(self.constants) & set(self.axes)
-        if unknown:
-            raise ValueError(f"{self.name}: expected constants beside the axes, found {', '.join(unknown)} as both")
+        self.kernel  # noqa: B018 - raises errors now
+        given, made = self.arrays
+        if not made:
+            raise ValueError(f"{self.name}: expected at least one output, found none")
+        arrays = [*dict.fromkeys((*self.inputs, *(part for array in given for part in array.parts))), *self.outputs]
+        check_names(self.name, [*arrays, *self.axes, *self.constants])
+        check_constants(self.name, self.constants)
+        check_threadgroup(self.name, self.threadgroup)
+        check_switches(self.name, self.lanes, self.suffixes)
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        """Check the parameters of all functions, and what `threads` and `data` return for the smallest sizes.
+
+        An exception within a function is left to the check that meets it: the smallest sizes may never be used.
+        """
+        numbers = {**self.axes, **self.constants}
+        everything = [*numbers, *self.inputs]
+        for name, known in (("threads", [*numbers]), ("reference", everything), ("magnitude", everything)):
+            if name != "magnitude" or self.magnitude is not None:
+                check_parameters(getattr(self, name), known, f"{self.name}.{name}")
+        found: list[Any] = []
+        with suppress(Exception):
+            found.append(call(self.threads, numbers, ""))
+        for threads in found:
+            three(threads, f"{self.name}.threads", least=0)
+        if self.data is not None:
+            check_parameters(self.data, [*numbers, "rng"], f"{self.name}.data")
+            data: list[Any] = []
+            with suppress(Exception):
+                data.append(call(self.data, {**numbers, "rng": np.random.default_rng(0)}, ""))
+            for values in data:
+                check_data(values, list(self.inputs), f"{self.name}.data")
 
     @cached_property
     def arrays(self) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -140,7 +186,10 @@ class Experiment:
         self._check(sizes)
         known = {**sizes, **self.constants}
         rng = np.random.default_rng(seed)
-        special = {} if self.data is None else call(self.data, {**known, "rng": rng}, f"{self.name}.data")
+        special: Mapping[str, Any] = {}
+        if self.data is not None:
+            where = f"{self.name}.data"
+            special = check_data(call(self.data, {**known, "rng": rng}, where), list(self.inputs), where)
         given: list[Any] = []
         numbers: dict[str, NDArray[Any]] = {}
         for array in self.arrays[0]:
@@ -160,8 +209,9 @@ class Experiment:
 
     def geometry(self, sizes: Sizes) -> tuple[Size, Size]:
         """Return the grid, in whole threadgroups, and the threadgroup."""
-        wanted = _three(call(self.threads, {**sizes, **self.constants}, f"{self.name}.threads"))
-        group = _three(self.threadgroup)
+        where = f"{self.name}.threads"
+        wanted = three(call(self.threads, {**sizes, **self.constants}, where), where)
+        group = check_threadgroup(self.name, self.threadgroup)
         x, y, z = (-(-threads // size) * size for threads, size in zip(wanted, group, strict=True))
         return (x, y, z), group
 
@@ -201,16 +251,8 @@ def call(function: Callable[..., Any], known: Mapping[str, Any], where: str) -> 
     Raises:
         ValueError: a parameter is unknown.
     """
-    wanted = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise ValueError(f"{where}: expected parameters among {', '.join(known)}, found {', '.join(unknown)}")
+    wanted = check_parameters(function, list(known), where)
     return function(**{name: known[name] for name in wanted})
-
-
-def _three(size: int | tuple[int, ...]) -> Size:
-    x, y, z = (*((size,) if isinstance(size, int) else size), 1, 1)[:3]
-    return x, y, z
 
 
 def _tuple(results: Any) -> tuple[Any, ...]:

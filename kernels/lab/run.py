@@ -31,7 +31,7 @@ def require(name: ExecutorName) -> None:
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """Return the outputs, lazy on a GPU. The options `seed` and `build` are for the emulator."""
+    """Return the outputs, lazy on a GPU. The options `seed`, `build`, `lanes` and `suffixes` are for the emulator."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -56,14 +56,20 @@ def emulated(kernel: Kernel) -> MetalKernel:
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
-def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS) -> None:
+def undefined_reads(launch: Launch) -> str:
+    """Return a line about the last run's first read of a lane that takes no part in a shuffle, or nothing."""
+    statistics = emulated(launch.kernel).statistics
+    return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
+
+
+def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False) -> None:
     """Compile these launches for the emulator, all instantiations of a kernel as one unit."""
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
         wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
     for kernel, instances in wanted.items():
         for build in builds:
-            emulated(kernel).prepare(instances, build=build)
+            emulated(kernel).prepare(instances, build=build, suffixes=suffixes)
 
 
 def counted(launch: Launch) -> dict[str, int]:

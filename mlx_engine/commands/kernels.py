@@ -12,8 +12,9 @@ import typer
 
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
 from mlx_engine.commands.kernel_choice import chosen, executor_of
+from mlx_engine.commands.kernel_file import FileOptions, check_kernel_file
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
@@ -66,6 +67,15 @@ def described(entry: Entry) -> dict[str, Any]:
 @kernels.command()
 @reports_errors
 def check(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Python program whose mx.fast.metal_kernel calls and experiments are checked in the emulator; or a "
+            ".metal file, which is compiled.",
+            show_default="the project's kernels",
+        ),
+    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.", show_default=False)] = None,
     kernel: Annotated[
         list[str] | None,
         typer.Option("--kernel", "-k", help="Kernel to check; may be given several times.", show_default="all"),
@@ -74,11 +84,39 @@ def check(
     seeds: Annotated[
         int, typer.Option("--seeds", min=2, help="Number of thread orders to try; on a GPU, number of runs.")
     ] = 2,
+    races: Annotated[bool, typer.Option("--races", help="With FILE: also look for data races; slower.")] = False,
+    lanes: Annotated[
+        str,
+        typer.Option("--lanes", help="With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
+    ] = "active",
+    suffixes: Annotated[
+        bool, typer.Option("--suffixes", help="With FILE: refuse float literals without a suffix, as CUDA needs.")
+    ] = False,
+    include: Annotated[
+        list[Path] | None,
+        typer.Option("--include", "-I", help="With a .metal FILE: folder of the files that it includes."),
+    ] = None,
     json: AsJSON = False,
 ) -> None:
-    """Run every kernel over ragged shapes, in several thread orders, and compare the results with float64."""
+    """Run every kernel over ragged shapes, in several thread orders, and compare the results with float64.
+
+    With FILE, check the kernels of that file instead.
+    """
     from kernels.lab.check import Orders
 
+    if file is not None:
+        options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
+        if kernel or executor not in (None, "emulator"):
+            raise OptionError(
+                option="FILE", expected="no --kernel, and no other executor than emulator", found=str(file)
+            )
+        if not check_kernel_file(file, arguments or (), options, json=json):
+            raise typer.Exit(FAILED)
+        return
+    if races or suffixes or include or lanes != "active":
+        raise OptionError(
+            option="check", expected="a FILE with --races, --lanes, --suffixes or --include", found="none"
+        )
     every, name = chosen(kernel), executor_of(executor)
     verdicts = []
     with progress_bar("checking") as report:
@@ -186,7 +224,7 @@ def source(
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
-        raise OptionError(option="source", expected="either --body or --cuda", found="both")
+        raise OptionError(option="source", expected="either --body or --cuda", found=Words("both"))
     if body:
         print(entry.kernel.source, end="")
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from kernels.emulator import (
     CompileError,
@@ -31,6 +33,7 @@ class Bug:
         says: words of the error, as a regular expression.
         build: the build that finds it; all others may.
         header: whether it is in the header.
+        switches: options of the call that the bug needs; a kernel that also runs on CUDA is checked with all of them.
     """
 
     name: str
@@ -40,12 +43,17 @@ class Bug:
     says: str = ""
     build: str = "spaces"
     header: bool = False
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
+
+ALL_LANES = {"lanes": "all"}
+SUFFIXES = {"suffixes": True}
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 _FIRST_BARRIER = _BARRIER + "\n    if (group == 0"
 _LAST_BARRIER = _BARRIER + "  // before partial is used again"
 _SUM = "sums[r] = simd_sum(sums[r]);"
+_SHUFFLED = "for (ushort d = 16; d; d /= 2) sums[r] += simd_shuffle_xor(sums[r], d);"
 _SETUP = "  const int first ="
 _CODES = "*(const device uint2*)(wq"
 
@@ -149,13 +157,64 @@ BUGS = [
         "races",
     ),
     # ---- who comes to a barrier or an operation ----
-    Bug("operation under a condition on the lane", _SUM, f"if (lane < 31) {_SUM}", ConvergenceError, "lane"),
+    Bug("operation under a condition on the lane", _SUM, f"if (lane < 31) {_SUM}", None),
+    Bug(
+        "operation under a condition, and all lanes are wanted",
+        _SUM,
+        f"if (lane < 31) {_SUM}",
+        ConvergenceError,
+        "lane",
+        switches=ALL_LANES,
+    ),
     Bug(
         "surplus lanes return early",
         _SETUP,
         "  if (lane >= 28) return;\n" + _SETUP,
         ConvergenceError,
+        r"8 thread\(s\) of the threadgroup have returned",
+    ),
+    Bug(
+        "surplus lanes return early, and all lanes are wanted",
+        _SETUP,
+        "  if (lane >= 28) return;\n" + _SETUP,
+        ConvergenceError,
         "lane.*have returned",
+        switches=ALL_LANES,
+    ),
+    Bug(
+        "shuffle from a lane that takes no part",
+        _SUM,
+        "if (lane < 31)\n        " + _SHUFFLED,
+        ConvergenceError,
+        r"simd_shuffle_xor \(body, line \d+.*reads lane 31, which takes no part",
+    ),
+    Bug(
+        "shuffle by different distances",
+        _SUM,
+        "sums[r] += simd_shuffle_down(sums[r], ushort(1 + lane / 16));",
+        ConvergenceError,
+        "expected the same second argument in all lanes\n  lanes 0 and 16",
+    ),
+    Bug(
+        "broadcast of a lane of each thread's own",
+        _SUM,
+        "sums[r] = simd_broadcast(sums[r], ushort(lane ^ 1));",
+        ConvergenceError,
+        "same second argument",
+    ),
+    Bug(
+        "shuffle from a lane that does not exist",
+        _SUM,
+        "sums[r] = simd_shuffle(sums[r], ushort(lane + 1));",
+        ConvergenceError,
+        "reads lane 32",
+    ),
+    Bug(
+        "barrier of a SIMD-group under a condition",
+        _SUM,
+        f"{{ if (lane < 31) simdgroup_barrier(mem_flags::mem_none); {_SUM} }}",
+        ConvergenceError,
+        "lanes of one SIMD-group are at different operations",
     ),
     Bug(
         "a SIMD-group returns before a barrier",
@@ -184,6 +243,7 @@ BUGS = [
         f"if (lane == 3) {_BARRIER} else {_SUM}",
         ConvergenceError,
         "some lanes of a SIMD-group wait at a barrier",
+        switches=ALL_LANES,
     ),
     # ---- values that nobody has written ----
     Bug("accumulator not set to zero", "sums[r] = 0.0f;", "(void)sums;", None),
@@ -260,22 +320,35 @@ BUGS = [
         CompileError,
         "no matching function",
     ),
-    Bug("literal without a suffix", "sums[r] = 0.0f;", "sums[r] = 0.0;", LintError, "`0.0` has no suffix"),
-    Bug("double from a function", "float scale = float(", "double scale = double(", CompileError, "double"),
-    Bug("letter beyond ASCII", "// before partial", "// b\u00e9fore partial", LintError, "not ASCII"),
     Bug(
-        "threadgroup memory in an inner scope",
-        "    float sums[ROWS];",
-        "    float sums[ROWS]; threadgroup float more[4]; more[0] = 0.0f;",
+        "literal without a suffix, for CUDA",
+        "sums[r] = 0.0f;",
+        "sums[r] = 0.0;",
         LintError,
-        "below the outermost scope",
+        "`0.0` has no suffix",
+        switches=SUFFIXES,
+    ),
+    Bug(
+        "double",
+        "float scale = float(",
+        "double scale = double(",
+        LintError,
+        "`double` is not a type",
+    ),
+    Bug(
+        "threadgroup memory of a function",
+        "  const float4 w =",
+        "  threadgroup uint more[4]; more[0] = 0u;\n  const float4 w =",
+        LintError,
+        "threadgroup memory `more` is outside a kernel",
+        header=True,
     ),
     Bug(
         "attribute used in the header",
         "codes ^ 0x80808080u",
         "(codes + 0 * thread_index_in_simdgroup) ^ 0x80808080u",
-        LintError,
-        "pass it to the function",
+        CompileError,
+        "hint: `thread_index_in_simdgroup` is known in the body only; pass it to the function",
         header=True,
     ),
     Bug(

@@ -34,12 +34,12 @@ def planted(bug: Bug) -> tuple[str, str]:
     return (matvec.SOURCE, wrong) if bug.header else (wrong, matvec.HEADER)
 
 
-def outcome(wrong: MetalKernel, build: str) -> tuple[list[np.ndarray[Any, Any]], EmulatorError | None]:
+def outcome(wrong: MetalKernel, bug: Bug) -> tuple[list[np.ndarray[Any, Any]], EmulatorError | None]:
     """What comes out for each seed, up to the first error."""
     results = []
     try:
         for seed in SEEDS:
-            results.append(matvec.run(wrong, PROBLEM, build=build, seed=seed))
+            results.append(matvec.run(wrong, PROBLEM, build=bug.build, seed=seed, **bug.switches))
     except EmulatorError as error:
         return results, error
     return results, None
@@ -57,7 +57,7 @@ def compiled() -> dict[str, MetalKernel]:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_every_bug_is_caught(bug: Bug, compiled: dict[str, MetalKernel]):
-    results, error = outcome(compiled[bug.name], bug.build)
+    results, error = outcome(compiled[bug.name], bug)
     assert type(error) is (bug.caught or type(None)), error
     if error:
         assert re.search(bug.says, str(error), re.DOTALL), error

@@ -164,9 +164,9 @@ def test_small_inputs_give_a_hint():
 
 @needs_compiler
 def test_all_that_is_wrong_is_said_at_once():
-    source = "// \u00e9\nfloat a = 0.5;\nif (a > x[0]) { threadgroup float t[4]; t[0] = *(float*)x; }"
+    source = "double b = 1;\nfloat a = 0.5;\nif (a > x[0]) { y[1] = 1.0; y[0] = *(float*)x; }"
     with pytest.raises(LintError) as caught:
-        run(source)
+        run(source, suffixes=True)
     said = str(caught.value).splitlines()
     assert [line.split(":")[0].strip() for line in said[1:]] == [
         "body, line 1",
@@ -187,10 +187,32 @@ def test_all_that_is_wrong_is_said_at_once():
         "int3 v = int3(1, 2, 3); y[0] = v.z * 1.0f;",
         "y[0] = *(const device float*)(x + 1) + ((const device float2*)x)[1].x;",
         "threadgroup float* none = nullptr; y[0] = none ? 1.0f : 0.0f;",
+        "// gr\u00f6\u00dfer \u2265 0\ny[0] = 1.0;",
+        "if (x[0] < 1) { threadgroup float t[4]; t[0] = 0.25; y[0] = t[0]; } else { threadgroup int t; y[0] = t = 1; }",
     ],
 )
 def test_lints_leave_right_kernels_alone(source: str):
     assert np.isfinite(run(source)[0])
+
+
+@needs_compiler
+def test_attributes_of_parameters_are_allowed_anywhere():
+    header = (
+        "float of(uint lane [[thread_index_in_simdgroup]], uint i [[thread_position_in_grid]]) { return lane + i; }"
+    )
+    assert run("y[0] = of(thread_index_in_simdgroup, thread_position_in_grid.x);", header)[0] == 0
+
+
+@needs_compiler
+def test_warnings_do_not_bury_an_error():
+    source = "half h = 0.5h;\n" + "h += x[0];\n" * 30 + "y[0] = h + missing;\n" + "h += x[1];\n" * 30
+    with pytest.raises(CompileError) as caught:
+        run(source)
+    said = str(caught.value).splitlines()
+    assert said[1].startswith("body:32:")
+    assert "undeclared identifier 'missing'" in said[1]
+    assert len(said) < 8
+    assert "warning" not in str(caught.value)
 
 
 @needs_compiler

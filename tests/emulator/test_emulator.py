@@ -152,10 +152,67 @@ def test_threadgroups_race_in_device_memory():
 PARTIAL = "if (thread_index_in_simdgroup < 20) return; y[0] = simd_sum(1.0f);"
 
 
-def test_not_strict_leaves_out_lanes_that_have_returned():
+def test_lanes_that_have_returned_are_left_out_unless_all_are_wanted():
+    assert call(simple(PARTIAL), X)[0] == 12
     with pytest.raises(ConvergenceError, match=r"20 lane\(s\) of the SIMD-group have returned"):
-        call(simple(PARTIAL), X)
-    assert call(simple(PARTIAL), X, strict=False)[0] == 12
+        call(simple(PARTIAL), X, lanes="all")
+
+
+DIVERGENT = [
+    ("if (lane < 8) { y[i] = simd_sum(x[i]); } else { y[i] = simd_max(x[i]); }", [28.0] * 8 + [31.0] * 24),
+    ("float s = 0; if (lane % 2)\n s = simd_sum(1.0f);\n y[i] = s + simd_sum(1.0f);", [32.0, 48.0] * 16),
+    ("float s = 0; for (uint k = lane; k < 40; k += 32)\n s += simd_sum(1.0f);\n y[i] = s + 100 * simd_sum(1.0f);",
+     [3240.0] * 8 + [3232.0] * 24),
+    ("if (lane > 4)\n y[i] = simd_is_first() ? 1.0f : simd_broadcast_first(x[i]);\n else y[i] = simd_all(lane < 5);",
+     [1.0] * 6 + [6.0] * 26),
+    ("y[i] = lane < 3 ? 0.0f : float(popcount(uint(simd_active_threads_mask().operator ulong())));",
+     [0.0] * 3 + [29.0] * 29),
+    ("y[i] = lane > 2 ? simd_prefix_inclusive_sum(1.0f) : -1.0f;", [-1.0] * 3 + [float(n) for n in range(1, 30)]),
+    ("y[i] = simd_shuffle_down(x[i], 2) - simd_shuffle_up(x[i], 3);",
+     [2.0] * 3 + [5.0] * 27 + [3.0] * 2),
+    ("if (lane % 4 > 1)\n y[i] = quad_sum(x[i]) + 1000 * quad_broadcast_first(x[i]);\n else y[i] = 0;",
+     [v for q in range(0, 32, 4) for v in (0, 0, *[1000 * (q + 2) + 2 * q + 5] * 2)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "want"), DIVERGENT)
+def test_simd_operations_are_over_the_lanes_that_come_to_them(body: str, want: list[float]):
+    kernel = simple("uint i = thread_position_in_grid.x, lane = thread_index_in_simdgroup;\n" + body)
+    for seed in (0, 1, 2):
+        assert call(kernel, X, (32,), grid=(32, 1, 1), threadgroup=(32, 1, 1), seed=seed).tolist() == want
+
+
+def pairwise(first: int, lanes: int) -> MetalKernel:
+    """The sum of the first lanes, in lane 0."""
+    return simple(f"""uint i = thread_index_in_simdgroup; float v = x[i];
+        if (i < {lanes}) {{
+          for (ushort d = {first}; d; d /= 2) v += simd_shuffle_down(v, d);
+          if (i == 0) y[0] = v;
+        }}""")
+
+
+def test_a_sum_in_pairs_may_read_lanes_that_take_no_part():
+    options = {"grid": (32, 1, 1), "threadgroup": (32, 1, 1)}
+    right = pairwise(4, 8)
+    assert call(right, X, (1,), **options)[0] == 28
+    assert right.statistics is not None
+    assert right.statistics.undefined == (
+        "simd_shuffle_down (body, line 3: `for (ushort d = 4; d; d /= 2) v += simd_shuffle_down(v, d);`) reads lane 8, "
+        "which takes no part in it: the value is undefined"
+    )
+    assert np.isnan(call(pairwise(8, 8), X, (1,), **options)[0])
+    assert call(pairwise(8, 16), X, (1,), grid=(16, 1, 1), threadgroup=(16, 1, 1))[0] == 120
+
+
+def test_an_order_that_is_not_known_is_not_guessed():
+    header = "METAL_FUNC float total(float v) { return simd_sum(v); }\n"
+    kernel = simple(
+        "float v = x[0];\nif (thread_index_in_simdgroup < 9) v = simd_max(v);\ny[0] = total(v);", header=header
+    )
+    with pytest.raises(
+        ConvergenceError, match=r"(?s)cannot tell the first\n.*simd_max \(body, line 2.*simd_sum \(header"
+    ):
+        call(kernel, X)
 
 
 def test_a_simdgroup_may_be_cut_by_the_edge_of_the_grid():
@@ -163,9 +220,19 @@ def test_a_simdgroup_may_be_cut_by_the_edge_of_the_grid():
     assert found.tolist() == [32.0] * 32 + [8.0] * 8
 
 
-def test_not_strict_takes_literals_for_floats():
-    source = "y[0] = 0.1 + x[1]; y[1] = sizeof(0.1);"
-    assert call(simple(source), X, strict=False).tolist()[:2] == [np.float32(0.1) + np.float32(1), 4]
+def test_literals_are_floats_also_in_templates():
+    header = """
+        #define THIRD (1.0 / 3.0)
+        template <typename T> T mean(T a, T b) { return static_cast<T>(0.1 * a + .5e0 * b + sizeof(0x1p-3)); }
+        template <typename T> T third(T a) { return T(a * THIRD); }
+    """
+    source = (
+        "y[0] = 0.1 + x[1]; y[1] = sizeof(0.1); y[2] = mean(x[3], x[4]); y[3] = third(x[7]); y[4] = mean<half>(3, 4);"
+    )
+    found = call(simple(source, header=header), X, (5,))
+    f = np.float32
+    want = [f(0.1) + f(1), 4, f(f(0.1) * f(3) + f(2)) + f(4), f(7) * (f(1) / f(3)), np.float16(f(0.1) * f(3) + f(6))]
+    assert found.tolist() == want
 
 
 # ---- buffers ----
@@ -193,6 +260,12 @@ def test_both_ends_are_guarded(source: str, guard: str, says: str):
 def test_buffers_are_guarded_in_every_build(build: str):
     with pytest.raises(MemoryFaultError, match=r"read input 'x'.*just past its end"):
         call(simple("y[0] = x[64];"), X, build=build)
+
+
+def test_what_lies_past_an_input_does_not_pass_for_what_lies_past_an_output():
+    for source in ("y[i] = x[i];", "y[i] = 1.0f + x[i];"):
+        with pytest.raises(MemoryFaultError, match=r"wrote to output 'y' \(36 bytes\), 0 bytes past its end"):
+            call(simple("uint i = thread_position_in_grid.x; " + source), X[:9], (9,), grid=(10, 1, 1))
 
 
 def test_what_is_not_a_multiple_of_16_has_canaries():

@@ -91,17 +91,9 @@ def test_each_executor_builds_a_kernel_once():
     assert door.built(DOUBLE, "emulator") is door.built(Kernel(**vars(DOUBLE)), "emulator")
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "header", "wanted"),
-    [
-        ("no-name", "", "", "expected a name that C accepts"),
-        ("k", "y[0] = 1;\n// \N{GREEK SMALL LETTER MU}s", "", r"expected ASCII, found '// .*' in source:2"),
-        ("k", "", "// \N{MULTIPLICATION SIGN}", "in header:1"),
-    ],
-)
-def test_what_metal_would_not_take_is_refused(name: str, source: str, header: str, wanted: str):
-    with pytest.raises(ValueError, match=wanted):
-        Kernel(name, (), ("y",), source, header)
+def test_what_metal_would_not_take_is_refused():
+    with pytest.raises(ValueError, match="expected a name that C accepts"):
+        Kernel("no-name", (), ("y",), "")
 
 
 def test_kernels_is_imported_without_a_gpu_and_without_the_engine():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.kernel import METAL
-from kernels.lab.catalog import entries, entry
+from kernels.lab.catalog import Entry, entries, entry
 from kernels.lab.check import Orders, check_cases
 
 NAMES = [one.name for one in entries()]
@@ -41,6 +41,16 @@ def test_a_planted_mistake_is_reported():
     verdict = check_cases("matvec", [wrong], "emulator", Orders((0, 1)), bound=2)
     assert not verdict
     assert "[0, 1]: expected" in str(verdict)
+
+
+def test_our_kernels_keep_the_rules_of_cuda(monkeypatch):
+    one = entry("matvec")
+    case = one.cases()[0]
+    kernel = replace(case.launch.kernel, source=case.launch.kernel.source + "\n(void)0.5;")
+    monkeypatch.setattr(Entry, "cases", lambda self: [replace(case, launch=replace(case.launch, kernel=kernel))])
+    assert "`0.5` has no suffix" in str(one.check("emulator", Orders((0, 1))))
+    monkeypatch.setattr("kernels.lab.catalog.check_cases", lambda *given, **_: given[3])
+    assert one.check("emulator", Orders((0,))) == Orders((0,), lanes="all", suffixes=True)
 
 
 def test_text_is_what_mlx_would_compile():

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from kernels import check
 from kernels.lab.arrays import parse
 from tests.kernels_lab.toys import PRODUCT, SCALE, changed
 
@@ -90,7 +91,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes, message):
 def test_mistakes_of_the_definition_are_said_when_it_is_made():
     with pytest.raises(ValueError, match="expected outputs of numbers, found a q8_0 matrix"):
         changed(SCALE, outputs={"y": "q8_0 N K"})
-    with pytest.raises(ValueError, match="expected constants beside the axes, found N as both"):
+    with pytest.raises(ValueError, match="expected one meaning per name, found N for two"):
         changed(SCALE, constants={"N": 1})
     with pytest.raises(ValueError, match="expected a name that C accepts"):
         changed(SCALE, name="two words")
@@ -99,12 +100,88 @@ def test_mistakes_of_the_definition_are_said_when_it_is_made():
 def test_a_function_that_asks_for_what_nobody_knows_is_refused():
     with pytest.raises(ValueError, match=r"scale.threads: expected parameters among N, found M"):
         changed(SCALE, threads=lambda M: M).launch({"N": 1})
-    wrong = changed(SCALE, reference=lambda x, b: x)
     with pytest.raises(ValueError, match=r"scale.reference: expected parameters among N, x, a, found b"):
-        list(wrong.expected({"N": 4}, wrong.launch({"N": 4})[1]))
+        changed(SCALE, reference=lambda x, b: x)
 
 
 def test_a_reference_of_the_wrong_shape_is_refused():
     wrong = changed(SCALE, reference=lambda x: x[:-1])
     with pytest.raises(ValueError, match=r"scale.reference: expected y \(4,\), found \(3,\)"):
         list(wrong.expected({"N": 4}, wrong.launch({"N": 4})[1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": lambda: {"z": [1]}}, r"scale.data: expected inputs among x, a, found z"),
+        ({"data": lambda: [1]}, r"scale.data: expected a dict of arrays by name, found list"),
+        ({"data": lambda seed: {}}, r"scale.data: expected parameters among N, rng, found seed"),
+        ({"inputs": {"x": "float N", "a": "1"}}, r"scale: x: .*found 'float' in 'float N'; write float32; types are"),
+        ({"inputs": {"x": "half N", "a": "1"}}, "write float16"),
+        ({"inputs": {"x": "f16 N", "a": "1"}}, "found 'f16' in 'f16 N'; types are"),
+        ({"inputs": {"x": "q4_k N 32", "a": "1"}}, "found 'q4_k'"),
+        (
+            {"constants": {"eps": 1e-5}},
+            "expected int or bool constants, found eps=1e-05; write a float",
+        ),
+        ({"constants": {"x": 1}}, "expected one meaning per name, found x"),
+        ({"constants": {"two words": 1}}, "expected names of letters, digits and _, found 'two words'"),
+        ({"threadgroup": 1025}, r"scale.threadgroup: expected at most 1,024 threads, found 1,025: \(1025, 1, 1\)"),
+        ({"threadgroup": (32, 8, 8)}, "expected at most 1,024 threads, found 2,048"),
+        ({"threadgroup": 0}, "scale.threadgroup: expected one to three whole numbers >= 1, found 0"),
+        ({"threadgroup": (32, 1, 1, 1)}, "expected one to three whole numbers"),
+        (
+            {"threads": lambda N: N / 32},
+            r"scale.threads: expected .* numbers >= 0, found 0.03125; divide with //",
+        ),
+        ({"threads": lambda N: (N, 1.0)}, "divide with //"),
+        ({"threads": 64}, "scale.threads: expected a function, found 64"),
+        ({"lanes": "some"}, "expected lanes to be one of active, all, found 'some'"),
+        ({"suffixes": "no"}, "expected suffixes to be True or False, found 'no'"),
+        ({"outputs": {}}, "expected at least one output, found none"),
+    ],
+)
+def test_every_trap_is_one_line_when_the_experiment_is_made(changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        changed(SCALE, **changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_functions_that_need_larger_sizes_than_the_smallest_are_not_refused():
+    late = changed(SCALE, threads=lambda N: {4: 4}[N], data=lambda N: {"x": [1, 2, 3, 4][: 4 if N == 4 else 1 // 0]})
+    assert late.geometry({"N": 4}) == ((32, 1, 1), (32, 1, 1))
+    with pytest.raises(ValueError, match=r"scale.threads: expected one to three whole numbers >= 1, found 0"):
+        changed(SCALE, threads=lambda N: N // 2).geometry({"N": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"builds": ["race"]}, r"expected builds, a list of spaces, undefined, races, found \['race'\]"),
+        ({"builds": "races"}, "expected builds, a list of spaces, undefined, races, found 'races'"),
+        ({"seeds": 3}, "expected seeds, a list of numbers from 0 on, below .*, found 3"),
+        ({"seeds": [-1]}, r"found \[-1\]"),
+        ({"lanes": "both"}, "expected lanes to be one of active, all"),
+        ({"dtypes": "float32"}, "expected dtypes, a list of float32, float16, bfloat16, found 'float32'"),
+        ({"sizes": [1, 33]}, r"expected sizes such as .*, found \[1, 33\]"),
+        ({"sizes": {"N": 1.5}}, "expected sizes such as"),
+        ({"sizes": {"N": "33"}}, "expected sizes such as"),
+        ({"sizes": 33}, "expected sizes such as .*, found 33"),
+        ({"sizes": {"M": [33]}}, "expected sizes >= 1 of N, found M=33"),
+    ],
+)
+def test_every_trap_of_a_check_is_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        check(SCALE, **{"sizes": [{"N": 1}], **arguments})
+    assert "\n" not in str(caught.value)
+
+
+def test_switches_of_an_experiment_are_those_of_its_checks():
+    some = changed(SCALE, source="if (thread_position_in_grid.x < N) y[0] = simd_max(T(1.0));", outputs={"y": "T 1"},
+                   reference=lambda: np.ones(1))  # fmt: skip
+    assert check(some, [{"N": 3}])
+    held = check(some, [{"N": 3}], lanes="all")
+    assert "29 lane(s) of the SIMD-group have returned" in str(held)
+    assert held.again == "kernels.check(scale, [{'N': 3}], dtypes=[\"float32\"], lanes='all', seeds=[0])"
+    assert "`1.0` has no suffix" in str(check(changed(some, suffixes=True), [{"N": 3}]))
+    assert check(changed(some, suffixes=True), [{"N": 3}], suffixes=False)

@@ -32,7 +32,7 @@ typedef struct {
 
 typedef void (*msl_entry)(void* const* buffers, const msl_thread* thread);
 
-// What a lane finds when all lanes have brought their values.
+// What a lane finds when the lanes of an operation have brought their values.
 typedef struct {
   const unsigned char* slots;  // of 32 lanes, MSL_SLOT_BYTES apart
   unsigned lanes;              // a bit for each lane that brought a value
@@ -41,8 +41,14 @@ typedef struct {
   unsigned first;              // whether the asking lane is the one that fills it
 } msl_exchanged;
 
-void msl_exchange(const void* value, unsigned bytes, const char* what, const char* file, unsigned line,
+// The argument of an operation that has none, and of one that needs all lanes.
+enum { MSL_NO_ARGUMENT = -1, MSL_ALL_LANES = -2 };
+
+// `argument` must be the same for all lanes that take part: the delta of simd_shuffle_down.
+void msl_exchange(const void* value, unsigned bytes, int argument, const char* what, const char* file, unsigned line,
                   msl_exchanged* found);
+void msl_inactive(unsigned lane);   // ends the dispatch: the last operation reads a lane that takes no part
+void msl_undefined(unsigned lane);  // notes in the report that it does, where that may be harmless
 void msl_barrier(const char* file, unsigned line);
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
 
@@ -63,6 +69,9 @@ enum {
   MSL_VALUE_BYTES,         // a SIMD-group operation on a type that is too wide
   MSL_INTERRUPTED,         // Ctrl-C
   MSL_RACE,                // two threads at one place, see races.c
+  MSL_INACTIVE_LANE,       // a SIMD-group operation reads a lane that takes no part in it
+  MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes is not
+  MSL_UNORDERED_SIMD,      // lanes are at operations of which the emulator cannot tell the order
 };
 
 typedef struct {
@@ -90,10 +99,10 @@ typedef struct {
 } msl_array;
 
 typedef struct {
-  unsigned seed;    // 0: in order; 1: backwards; others: shuffled
-  unsigned strict;  // whether a SIMD-group operation needs all lanes
-  unsigned races;   // whether the kernel tells of its accesses
-  unsigned at_end;  // whether threadgroup arrays end, or begin, at an unmapped page
+  unsigned seed;       // 0: in order; 1: backwards; others: shuffled
+  unsigned all_lanes;  // whether every SIMD-group operation needs all lanes
+  unsigned races;      // whether the kernel tells of its accesses
+  unsigned at_end;     // whether threadgroup arrays end, or begin, at an unmapped page
 } msl_options;
 
 typedef struct {

@@ -21,13 +21,16 @@ typedef struct {
   const char* what;  // where it waits
   const char* file;
   unsigned line;
+  const void* value;  // what it brings to a SIMD-group's operation
+  unsigned bytes;
+  int argument;
 } fibre;
 
-// The values of a SIMD-group's operations: while some lanes still read one, others bring the next.
+// The values of a SIMD-group's operation, from when its lanes go on until they wait again.
 typedef struct {
-  _Alignas(64) unsigned char slots[2][MSL_SIMD_WIDTH * MSL_SLOT_BYTES];
-  _Alignas(64) unsigned char result[2][MSL_RESULT_BYTES];
-  unsigned lanes[2], unfilled[2];
+  _Alignas(64) unsigned char slots[MSL_SIMD_WIDTH * MSL_SLOT_BYTES];
+  _Alignas(64) unsigned char result[MSL_RESULT_BYTES];
+  unsigned lanes, unfilled;
   unsigned operations;
 } simdgroup;
 

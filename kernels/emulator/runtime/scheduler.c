@@ -95,21 +95,22 @@ static void copy(void* to, const void* from, unsigned bytes) {
   }
 }
 
-void msl_exchange(const void* value, unsigned bytes, const char* what, const char* file, unsigned line,
+void msl_exchange(const void* value, unsigned bytes, int argument, const char* what, const char* file, unsigned line,
                   msl_exchanged* found) {
-  unsigned index = running->thread.index, lane = index % MSL_SIMD_WIDTH;
+  unsigned index = running->thread.index;
   simdgroup* self = &simdgroups[index / MSL_SIMD_WIDTH];
-  unsigned bank = self->operations % 2;
   counted.simd_operations++;
   if (bytes > MSL_SLOT_BYTES) fail(MSL_VALUE_BYTES, (msl_site){what, file, line, 0}, bytes);
-  copy(self->slots[bank] + lane * MSL_SLOT_BYTES, value, bytes);
+  running->value = value;
+  running->bytes = bytes;
+  running->argument = argument;
   wait_as(AT_SIMD, what, file, line);
-  found->slots = self->slots[bank];
-  found->lanes = self->lanes[bank];
-  found->lane = lane;
-  found->result = self->result[bank];
-  found->first = self->unfilled[bank];
-  self->unfilled[bank] = 0;
+  found->slots = self->slots;
+  found->lanes = self->lanes;
+  found->lane = index % MSL_SIMD_WIDTH;
+  found->result = self->result;
+  found->first = self->unfilled;
+  self->unfilled = 0;
 }
 
 static void thread_main(void) {
@@ -141,6 +142,18 @@ _Noreturn void fail(int kind, msl_site site, unsigned count) {
 
 static msl_site site_of(const fibre* at) { return (msl_site){at->what, at->file, at->line, 0}; }
 
+void msl_undefined(unsigned lane) {
+  if (failure.site.what) return;
+  report_thread(running);
+  failure.site = site_of(running);
+  failure.other_lane = lane;
+}
+
+void msl_inactive(unsigned lane) {
+  failure.other_lane = lane;
+  fail(MSL_INACTIVE_LANE, site_of(running), 0);
+}
+
 // Ends it from the scheduler, which has found two threads that do not go together.
 static void disagree(int kind, const fibre* one, const fibre* other, unsigned count) {
   report_thread(one);
@@ -169,27 +182,55 @@ static int resume_ready(void) {
   return 1;
 }
 
-// Lets the lanes that wait at one operation go on; 0 when there are none, or when lanes do not go together.
-static int release(void) {
-  unsigned waiting = 0, returned = 0;
-  fibre *first = NULL, *at_barrier = NULL;
+static fibre* lane_of(unsigned i) { return &fibres[current.first + i]; }
+
+// The lane that waits at the operation that comes first in the text; NULL when none waits, or when lanes wait in
+// different texts, of which the first to run is not known.
+static fibre* earliest(void) {
+  fibre* first = NULL;
   for (unsigned i = 0; i < current.lanes; i++) {
-    fibre* at = &fibres[current.first + i];
+    fibre* at = lane_of(i);
+    if (at->state != AT_SIMD) continue;
+    if (first && strcmp(at->file, first->file)) return disagree(MSL_UNORDERED_SIMD, first, at, 0), NULL;
+    if (!first || at->line < first->line) first = at;
+  }
+  return first;
+}
+
+// Whether all lanes are at the operation of `first`; if not, says why.
+static int all_at(const fibre* first) {
+  fibre *elsewhere = NULL, *at_barrier = NULL;
+  unsigned returned = 0;
+  for (unsigned i = 0; i < current.lanes; i++) {
+    fibre* at = lane_of(i);
     if (at->state == DONE) returned++;
     else if (at->state == AT_BARRIER) at_barrier = at;
-    else if (!first) first = at;
-    else if (!same_place(first, at)) return disagree(MSL_DIVERGENT_SIMD, first, at, 0), 0;
-    if (at->state == AT_SIMD) waiting |= 1u << i;
+    else if (!same_place(first, at)) elsewhere = at;
   }
+  if (elsewhere) return disagree(MSL_DIVERGENT_SIMD, first, elsewhere, 0), 0;
+  if (at_barrier) return disagree(MSL_BARRIER_AND_SIMD, first, at_barrier, 0), 0;
+  if (returned) return disagree(MSL_RETURNED_SIMD, first, first, returned), 0;
+  return 1;
+}
+
+// Lets the lanes that wait at one operation go on; 0 when there are none, or when lanes do not go together. The others
+// wait: a GPU, too, runs the ways of a branch one after the other, in the order of the text.
+static int release(void) {
+  fibre* first = earliest();
   if (!first) return 0;
-  if (options.strict && at_barrier) return disagree(MSL_BARRIER_AND_SIMD, first, at_barrier, 0), 0;
-  if (options.strict && returned) return disagree(MSL_RETURNED_SIMD, first, first, returned), 0;
+  if ((options.all_lanes || first->argument == MSL_ALL_LANES) && !all_at(first)) return 0;
   simdgroup* shared = &simdgroups[current.first / MSL_SIMD_WIDTH];
-  shared->lanes[shared->operations % 2] = waiting;
-  shared->unfilled[shared->operations % 2] = 1;
+  shared->lanes = 0;
+  shared->unfilled = 1;
   shared->operations++;
-  for (unsigned i = 0; i < current.lanes; i++)
-    if (waiting >> i & 1) fibres[current.first + i].state = READY;
+  for (unsigned i = 0; i < current.lanes; i++) {
+    fibre* at = lane_of(i);
+    if (at->state != AT_SIMD || !same_place(first, at)) continue;
+    if (at->argument != first->argument) return disagree(MSL_UNEVEN_ARGUMENT, first, at, 0), 0;
+    copy(shared->slots + i * MSL_SLOT_BYTES, at->value, at->bytes);
+    shared->lanes |= 1u << i;
+    at->state = READY;
+  }
   return 1;
 }
 

@@ -25,8 +25,7 @@ struct msl_place {
 
 // All lanes must be here; only then may a lane touch memory for the others.
 MSL_FUNC msl_place msl_meet(const char* what, const char* file, unsigned line) {
-  msl_lanes<char> all(0, what, file, line);
-  return msl_place(all.found.lane);
+  return msl_place(msl_meet_all(what, file, line));
 }
 
 template <class T, int Rows, int Columns>
@@ -89,7 +88,7 @@ template <class R, class A, class B, class C>
 MSL_FUNC void simdgroup_multiply_accumulate(thread simdgroup_matrix<R, 8, 8>& result, simdgroup_matrix<A, 8, 8> a,
                                             simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, MSL_HERE) {
   float4 mine = {float(a.mine[0]), float(a.mine[1]), float(b.mine[0]), float(b.mine[1])};
-  msl_lanes<float4> all(mine, "simdgroup_multiply_accumulate", file, line);
+  msl_lanes<float4> all(mine, "simdgroup_multiply_accumulate", file, line, MSL_ALL_LANES);
   msl_operands* operands = (msl_operands*)all.found.result;
   if (all.found.first) msl_spread(all, operands);
   msl_place at(all.found.lane);

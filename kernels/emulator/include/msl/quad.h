@@ -21,32 +21,29 @@ MSL_REDUCTION(quad_xor, a ^ b)
 MSL_FUNC bool quad_any(bool value, MSL_HERE) { return quad_or(uint(value), file, line); }
 MSL_FUNC bool quad_all(bool value, MSL_HERE) { return quad_and(uint(value), file, line); }
 
-// `place` counts within the four; beyond them the value is undefined.
-template <class T>
-MSL_FUNC T msl_in_quad(const msl_lanes<T>& all, unsigned place) {
-  return all.at(place < 4 ? (all.found.lane & ~3u) + place : MSL_SIMD_WIDTH);
-}
-
-#define MSL_SHUFFLE(NAME, PARAMETER, PLACE)                    \
-  template <class T>                                           \
-  MSL_FUNC T NAME(T value, ushort PARAMETER, MSL_HERE) {       \
-    msl_lanes<T> all(value, #NAME, file, line);                \
-    unsigned place = all.found.lane & 3u;                      \
-    (void)place;                                               \
-    return msl_in_quad(all, PLACE);                            \
+#define MSL_SHUFFLE(NAME, PARAMETER, READ, PLACE)                  \
+  template <class T>                                               \
+  MSL_FUNC T NAME(T value, ushort PARAMETER, MSL_HERE) {           \
+    msl_lanes<T> all(value, #NAME, file, line);                    \
+    unsigned first = all.found.lane & ~3u, place = all.found.lane & 3u, from = PLACE; \
+    (void)place;                                                   \
+    return all.READ(from < 4 ? first + from : MSL_SIMD_WIDTH);     \
   }
-MSL_SHUFFLE(quad_broadcast, from, from)
-MSL_SHUFFLE(quad_shuffle, from, from)
-MSL_SHUFFLE(quad_shuffle_up, delta, place - delta)
-MSL_SHUFFLE(quad_shuffle_down, delta, place + delta)
-MSL_SHUFFLE(quad_shuffle_xor, mask, place ^ mask)
-MSL_SHUFFLE(quad_shuffle_rotate_up, delta, (place - delta) & 3u)
-MSL_SHUFFLE(quad_shuffle_rotate_down, delta, (place + delta) & 3u)
+MSL_SHUFFLE(quad_broadcast, source, at, source)
+MSL_SHUFFLE(quad_shuffle, source, at, source)
+MSL_SHUFFLE(quad_shuffle_xor, mask, at, place ^ mask)
+// The first or last `delta` lanes keep their own values.
+MSL_SHUFFLE(quad_shuffle_up, delta, shifted, place < delta ? place : place - delta)
+MSL_SHUFFLE(quad_shuffle_down, delta, shifted, place + delta < 4 ? place + delta : place)
+MSL_SHUFFLE(quad_shuffle_rotate_up, delta, shifted, (place - delta) & 3u)
+MSL_SHUFFLE(quad_shuffle_rotate_down, delta, shifted, (place + delta) & 3u)
 #undef MSL_SHUFFLE
 
 template <class T>
 MSL_FUNC T quad_broadcast_first(T value, MSL_HERE) {
-  return quad_broadcast(value, 0, file, line);
+  msl_lanes<T> all(value, "quad_broadcast_first", file, line);
+  unsigned first = all.found.lane & ~3u;
+  return all.of(first + unsigned(__builtin_ctz(all.found.lanes >> first)));
 }
 
 }  // namespace metal

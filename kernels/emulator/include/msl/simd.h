@@ -1,4 +1,4 @@
-// Operations of a SIMD-group. All 32 lanes must come to each of them together, see `strict` in kernel.py.
+// Operations of a SIMD-group, over the lanes that come to them; see `lanes` in kernel.py.
 #pragma once
 
 namespace metal {
@@ -48,23 +48,24 @@ MSL_FUNC bool simd_is_first(MSL_HERE) {
   return all.found.lane == unsigned(__builtin_ctz(all.found.lanes));
 }
 
-// ---- values of other lanes; beyond the SIMD-group they are undefined ----
+// ---- values of other lanes: of a lane that takes no part, and of lanes beyond 31, they are undefined ----
 
-#define MSL_SHUFFLE(NAME, PARAMETER, RESULT)                   \
+#define MSL_SHUFFLE(NAME, PARAMETER, ARGUMENT, RESULT)         \
   template <class T>                                           \
   MSL_FUNC T NAME(T value, ushort PARAMETER, MSL_HERE) {       \
-    msl_lanes<T> all(value, #NAME, file, line);                \
+    msl_lanes<T> all(value, #NAME, file, line, ARGUMENT);      \
     unsigned lane = all.found.lane;                            \
     (void)lane;                                                \
     return RESULT;                                             \
   }
-MSL_SHUFFLE(simd_broadcast, from, all.at(from))
-MSL_SHUFFLE(simd_shuffle, from, all.at(from))
-MSL_SHUFFLE(simd_shuffle_up, delta, all.at(lane - delta))
-MSL_SHUFFLE(simd_shuffle_down, delta, all.at(lane + delta))
-MSL_SHUFFLE(simd_shuffle_xor, mask, all.at(lane ^ mask))
-MSL_SHUFFLE(simd_shuffle_rotate_up, delta, all.at((lane - delta) % MSL_SIMD_WIDTH))
-MSL_SHUFFLE(simd_shuffle_rotate_down, delta, all.at((lane + delta) % MSL_SIMD_WIDTH))
+MSL_SHUFFLE(simd_broadcast, from, from, all.at(from))
+MSL_SHUFFLE(simd_shuffle, from, MSL_NO_ARGUMENT, all.at(from))
+MSL_SHUFFLE(simd_shuffle_xor, mask, mask, all.at(lane ^ mask))
+// The first or last `delta` lanes keep their own values.
+MSL_SHUFFLE(simd_shuffle_up, delta, delta, all.shifted(lane < delta ? lane : lane - delta))
+MSL_SHUFFLE(simd_shuffle_down, delta, delta, all.shifted(lane + delta < MSL_SIMD_WIDTH ? lane + delta : lane))
+MSL_SHUFFLE(simd_shuffle_rotate_up, delta, delta, all.shifted((lane - delta) % MSL_SIMD_WIDTH))
+MSL_SHUFFLE(simd_shuffle_rotate_down, delta, delta, all.shifted((lane + delta) % MSL_SIMD_WIDTH))
 #undef MSL_SHUFFLE
 
 template <class T>
@@ -72,19 +73,23 @@ MSL_FUNC T simd_broadcast_first(T value, MSL_HERE) {
   msl_lanes<T> all(value, "simd_broadcast_first", file, line);
   return all.of(__builtin_ctz(all.found.lanes));
 }
+
+// The lanes that would get nothing get `fill` of the lanes at the other end.
+template <class T>
+struct msl_filled {
+  T value, fill;
+};
 template <class T>
 MSL_FUNC T simd_shuffle_and_fill_up(T value, T fill, ushort delta, MSL_HERE) {
-  msl_lanes<T> all(value, "simd_shuffle_and_fill_up", file, line);
-  msl_lanes<T> fills(fill, "simd_shuffle_and_fill_up", file, line);
+  msl_lanes<msl_filled<T>> all({value, fill}, "simd_shuffle_and_fill_up", file, line, delta);
   unsigned lane = all.found.lane;
-  return lane >= delta ? all.at(lane - delta) : fills.at(MSL_SIMD_WIDTH + lane - delta);
+  return lane >= delta ? all.shifted(lane - delta).value : all.shifted(MSL_SIMD_WIDTH + lane - delta).fill;
 }
 template <class T>
 MSL_FUNC T simd_shuffle_and_fill_down(T value, T fill, ushort delta, MSL_HERE) {
-  msl_lanes<T> all(value, "simd_shuffle_and_fill_down", file, line);
-  msl_lanes<T> fills(fill, "simd_shuffle_and_fill_down", file, line);
+  msl_lanes<msl_filled<T>> all({value, fill}, "simd_shuffle_and_fill_down", file, line, delta);
   unsigned lane = all.found.lane + delta;
-  return lane < MSL_SIMD_WIDTH ? all.at(lane) : fills.at(lane - MSL_SIMD_WIDTH);
+  return lane < MSL_SIMD_WIDTH ? all.shifted(lane).value : all.shifted(lane - MSL_SIMD_WIDTH).fill;
 }
 
 // ---- running sums and products ----

@@ -1,4 +1,4 @@
-// Barriers, and what every SIMD-group operation is made of: all lanes bring a value, then all may look at all of them.
+// Barriers, and what every SIMD-group operation is made of: lanes bring a value, then each may look at all of them.
 #pragma once
 
 namespace metal {
@@ -18,22 +18,33 @@ MSL_FUNC void threadgroup_barrier(mem_flags, MSL_HERE) { msl_barrier(file, line)
 template <class T>
 struct msl_lanes {
   msl_exchanged found;  // filled by msl_exchange
-  MSL_FUNC msl_lanes(T value, const char* what, const char* file, unsigned line) {
+  MSL_FUNC msl_lanes(T value, const char* what, const char* file, unsigned line, int argument = MSL_NO_ARGUMENT) {
     static_assert(sizeof(T) <= MSL_SLOT_BYTES);
-    msl_exchange(&value, sizeof(T), what, file, line, &found);
+    msl_exchange(&value, sizeof(T), argument, what, file, line, &found);
   }
   MSL_FUNC bool has(unsigned lane) const { return lane < MSL_SIMD_WIDTH && (found.lanes >> lane & 1u); }
   MSL_FUNC T of(unsigned lane) const { return *(const T*)(found.slots + lane * MSL_SLOT_BYTES); }
-  // What a lane that takes no part has brought is undefined: NaN.
+  // What a lane that takes no part has brought is undefined.
   MSL_FUNC T at(unsigned lane) const {
+    if (!has(lane)) msl_inactive(lane);
+    return of(lane);
+  }
+  // The same for operations that shift: the last step of a sum in pairs reads such lanes and drops the result. NaN.
+  MSL_FUNC T shifted(unsigned lane) const {
     if (has(lane)) return of(lane);
+    msl_undefined(lane);
     T nothing;
-    __builtin_memset(&nothing, 0xFF, sizeof(T));
+    __builtin_memset((void*)&nothing, 0xFF, sizeof(T));
     return nothing;
   }
 };
 
-MSL_FUNC void simdgroup_barrier(mem_flags, MSL_HERE) { msl_lanes<char> all(0, "simdgroup_barrier", file, line); }
+// Waits for all lanes, none of which may be missing; returns the lane that asks.
+MSL_FUNC unsigned msl_meet_all(const char* what, const char* file, unsigned line) {
+  return msl_lanes<char>(0, what, file, line, MSL_ALL_LANES).found.lane;
+}
+
+MSL_FUNC void simdgroup_barrier(mem_flags, MSL_HERE) { msl_meet_all("simdgroup_barrier", file, line); }
 
 // Values `first` to `first + width` combined in pairs, halves onto halves, so that no schedule changes a bit. A lane
 // that is not there leaves the other value as it is.

@@ -1,0 +1,270 @@
+"""Run the `mx.fast.metal_kernel` calls of any program in the emulator, checked."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from kernels.emulator.compiler import compiler
+from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
+from kernels.emulator.kernel import MetalKernel, check_switches, metal_kernel
+
+BUILDS = ("spaces", "undefined")
+SEEDS = (0, 1)
+
+
+class Call(NamedTuple):
+    """One checked call of a kernel."""
+
+    kernel: str
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape of each
+    grid: tuple[int, ...]
+    threadgroup: tuple[int, ...]
+    runs: int
+    seconds: float
+
+
+@dataclass
+class Calls:
+    """What ran within `emulate`.
+
+    Attributes:
+        made: the names of the kernels that were made, called or not.
+        calls: the calls that found no mistake, in order.
+        findings: the errors of all others, also of those that the program has caught.
+    """
+
+    made: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    findings: list[EmulatorError] = field(default_factory=list)
+
+
+@contextmanager
+def emulate(
+    *,
+    builds: Sequence[str] = BUILDS,
+    seeds: Sequence[int] = SEEDS,
+    lanes: str = "active",
+    suffixes: bool = False,
+    pretend: bool = True,
+) -> Iterator[Calls]:
+    """Replace `mx.fast.metal_kernel` within this context, in the whole process: kernels made here run in the emulator.
+
+    Each call runs once per build and seed. It raises an error for the first mistake, or if the results of two seeds
+    differ; else it returns the result. `mx.compile` is switched off, so compiled functions run op by op. Kernels made
+    before, for instance by a module that is imported already, are MLX's: import such modules within the context. Those
+    that are made here stay emulated afterwards.
+
+    Args:
+        builds: "spaces", "undefined", "races"; see `MetalKernel.__call__`.
+        seeds: the orders of threads.
+        lanes: as in `MetalKernel.__call__`.
+        suffixes: as in `MetalKernel.__call__`.
+        pretend: without a Metal GPU, let `mx.metal.is_available` return True and `mx.gpu` be `mx.cpu`, so that programs
+            do not choose another path.
+
+    Returns:
+        The calls so far.
+
+    Raises:
+        CompilerMissingError: there is no clang.
+        LaunchError: an argument is wrong.
+    """
+    compiler()
+    if not builds or not seeds:
+        raise LaunchError(f"emulate: expected at least one build and one seed, found {builds!r} and {seeds!r}")
+    for build in builds:
+        for seed in seeds:
+            check_switches("emulate", seed, build, lanes, None)
+    seen = Calls()
+    options = {"lanes": lanes, "suffixes": suffixes}
+
+    @wraps(metal_kernel)
+    def make(*args: Any, **kwargs: Any) -> CheckedKernel:
+        try:
+            kernel = metal_kernel(*args, **kwargs)
+        except EmulatorError as error:
+            seen.findings.append(error)
+            raise
+        seen.made.append(kernel.name)
+        return CheckedKernel(kernel, tuple(builds), tuple(seeds), options, seen)
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(mx.fast, "metal_kernel", make))
+        stack.enter_context(_uncompiled())
+        if pretend and not mx.metal.is_available():
+            stack.enter_context(_replaced(mx.metal, "is_available", pretended))
+            stack.enter_context(_replaced(mx, "gpu", mx.cpu))
+            stack.enter_context(_replaced(mx, "device_info", _device_info(mx.device_info)))
+        yield seen
+
+
+class CheckedKernel:
+    """A kernel that runs in several builds and orders at each call; made by `mx.fast.metal_kernel` in `emulate`."""
+
+    def __init__(
+        self,
+        kernel: MetalKernel,
+        builds: Sequence[str],
+        seeds: Sequence[int],
+        options: Mapping[str, Any],
+        seen: Calls,
+    ) -> None:
+        self._kernel, self._builds, self._seeds, self._options, self._seen = kernel, builds, seeds, options, seen
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self._kernel.name
+
+    def __call__(
+        self, *, inputs: Sequence[Any], grid: Sequence[int], threadgroup: Sequence[int], **call: Any
+    ) -> list[mx.array]:
+        """Run the kernel and return its results; the arguments are those of a kernel of MLX.
+
+        Raises:
+            EmulatorError: the kernel or its call is wrong; see `errors`.
+        """
+        started = time.perf_counter()
+        try:
+            results = self._results(dict(call, inputs=inputs, grid=grid, threadgroup=threadgroup))
+        except EmulatorError as error:
+            self._seen.findings.append(error)
+            raise
+        kinds = tuple((str(getattr(x, "dtype", type(x).__name__)), tuple(getattr(x, "shape", ()))) for x in inputs)
+        runs, seconds = len(self._builds) * len(self._seeds), time.perf_counter() - started
+        self._seen.calls.append(Call(self.name, kinds, tuple(grid), tuple(threadgroup), runs, seconds))
+        return _tied(self.name, inputs, results)
+
+    def _results(self, given: dict[str, Any]) -> list[mx.array]:
+        """Run every build and seed, and return the first result, which all others equal."""
+        results: list[tuple[int, list[mx.array]]] = []
+        for build in self._builds:
+            for seed in self._seeds:
+                results.append((seed, self._kernel(**given, **self._options, build=build, seed=seed)))
+                given["verbose"] = False
+                if not self._kernel.atomic_outputs:
+                    self._compare(results[0], results[-1], given)
+        return results[0][1]
+
+    def _compare(
+        self, first: tuple[int, list[mx.array]], other: tuple[int, list[mx.array]], given: dict[str, Any]
+    ) -> None:
+        """Raise an error if two results differ: with the lines, if the build "races" finds them."""
+        for name, one, two in zip(self._kernel.output_names, first[1], other[1], strict=True):
+            at = difference(one, two)
+            if at is None:
+                continue
+            for seed in self._seeds:
+                try:
+                    self._kernel(**given, **self._options, build="races", seed=seed)
+                except RaceError:
+                    raise
+                except EmulatorError:
+                    break  # something else that this build finds; what differs is reported
+            place = f"{name}[{', '.join(map(str, at))}]"
+            raise OrderError(
+                f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
+                f"{other[0]}\n  the result depends on the order of threads\n"
+                "  write each element from one thread, put a barrier between threads that share memory, and initialise "
+                "what atomics add to"
+            )
+
+
+def difference(one: mx.array, other: mx.array) -> tuple[int, ...] | None:
+    """Return the index of the first element that differs, or None. NaNs are equal."""
+    if one.size == 0:
+        return None
+    a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))
+    differs = (a != b) & ~((a != a) & (b != b))
+    if not differs.any():
+        return None
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
+
+
+def _tied(name: str, inputs: Sequence[Any], outputs: list[mx.array]) -> list[mx.array]:
+    """Return the outputs as results of the inputs, so that a gradient is refused as in MLX, not silently zero."""
+
+    @mx.custom_function
+    def results(*_: mx.array) -> list[mx.array]:
+        return outputs
+
+    @results.vjp
+    def no_gradient(*_: Any) -> None:
+        raise LaunchError(
+            f"kernel '{name}': MLX has no gradient of a metal_kernel; define one with mx.custom_function and its vjp"
+        )
+
+    tied: list[mx.array] = results(*(x for x in inputs if isinstance(x, mx.array)))  # type: ignore[assignment]
+    return list(tied)
+
+
+# ---- what is replaced in MLX ----
+
+
+def pretended() -> bool:
+    """Return that there is a Metal GPU."""
+    return True
+
+
+@contextmanager
+def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(where, name)
+    setattr(where, name, value)
+    try:
+        yield
+    finally:
+        setattr(where, name, original)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Switch `mx.compile` off, which would call kernels with arrays that have no values yet."""
+    was_on = _compiles()
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        if was_on:
+            mx.enable_compile()
+
+
+def _compiles() -> bool:
+    """Return whether `mx.compile` is on: MLX has no question for it, but only compiled functions get no values."""
+    has_values = []
+
+    def look(x: mx.array) -> mx.array:
+        try:
+            x.item()
+            has_values.append(True)
+        except ValueError:
+            has_values.append(False)
+        return x
+
+    mx.compile(look)(mx.array(0))
+    return not has_values[0]
+
+
+def _device_info(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return a function that adds what MLX tells of an Apple GPU."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpu = {
+        "architecture": "applegpu_g13g",
+        "memory_size": memory,
+        "max_buffer_length": memory // 2,
+        "max_recommended_working_set_size": memory * 3 // 4,
+        "resource_limit": 499_000,
+    }
+
+    def device_info(*args: Any) -> dict[str, Any]:
+        return {**original(*args), **gpu}
+
+    return device_info

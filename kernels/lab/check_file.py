@@ -1,0 +1,156 @@
+"""Check a file of somebody's kernels: run a Python program in the emulator, or compile a .metal file."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kernels
+from kernels.emulator import Calls, EmulatorError, emulate
+from kernels.emulator.metal_file import compile_metal_file
+from kernels.lab.check import Orders, check
+from kernels.lab.experiment import Experiment
+from kernels.lab.verdict import Verdict
+
+_OURS = str(Path(kernels.__file__).parent)
+
+
+@dataclass
+class FileReport:
+    """What a file's check did; true if nothing was wrong and something was checked.
+
+    Attributes:
+        file: the file.
+        calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
+        verdicts: of the experiments that the file defines.
+        compiled: the kernels of a .metal file, which were compiled and not run.
+        findings: the mistakes, also those that the program has caught; the one that ended it with its line.
+        uncalled: kernels that were made and not called.
+    """
+
+    file: str
+    calls: dict[str, int] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    compiled: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    uncalled: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was checked, and nothing was wrong."""
+        return not self.findings and all(self.verdicts) and bool(self.calls or self.verdicts or self.compiled)
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {n} call{'s' * (n > 1)}, all right" for name, n in self.calls.items()]
+        lines += [f"{name}: compiled, not run" for name in self.compiled]
+        lines += [f"{name}: made, never called" for name in self.uncalled]
+        lines += [str(verdict) for verdict in self.verdicts]
+        lines += self.findings
+        if not lines:
+            lines.append(
+                f"{self.file}: expected calls of kernels of mx.fast.metal_kernel, or kernels.Experiment objects, "
+                "found neither; call the kernels when the file runs, and import mlx.core within it"
+            )
+        return "\n".join(lines)
+
+
+def check_file(
+    file: Path, arguments: Sequence[str] = (), *, orders: Orders | None = None, folders: Sequence[Path] = ()
+) -> FileReport:
+    """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
+
+    A .metal file is compiled, and its kernels are not run: a kernel needs arrays.
+
+    Args:
+        file: a Python file, or one that ends in .metal.
+        arguments: of the program.
+        orders: seeds, builds and switches; by default those of `emulate`.
+        folders: where a .metal file's `#include "..."` are looked for, besides its own folder.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CompilerMissingError: there is no clang.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: expected a file")
+    orders = orders or Orders((0, 1))
+    report = FileReport(str(file))
+    if file.suffix == ".metal":
+        try:
+            report.compiled = compile_metal_file(file, folders)
+        except EmulatorError as error:
+            report.findings = [str(error)]
+        return report
+    experiments = _run(file, arguments, orders, report)
+    for experiment in experiments:
+        try:
+            report.verdicts.append(_checked(experiment, orders))
+        except Exception as error:  # of the experiment's own functions, or about what they return
+            report.findings.append(_described(error, file))
+    return report
+
+
+def _checked(experiment: Experiment, orders: Orders) -> Verdict:
+    return check(
+        experiment,
+        executor="emulator",
+        seeds=orders.seeds,
+        builds=orders.builds,
+        lanes="all" if orders.lanes == "all" else None,
+        suffixes=orders.suffixes or None,
+    )
+
+
+def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Experiment]:
+    """Run the program; return the experiments among its global names."""
+    found: dict[str, Any] = {}
+    calls = Calls()
+    ended: Exception | None = None
+    with _as_program(file, arguments):
+        try:
+            with emulate(
+                builds=orders.builds, seeds=orders.seeds, lanes=orders.lanes, suffixes=orders.suffixes
+            ) as calls:
+                found = runpy.run_path(str(file), run_name="__main__")
+        except SystemExit:
+            pass
+        except Exception as error:
+            ended = error
+    report.calls = dict(Counter(call.kernel for call in calls.calls))
+    report.uncalled = [name for name in dict.fromkeys(calls.made) if name not in report.calls]
+    report.findings = list(dict.fromkeys(str(error) for error in calls.findings if error is not ended))
+    if ended is not None:
+        report.findings.append(_described(ended, file))
+    if report.findings:
+        report.uncalled = []
+    return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment)))
+
+
+@contextmanager
+def _as_program(file: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Let `sys.argv` and `sys.path` be those of the program."""
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = [str(file), *arguments], [str(file.resolve().parent), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path
+
+
+def _described(error: Exception, file: Path) -> str:
+    """Return the error with the line of the program, or of what it imports, that raised it."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<frozen"))
+    ]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(file)
+    kind = "" if isinstance(error, EmulatorError) else f"{type(error).__name__}: "
+    return f"{where}: {kind}{error}"

@@ -1,0 +1,146 @@
+"""`kernels check FILE`: a program, experiments, and .metal files."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kernels.emulator import unavailable
+from mlx_engine.commands.app import app
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+
+PROGRAM = """import sys
+import mlx.core as mx
+
+print("arguments", sys.argv[1:])
+kernel = mx.fast.metal_kernel(name="copy", input_names=["x"], output_names=["y"],
+                              source="y[thread_position_in_grid.x] = x[thread_position_in_grid.x];")
+for threads in map(int, sys.argv[1:]):
+    kernel(inputs=[mx.zeros(12)], grid=(threads, 1, 1), threadgroup=(32, 1, 1), output_shapes=[(12,)],
+           output_dtypes=[mx.float32])
+"""
+EXPERIMENT = """
+from kernels import Experiment
+
+half = Experiment(name="half", source="uint i = thread_position_in_grid.x; if (i < N) y[i] = 0.5 * x[i];",
+                  inputs={"x": "N"}, outputs={"y": "N"}, reference=lambda x: x / DIVISOR, threads=lambda N: N)
+"""
+METAL = """#include <metal_stdlib>
+#include "third.h"
+using namespace metal;  // gr\u00f6\u00dfer
+kernel void scale(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                  uint i [[thread_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  if (i > 0) {
+    threadgroup float t[32];
+    t[lane] = x[i];
+    y[i] = THIRD * 0.5 * t[lane];
+  }
+}
+[[kernel]] void nothing() {}
+"""
+
+
+def check(*args, code=0):
+    result = CliRunner().invoke(app, ["kernels", "check", *map(str, args)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return written
+
+
+def test_a_program_is_run_with_its_arguments(write):
+    assert check(write("program.py", PROGRAM), 9, 5).stdout == "arguments ['9', '5']\ncopy: 2 calls, all right\n"
+    assert check(write("show.py", PROGRAM.replace("map(int", "map(len")), "--", "--deep").stdout.startswith(
+        "arguments ['--deep']\ncopy: 1 call"
+    )
+
+
+def test_a_mistake_is_told_with_the_lines_of_the_program_and_of_the_kernel(write):
+    file = write("program.py", PROGRAM)
+    out = check(file, 9, 13, code=1).stdout.splitlines()
+    assert out[1:3] == [
+        "copy: 1 call, all right",
+        f"{file}:8: kernel 'copy': read input 'x' (48 bytes), at byte 48: just past its end, near body, line 1: "
+        "`y[thread_position_in_grid.x] = x[thread_position_in_grid.x];`",
+    ]
+
+
+def test_a_mistake_that_the_program_catches_is_told(write):
+    caught = PROGRAM.replace("    kernel(", "  try:\n    kernel(") + "  except Exception: print('another path')\n"
+    out = check(write("program.py", caught), 13, 13, code=1).stdout.splitlines()
+    assert out[1:3] == ["another path"] * 2
+    assert out[3].startswith("kernel 'copy': read input 'x' (48 bytes)")
+    assert len(out) == 6
+
+
+def test_json_is_one_object_whatever_the_program_prints(write):
+    found = json.loads(check(write("program.py", PROGRAM), "--json", 9).stdout)
+    assert (found["calls"], found["findings"], found["passed"]) == ({"copy": 1}, [], True)
+
+
+def test_a_program_that_checks_nothing_has_not_passed(write):
+    assert "copy: made, never called" in check(write("program.py", PROGRAM), code=1).stdout
+    assert "found neither" in check(write("empty.py", ""), code=1).stdout
+    assert "wrong.py:1: ZeroDivisionError: " in check(write("wrong.py", "1 / 0"), code=1).stdout
+
+
+def test_a_programs_exit_is_no_mistake_of_its_kernels(write):
+    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(3)\n"), 9).stdout
+
+
+def test_experiments_of_a_file_are_checked(write):
+    right, wrong = (write(f"{d}.py", EXPERIMENT.replace("DIVISOR", str(d))) for d in (2, 3))
+    assert "half (emulator): 14 shapes, 56 runs, all right" in check(right).stdout
+    assert "half (emulator): 4 shapes, 8 runs, 4 shapes wrong" in check(wrong, code=1).stdout
+    assert "`0.5` has no suffix" in check(right, "--suffixes", code=1).stdout
+    shape = write("shape.py", EXPERIMENT.replace("x / DIVISOR", "x[:0]"))
+    assert "half.reference: expected y (1,), found (0,)" in check(shape, code=1).stdout
+
+
+def test_a_metal_file_is_compiled_and_what_it_includes_is_read_each_time(write):
+    file = write("scale.metal", METAL)
+    assert "'third.h' file not found" in check(file, code=1).stdout
+    header = write("third.h", "#define THIRD (1.0 / 3.0)\n")
+    assert check(file).stdout == "scale: compiled, not run\nnothing: compiled, not run\n"
+    header.write_text("")
+    out = check(file, code=1).stdout
+    assert "scale.metal:9:12: error: use of undeclared identifier 'THIRD'" in out
+    assert "warning" not in out
+
+
+def test_folders_of_a_metal_file(write, tmp_path):
+    folder = tmp_path / "include"
+    folder.mkdir()
+    (folder / "third.h").write_text("#define THIRD 1\n")
+    assert check(write("scale.metal", METAL), "-I", folder)
+
+
+def test_a_body_alone_is_no_metal_file(write):
+    assert (
+        "expected functions `kernel void NAME(...)`, found none" in check(write("b.metal", "y[0] = 1;"), code=1).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["nothing.py"], "FILE: expected a Python file or a .metal file, found 'nothing.py'"),
+        (["nothing.py", "-e", "metal"], "FILE: expected no --kernel, and no other executor"),
+        (["--races"], "check: expected a FILE with --races"),
+        ([__file__, "--lanes", "few"], "--lanes: expected one of active, all, found 'few'"),
+    ],
+)
+def test_wrong_use_is_one_line(args, says):
+    result = check(*args, code=2)
+    (line,) = result.stderr.splitlines()
+    assert says in line
