@@ -13,9 +13,6 @@ from pathlib import Path
 from tests.collection.repositories import HUB, REPOSITORIES, Repository, fetch
 from tests.collection.run import Outcome, as_dictionary, run_cases
 
-# A case whose kernel never ends must not hold up the others.
-LIMIT_SECONDS = 900
-
 
 def main(arguments: list[str]) -> int:
     """Fetch, or run and print a line per case and a table; return 1 if a case ended otherwise than it should."""
@@ -54,7 +51,7 @@ def in_a_process(repository: Repository, folder: Path, names: list[str]) -> list
             one = Outcome(**json.loads(line))
             outcomes.append(one)
             sign = "ok  " if one.good else "FAIL"
-            text = " ".join(one.text.split())[:300]
+            text = " ".join(one.text.split())[:3000]
             print(f"{sign} {one.repository} {one.case}: {one.verdict} {text} {one.seconds} s", flush=True)
     if process.returncode:
         outcomes.append(Outcome(repository.path, "process", "error", text=f"ended with {process.returncode}"))

@@ -10,6 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
+
+# A maker of arrays of random numbers, given their lengths.
+Maker = Callable[..., mx.array]
 # What a case returns: arrays in any nesting of lists, tuples and mappings, and what they must be.
 Results = tuple[Any, Any]
 
@@ -68,7 +73,33 @@ class Case:
         return self.run.__name__
 
 
+@dataclass(frozen=True)
+class Suite:
+    """A project's own tests, which know what its kernels must return.
+
+    Attributes:
+        repository: owner and name.
+        name: a name for the table.
+        tests: files, folders and tests, relative to the checkout; `*` and `?` stand for any letters.
+        options: arguments of pytest, for instance `--deselect` of a test that needs another library.
+        bug: what is wrong with their kernels, if they have a bug: then the emulator must report it.
+    """
+
+    repository: str
+    name: str
+    tests: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    bug: str | None = None
+
+
+def normal(seed: int = 0) -> Maker:
+    """Return a maker of arrays of normal random numbers."""
+    rng = np.random.default_rng(seed)
+    return lambda *shape: mx.array(rng.standard_normal(shape, np.float32))
+
+
 CASES: list[Case] = []
+SUITES: list[Suite] = []
 
 
 def case(repository: str, *, tolerance: float = 1e-5, bug: str | None = None) -> Callable[..., Any]:
@@ -79,3 +110,8 @@ def case(repository: str, *, tolerance: float = 1e-5, bug: str | None = None) ->
         return run
 
     return register
+
+
+def suite(repository: str, name: str, *tests: str, options: tuple[str, ...] = (), bug: str | None = None) -> None:
+    """Register a project's own tests."""
+    SUITES.append(Suite(repository, name, tests, options, bug))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HUB = "https://github.com/{owner}/{name}"
 # What is checked out of a repository.
-SOURCES = ("*.py", "*.metal", "*.h", "*.json", "*.md")
+SOURCES = ("*.py", "*.metal", "*.h", "*.json", "*.md", "*.rst")
 
 
 @dataclass(frozen=True)

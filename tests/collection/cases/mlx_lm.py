@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 import numpy as np
 
-from tests.collection.case import Checkout, Results, case
+from tests.collection.case import Checkout, Results, case, normal
 
 MLX_LM = "ml-explore/mlx-lm"
-
-
-def normal(seed: int = 0) -> Callable[..., mx.array]:
-    """Return a maker of arrays of normal random numbers, given their lengths."""
-    rng = np.random.default_rng(seed)
-    return lambda *shape: mx.array(rng.standard_normal(shape, np.float32))
 
 
 @case(MLX_LM)

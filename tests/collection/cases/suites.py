@@ -1,0 +1,49 @@
+"""Projects whose own tests compare their kernels with operations of MLX or NumPy."""
+
+from __future__ import annotations
+
+from tests.collection.case import suite
+
+suite("zakkeown/mlx-primitives", "kernels", "tests/kernels")
+suite("zakkeown/mlx-primitives", "dsl", "tests/dsl")
+suite("zakkeown/mlx-primitives", "attention", "tests/attention")
+suite("zakkeown/mlx-primitives", "correctness", "tests/correctness")
+suite("shaneholloman/dflash-mlx", "tree", "tests/test_gated_delta_tree_kernel.py")
+suite("shaneholloman/dflash-mlx", "verify", "tests/test_verify_*parity.py")
+suite("ml-explore/mlx", "fast", "python/tests/test_fast.py", options=("-k", "kernel"))
+suite("ml-explore/mlx", "export", "python/tests/test_export_import.py", "python/tests/test_eval.py",
+      options=("-k", "kernel"))
+suite("ssmall256/demucs-mlx", "metal_kernels", "tests/test_metal_kernels.py")
+suite("ssmall256/mlx-spectro", "spectral_ops", "tests/test_spectral_ops.py")
+ATOMS = "appautomaton/mlx-atomistic"
+GPU = ("--run-gpu",)
+suite(ATOMS, "lj", "tests/test_fused_lj_kernel.py", options=GPU)
+suite(ATOMS, "bonded", "tests/test_fused_bonded_kernel.py", options=GPU)
+suite(ATOMS, "interaction", "tests/test_interaction_engine_gpu.py", options=GPU)
+suite(ATOMS, "constraints", "tests/test_constraints.py", options=GPU)
+suite(ATOMS, "pme", "tests/test_pme.py", options=GPU)
+suite(ATOMS, "neighbors", "tests/test_neighbors.py", options=GPU)
+suite(ATOMS, "owner", "tests/test_owner_compute_engine.py", "tests/test_fused_half_engine.py", options=GPU)
+CPP = "DatasunriseOU/cppmega_mlx"
+suite(CPP, "ops", "tests/test_metal_ops.py")
+suite(CPP, "fp8", "tests/test_fp8_msl_kernels.py")
+suite(CPP, "tile", "tests/test_tilelang_m2rnn.py", "tests/test_tilelang_mamba3.py")
+suite(CPP, "mla", "tests/test_tilelang_sparse_mla.py", "tests/test_tilelang_sparse_mla_fp8.py", "tests/test_tilelang_sparse_mla_blockscaled.py")
+suite(CPP, "v4", "tests/v4/test_kda_paths.py", "tests/v4/test_linear_attention_path_b.py", "tests/v4/test_mhc_metal_v4.py")
+suite("lisihao/FlashMLX", "mac", "tests/test_mac_attention.py", "tests/test_merge_debug.py", "tests/test_mac_opt_simple.py", options=("--left-empty=flashmlx",))
+suite("motsognirr/olmlx", "shardquant", "tests/test_shardquant_kernels.py", "tests/test_shardquant_fused.py", options=("--noconftest",))
+RAPID = "raullenchai/Rapid-MLX"
+LM = ("--left-empty=mlx_lm",)
+suite(RAPID, "gdn_prefill", "tests/test_gdn_prefill_kernel.py", options=("--noconftest", *LM, "--left-empty=vllm_mlx"))
+suite(RAPID, "deepseek_v4", "tests/test_deepseek_v4_vendored.py", options=("--noconftest", *LM,))
+suite(RAPID, "turboquant", "tests/test_turboquant_k8v4.py", options=("--noconftest", *LM,))
+suite(RAPID, "mtp", "tests/test_mtp_spec_decode.py", options=("--noconftest", "-k", "argmax", *LM))
+suite("appautomaton/mlx-spatial", "gs", "tests/test_gs_rasterize.py", options=("--left-empty=mlx_spatial",))
+suite("appautomaton/mlx-spatial", "mesh", "tests/spatialkit/test_mesh_processing.py", options=("--left-empty=mlx_spatial",))
+suite("appautomaton/mlx-speech", "vocoder", "tests/unit/test_dots_tts_vocoder.py", options=("--left-empty=mlx_speech", "--left-empty=mlx_speech.models", "--left-empty=mlx_speech.models.dots_tts"))
+suite("dahai80/fusion-mlx", "w4a8", "tests/unit/custom_kernels/test_w4a8.py", options=("--noconftest",))
+suite("dahai80/fusion-mlx", "kda", "tests/unit/test_flash_kda.py", options=("--noconftest", "--left-empty=mlx_lm", "--left-empty=fusion_mlx",))
+suite("dahai80/fusion-mlx", "dsa", "tests/unit/test_glm_moe_dsa_patch.py", options=("--noconftest", "--left-empty=mlx_lm", "--left-empty=fusion_mlx",))
+suite("dahai80/fusion-mlx", "v4", "tests/unit/test_deepseek_v4_patch.py", options=("--noconftest", "--left-empty=mlx_lm", "--left-empty=fusion_mlx",))
+suite("vllm-project/vllm-metal", "gdn", "tests/test_gdn_lazy_kernels.py", options=("--noconftest",))
+suite("jjang-ai/vmlx", "codebook", "vmlx_engine/tests/test_codebook_kernels.py")

@@ -1,0 +1,127 @@
+"""For pytest: note which kernels of a project ran under `--emulate-metal`, and write them to a file.
+
+The plugin is loaded by its bare name, because the projects have packages named `tests` of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from kernels.emulator import EmulatorError
+
+# Per place in a project that made kernels which ran, file and line: what the emulator reported.
+Places = dict[str, list[str]]
+
+
+@contextmanager
+def noted(root: Path) -> Iterator[Places]:
+    """Note where the kernels that run are made; to be entered within `emulate`, whose kernels these are."""
+    places: Places = {}
+    make = mx.fast.metal_kernel
+
+    def metal_kernel(*words: Any, **options: Any) -> Any:
+        frame = sys._getframe(1)
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}".removeprefix(f"{root}/")
+        with _reported(places, place):
+            kernel = make(*words, **options)
+
+        def call(**launch: Any) -> Any:
+            places.setdefault(place, [])
+            with _reported(places, place):
+                return kernel(**launch)
+
+        return call
+
+    mx.fast.metal_kernel = metal_kernel
+    try:
+        yield places
+    finally:
+        mx.fast.metal_kernel = make
+
+
+@contextmanager
+def _reported(places: Places, place: str) -> Iterator[None]:
+    try:
+        yield
+    except EmulatorError as error:
+        text = f"{type(error).__name__}: {error}"
+        if text not in places.setdefault(place, []):
+            places[place].append(text)
+        raise
+
+
+def imported_as_on_a_mac(package: str) -> None:
+    """Import a package that refuses other systems than macOS."""
+    was = sys.platform
+    sys.platform = "darwin"
+    try:
+        importlib.import_module(package)
+    finally:
+        sys.platform = was
+
+
+def left_empty(name: str) -> None:
+    """Put an empty package in the place of one whose `__init__.py` imports what the kernels do not need."""
+    parent, _, _ = name.rpartition(".")
+    paths = sys.modules[parent].__path__ if parent else sys.path
+    found = importlib.machinery.PathFinder.find_spec(name, paths)
+    if found is None or found.submodule_search_locations is None:
+        raise pytest.UsageError(f"--left-empty {name}: no such package")
+    package = ModuleType(name)
+    package.__path__ = list(found.submodule_search_locations)
+    sys.modules[name] = package
+
+
+class Reporter:
+    """Counts tests and kernels, and writes them at the end."""
+
+    def __init__(self, file: Path, root: Path) -> None:
+        self.file, self.stack, self.tests, self.failed = file, ExitStack(), Counter[str](), dict[str, str]()
+        self.places = self.stack.enter_context(noted(root))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test, or what failed before or after it."""
+        if report.when == "call" or report.outcome != "passed":
+            self.tests[report.outcome] += 1
+        if report.failed:
+            self.failed[report.nodeid] = report.longreprtext[-300:]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count a file that cannot be imported as a failed test."""
+        if report.failed:
+            self.tests["failed"] += 1
+            self.failed[report.nodeid] = report.longreprtext[-300:]
+
+    def pytest_unconfigure(self) -> None:
+        """Write what ran."""
+        self.stack.close()
+        self.file.write_text(json.dumps({"places": self.places, "tests": self.tests, "failed": self.failed}))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    parser.addoption("--kernels-to", type=Path, help="the file to write")
+    parser.addoption("--left-empty", action="append", default=[], help="packages whose __init__.py is not run")
+    parser.addoption("--as-on-a-mac", action="append", default=[], help="packages that only macOS may import")
+
+
+@pytest.hookimpl(trylast=True)  # after --emulate-metal
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin before any test module is imported."""
+    for package in config.getoption("--left-empty"):
+        left_empty(package)
+    config.pluginmanager.register(Reporter(config.getoption("--kernels-to"), config.rootpath), "kernels-to")
+    for package in config.getoption("--as-on-a-mac"):
+        imported_as_on_a_mac(package)
