@@ -27,8 +27,9 @@ from tests.collection.suite_plugin import Places, noted
 
 # Tests whose kernel never ends must not hold up the others.
 LIMIT_SECONDS = 900
-# Many projects need modules of this one.
+# Many projects need modules of mlx-lm, and import what they need for text, not for kernels.
 MLX_LM = "ml-explore+mlx-lm"
+MISSING = ("--left-empty=mlx_lm", "--stand-in=transformers", "--stand-in=safetensors")
 
 
 @dataclass
@@ -121,7 +122,7 @@ def pytest_command(one: Suite, folder: Path, report: Path) -> list[str]:
     plugins = ["kernels.emulator.pytest_plugin", "suite_plugin", "no:cacheprovider"]
     return [
         sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--rootdir={folder}", "--emulate-metal", "--continue-on-collection-errors",
-        f"--kernels-to={report}", *(word for plugin in plugins for word in ("-p", plugin)), *one.options, *tests,
+        f"--kernels-to={report}", *(word for plugin in plugins for word in ("-p", plugin)), *MISSING, *one.options, *tests,
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.util
 import json
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import mlx.core as mx
 import pytest
@@ -84,6 +86,11 @@ def left_empty(name: str) -> None:
     sys.modules[name] = package
 
 
+@pytest.fixture
+def metal_default_device() -> None:
+    """Do nothing: olmlx has a fixture of this name beside others that import a server."""
+
+
 class Reporter:
     """Counts tests and kernels, and writes them at the end."""
 
@@ -114,12 +121,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     parser.addoption("--kernels-to", type=Path, help="the file to write")
     parser.addoption("--left-empty", action="append", default=[], help="packages whose __init__.py is not run")
+    parser.addoption("--stand-in", action="append", default=[], help="missing modules of which nothing is used")
     parser.addoption("--as-on-a-mac", action="append", default=[], help="packages that only macOS may import")
 
 
 @pytest.hookimpl(trylast=True)  # after --emulate-metal
 def pytest_configure(config: pytest.Config) -> None:
     """Begin before any test module is imported."""
+    for name in config.getoption("--stand-in"):
+        if importlib.util.find_spec(name) is None:
+            sys.modules[name] = MagicMock(__path__=[])
     for package in config.getoption("--left-empty"):
         left_empty(package)
     config.pluginmanager.register(Reporter(config.getoption("--kernels-to"), config.rootpath), "kernels-to")
