@@ -129,7 +129,7 @@ def pytest_command(one: Suite, folder: Path, report: Path) -> list[str]:
 def environment(folder: Path, root: str) -> dict[str, str]:
     """Return an environment in which the project's packages come before ours."""
     here = Path(__file__).parent
-    path = [folder / root, folder, here, here.parent.parent, folder.parent / MLX_LM]
+    path = [folder / root, folder, here, here.parent.parent, folder.parent / MLX_LM, os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 

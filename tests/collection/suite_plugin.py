@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -62,6 +63,19 @@ def _reported(places: Places, place: str) -> Iterator[None]:
         if text not in places.setdefault(place, []):
             places[place].append(text)
         raise
+
+
+def installed() -> None:
+    """Let a checkout, which is not installed, find a version of its own."""
+    version = importlib.metadata.version
+
+    def found(name: str) -> str:
+        try:
+            return version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "0"
+
+    importlib.metadata.version = found
 
 
 def imported_as_on_a_mac(package: str) -> None:
@@ -128,6 +142,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # after --emulate-metal
 def pytest_configure(config: pytest.Config) -> None:
     """Begin before any test module is imported."""
+    installed()
     for name in config.getoption("--stand-in"):
         if importlib.util.find_spec(name) is None:
             sys.modules[name] = MagicMock(__path__=[])

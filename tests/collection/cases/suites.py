@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from tests.collection.case import suite
 
-suite("zakkeown/mlx-primitives", "kernels", "tests/kernels")
-suite("zakkeown/mlx-primitives", "dsl", "tests/dsl")
-suite("zakkeown/mlx-primitives", "attention", "tests/attention")
-suite("zakkeown/mlx-primitives", "correctness", "tests/correctness")
 suite("ml-explore/mlx", "fast", "python/tests/test_fast.py", options=("-k", "kernel"))
 suite("ml-explore/mlx", "export", "python/tests/test_export_import.py", "python/tests/test_eval.py",
       options=("-k", "kernel"))
