@@ -51,7 +51,7 @@ def in_a_process(repository: Repository, folder: Path, names: list[str]) -> list
             one = Outcome(**json.loads(line))
             outcomes.append(one)
             sign = "ok  " if one.good else "FAIL"
-            text = " ".join(one.text.split())[:3000]
+            text = " ".join(one.text.split())[:600]
             print(f"{sign} {one.repository} {one.case}: {one.verdict} {text} {one.seconds} s", flush=True)
     if process.returncode:
         outcomes.append(Outcome(repository.path, "process", "error", text=f"ended with {process.returncode}"))
@@ -66,14 +66,24 @@ def print_table(outcomes: list[Outcome]) -> None:
         verdicts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(one.verdict for one in its).most_common())
         print(f"{repository:<40}{len(kernels):>4} kernels{len(its):>5} cases: {verdicts}")
     sound, wrong = [one for one in outcomes if not one.bug], [one for one in outcomes if one.bug]
-    every, right = places(outcomes), places(one for one in sound if one.good)
-    print(f"{len(every)} kernels; of {len(sound)} cases of sound kernels {sum(one.good for one in sound)} are right, ")
-    print(f"with {len(right)} kernels; of {len(wrong)} cases with a bug {sum(one.good for one in wrong)} were reported")
+    every, right = places(one for one in outcomes), without_findings(outcomes)
+    print(f"{len(every)} kernels of {len({place.split()[0] for place in every})} repositories;", end=" ")
+    print(f"{len(right)} of them without a finding in sound cases, or in cases with a bug elsewhere")
+    print(f"of {len(sound)} cases of sound kernels {sum(one.good for one in sound)} are right;", end=" ")
+    print(f"of {len(wrong)} cases with a bug {sum(one.good for one in wrong)} were reported")
 
 
 def places(outcomes: Iterable[Outcome]) -> set[str]:
     """Return where the kernels of these cases were made."""
     return {f"{one.repository} {place}" for one in outcomes for place in one.kernels}
+
+
+def without_findings(outcomes: list[Outcome]) -> set[str]:
+    """Return the places of kernels that ended as they should in a case, and in none otherwise but for its bug."""
+    good = {f"{one.repository} {place}" for one in outcomes if one.good for place in {*one.kernels} - {*one.wrong}}
+    bad = {f"{one.repository} {place}" for one in outcomes if not one.good for place in one.wrong}
+    return good - bad
+
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ The plugin is loaded by its bare name, because the projects have packages named 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -17,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 import mlx.core as mx
 import pytest
@@ -100,6 +100,35 @@ def left_empty(name: str) -> None:
     sys.modules[name] = package
 
 
+class StandIn(ModuleType):
+    """A module that has every class; none of them is used."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports modules that are not there."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        """Return a specification of every module of the package."""
+        if name.partition(".")[0] != self.package:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return an empty module."""
+        return StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing."""
+
+
 @pytest.fixture
 def metal_default_device() -> None:
     """Do nothing: olmlx has a fixture of this name beside others that import a server."""
@@ -136,6 +165,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kernels-to", type=Path, help="the file to write")
     parser.addoption("--left-empty", action="append", default=[], help="packages whose __init__.py is not run")
     parser.addoption("--stand-in", action="append", default=[], help="missing modules of which nothing is used")
+    parser.addoption("--default-gpu", action="store_true", help="the default device has the name of a GPU")
     parser.addoption("--as-on-a-mac", action="append", default=[], help="packages that only macOS may import")
 
 
@@ -143,9 +173,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Begin before any test module is imported."""
     installed()
+    if config.getoption("--default-gpu"):
+        mx.default_device = lambda: mx.Device(mx.DeviceType.gpu)
+        mx.set_default_device = mx.set_default_stream = mx.new_stream = lambda _: None  # everything is on the CPU
     for name in config.getoption("--stand-in"):
         if importlib.util.find_spec(name) is None:
-            sys.modules[name] = MagicMock(__path__=[])
+            sys.meta_path.append(StandIns(name))
     for package in config.getoption("--left-empty"):
         left_empty(package)
     config.pluginmanager.register(Reporter(config.getoption("--kernels-to"), config.rootpath), "kernels-to")

@@ -28,13 +28,11 @@ def rms_norm(checkout: Checkout) -> Results:
     return norms.fast_rmsnorm(x, weight), rms(x, weight)
 
 
-@case(PRIMITIVES)
+@case(PRIMITIVES, bug="the kernel's name is rmsnorm_residual_eps1e-06: a function's name has no minus sign")
 def rms_norm_of_a_sum(checkout: Checkout) -> Results:
     norms, array = checkout.module(f"{KERNELS}.rmsnorm"), normal()
     x, residual, weight = array(2, 5, 96), array(2, 5, 96), array(96)
-    found = norms.fast_rmsnorm_residual(x, residual, weight)
-    expected = rms(x + residual, weight)
-    return found, expected if isinstance(found, mx.array) else (expected, x + residual)
+    return norms.fast_rmsnorm_residual(x, residual, weight), rms(x + residual, weight)
 
 
 @case(PRIMITIVES)
@@ -71,7 +69,7 @@ def rope(checkout: Checkout) -> Results:
 @case(PRIMITIVES)
 def rope_of_queries_and_keys(checkout: Checkout) -> Results:
     module, x, cos, sin = turned(checkout)
-    given = x, x[:, :, :2] * 2, cos, sin, 2
+    given = x, x[::-1], cos, sin, 2
     return module.fast_rope_qk(*given), module.rope_qk(*given, use_metal=False)  # type: ignore[attr-defined]
 
 
