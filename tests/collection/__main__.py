@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.collection.outcome import Outcome, as_dictionary
 from tests.collection.repositories import HUB, REPOSITORIES, Repository, fetch
-from tests.collection.run import Outcome, as_dictionary, run_cases
+from tests.collection.run import run_cases
 
 
 def main(arguments: list[str]) -> int:
@@ -66,7 +67,7 @@ def print_table(outcomes: list[Outcome]) -> None:
         verdicts = ", ".join(f"{n} {verdict}" for verdict, n in Counter(one.verdict for one in its).most_common())
         print(f"{repository:<40}{len(kernels):>4} kernels{len(its):>5} cases: {verdicts}")
     sound, wrong = [one for one in outcomes if not one.bug], [one for one in outcomes if one.bug]
-    every, right = places(one for one in outcomes), without_findings(outcomes)
+    every, right = places(outcomes), without_findings(outcomes)
     print(f"{len(every)} kernels of {len({place.split()[0] for place in every})} repositories;", end=" ")
     print(f"{len(right)} of them without a finding in sound cases, or in cases with a bug elsewhere")
     print(f"of {len(sound)} cases of sound kernels {sum(one.good for one in sound)} are right;", end=" ")
@@ -83,7 +84,6 @@ def without_findings(outcomes: list[Outcome]) -> set[str]:
     good = {f"{one.repository} {place}" for one in outcomes if one.good for place in {*one.kernels} - {*one.wrong}}
     bad = {f"{one.repository} {place}" for one in outcomes if not one.good for place in one.wrong}
     return good - bad
-
 
 
 if __name__ == "__main__":

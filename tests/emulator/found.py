@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator import EmulatorError, LaunchError, MemoryFaultError, RaceError
+from kernels.emulator import CompileError, EmulatorError, LaunchError, MemoryFaultError, RaceError
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
@@ -76,6 +76,11 @@ def neighbours(x: Any) -> Any:
     """Return the sum of four neighbours, those beyond the border being 0."""
     padded = np.pad(x, 1)
     return padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
+
+
+def pairs(x: Any) -> Any:
+    """Return the products of the pairs of the first 1, 2, 3, 1 and 2 numbers."""
+    return np.array([x[i] * x[j] for n in (1, 2, 3, 1, 2) for i in range(n) for j in range(i + 1, n)])
 
 
 PATTERNS = [
@@ -192,6 +197,30 @@ PATTERNS = [
         right="threadgroup_position_in_grid.x",
         caught=MemoryFaultError,
         says="wrote to output 'y'",
+    ),
+    Pattern(
+        "a pair without a place",
+        """
+        const int task = thread_position_in_grid.x, n = 1 + task % 3;
+        int at = 0;  // n numbers have n * (n - 1) / 2 pairs
+        for (int t = 0; t < task; t++) at += (1 + t % 3) * (t % 3) / 2;
+        for (int i = 0; i < n; i++)
+          for (int j = i; j < n; j++) y[at++] = x[i] * x[j];
+        """,
+        (3,), (5,), pairs, (5, 1, 1),
+        wrong="int j = i;",
+        right="int j = i + 1;",
+        caught=MemoryFaultError,
+        says="wrote to output 'y'",
+    ),
+    Pattern(
+        "a pointer to device memory, for less than eight numbers",
+        "const device float* values = x; y[thread_position_in_grid.x] = 2 * values[thread_position_in_grid.x];",
+        (6,), (6,), lambda x: 2 * x, (6, 1, 1),
+        wrong="const device float*",
+        right="auto",
+        caught=CompileError,
+        says="values",
     ),
     Pattern(
         "a grid of threadgroups",

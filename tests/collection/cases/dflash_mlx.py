@@ -11,7 +11,9 @@ DFLASH = "shaneholloman/dflash-mlx"
 suite(DFLASH, "gated_delta_trees", "tests/test_gated_delta_tree_kernel.py")
 
 
-def product(checkout: Checkout, maker: str, rows: int, *, bits: int = 4, parts: int = 0, fixed: bool = False) -> Results:
+def product(
+    checkout: Checkout, maker: str, rows: int, *, bits: int = 4, parts: int = 0, fixed: bool = False
+) -> Results:
     """Multiply by a quantised matrix, with the grid of `verify_matmul`."""
     verify, array, group = checkout.module("dflash_mlx.verify_qmm"), normal(), 64
     k, n, dtype = 512, 96, mx.float16
@@ -26,7 +28,12 @@ def product(checkout: Checkout, maker: str, rows: int, *, bits: int = 4, parts: 
         kernel, inputs, template = make(k, group, dtype), [*inputs, n], [*template, ("KCONST", k)]
         grid, threadgroup = (256, n // 16, 1), (256, 1, 1)
     elif parts:
-        kernel, inputs, shapes, dtypes = make(group, dtype), [*inputs, rows, k, n, parts], [(parts, rows, n)], [mx.float32]
+        kernel, inputs, shapes, dtypes = (
+            make(group, dtype),
+            [*inputs, rows, k, n, parts],
+            [(parts, rows, n)],
+            [mx.float32],
+        )
         grid, threadgroup = (64, n // 32, parts), (64, 1, 1)
     else:
         kernel, inputs = make(group, dtype), [*inputs, rows, k, n]

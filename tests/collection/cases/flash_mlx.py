@@ -18,7 +18,9 @@ def merged(checkout: Checkout, module: str, function: str, d: int = 64) -> Resul
     array, n, h = normal(), 3, 4
     given = array(n, h, d), array(n, h), array(n, h, d), array(n, h)
     attention = checkout.module("flashmlx.mac.attention")
-    return getattr(checkout.module(f"flashmlx.mac.{module}"), function)(*given), attention.merge_attention_states(*given)
+    return getattr(checkout.module(f"flashmlx.mac.{module}"), function)(*given), attention.merge_attention_states(
+        *given
+    )
 
 
 @case(FLASH)
@@ -41,12 +43,16 @@ def downdate(checkout: Checkout) -> Results:
     array, n, h, d = normal(), 3, 4, 64
     given = array(n, h, d), array(n, h) + 6, array(n, h, d), array(n, h)
     attention = checkout.module("flashmlx.mac.attention")
-    return checkout.module("flashmlx.mac.merge_fused").downdate_attention_fused(*given), attention.downdate_attention(*given)
+    return checkout.module("flashmlx.mac.merge_fused").downdate_attention_fused(*given), attention.downdate_attention(
+        *given
+    )
 
 
 def partial(checkout: Checkout, function: Callable[..., Results]) -> Results:
     array, n, s, h, groups, d = normal(), 2, 75, 4, 2, 64
-    queries, keys, values = (x.astype(mx.bfloat16) for x in (array(n, h, d), array(n, s, groups, d), array(n, s, groups, d)))
+    queries, keys, values = (
+        x.astype(mx.bfloat16) for x in (array(n, h, d), array(n, s, groups, d), array(n, s, groups, d))
+    )
     start = mx.array(np.random.default_rng(1).integers(0, s - 1, (n, h)).astype(np.int32))
     expected = checkout.module("flashmlx.mac.attention")._mac_partial_attention_reference(
         *(x.astype(mx.float32) for x in (queries, keys, values)), start

@@ -33,7 +33,7 @@ def sampled(checkout: Checkout, channels: int) -> Results:
     expected = np.zeros((2, 4, 9, channels))
     for dx in (0, 1):
         for dy in (0, 1):
-            corner = low + [dx, dy]
+            corner = low + np.array([dx, dy])
             weight = np.prod(1 - np.abs(at - corner), axis=-1, keepdims=True)
             column, row = (np.clip(corner[..., i] + 1, 0, n + 1) for i, n in ((0, width), (1, height)))
             expected += weight * values[np.arange(2)[:, None, None], row, column]

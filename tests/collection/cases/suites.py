@@ -12,8 +12,6 @@ EMPTY = (ALONE, "--left-empty=mlx_vlm", "--left-empty=mlx_vlm.models")
 suite(VLM, "turboquant", "mlx_vlm/tests/test_turboquant.py", options=EMPTY)
 suite(VLM, "rotated", "mlx_vlm/tests/test_turboquant_rht_value_kernels.py", options=EMPTY)
 suite(VLM, "rope", "mlx_vlm/tests/test_rope_utils.py", "mlx_vlm/tests/test_one_bit.py", options=EMPTY)
-suite(VLM, "minimax", "mlx_vlm/tests/test_minimax_m3.py", options=EMPTY)
-suite(VLM, "qwen", "mlx_vlm/tests/test_qwen3_5_ragged_sdpa_fallback.py", options=EMPTY)
 
 # Apart from those of compile options, whose errors are tested, and whose results are compared to the last bit.
 suite("ml-explore/mlx", "fast", "python/tests/test_fast.py", options=("-k", "kernel and not math_mode"))
@@ -23,7 +21,7 @@ OVERWRITTEN = "a SIMD group writes its variance over the mean that other SIMD gr
 suite(DEMUCS, "glu", "tests/test_metal_kernels.py", options=("-k", "fused_glu or interleaved"))
 suite(DEMUCS, "group_norm", "tests/test_metal_kernels.py", options=("-k", "groupnorm"), bug=OVERWRITTEN)
 
-# Differences of float32 results are too rough for that one's bound, also without kernels.
+# Differences of sums in float32 are too rough for that one's bound; with sums in float64 it would pass.
 suite("ssmall256/mlx-spectro", "spectral", "tests/test_spectral_ops.py", options=("-k", "not istft_numerical_grad"))
 
 MEGA = "DatasunriseOU/cppmega_mlx"
@@ -48,9 +46,9 @@ suite("appautomaton/mlx-speech", "vocoder", "tests/unit/test_dots_tts_vocoder.py
 
 FUSION = "dahai80/fusion-mlx"
 FUSED = (ALONE, "--left-empty=fusion_mlx")
-suite(FUSION, "w4a8", "tests/unit/custom_kernels/test_w4a8.py", options=FUSED)
-suite(FUSION, "kda", "tests/unit/test_flash_kda.py", options=FUSED)
-suite(FUSION, "sparse", "tests/unit/test_glm_moe_dsa_patch.py", options=(*FUSED, "-k", "not pre_load and not round_trip"))
+suite(
+    FUSION, "sparse", "tests/unit/test_glm_moe_dsa_patch.py", options=(*FUSED, "-k", "not pre_load and not round_trip")
+)
 
 HYPER = "svdrecbd/mhc-mlx"
 BEYOND = "tiles are counted with the size of the threadgroup at the edge, which is smaller; a barrier is missing"
