@@ -25,7 +25,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--case", action="append", default=[], metavar="PART", help="only cases named like this")
     parser.add_argument("--json", action="store_true", help="an outcome per line, as JSON")
     options = parser.parse_args(arguments)
-    chosen = [r for r in REPOSITORIES if not options.repository or any(part in r.path for part in options.repository)]
+    chosen = [r for r in REPOSITORIES if r.path in options.repository]
+    if not chosen:
+        chosen = [r for r in REPOSITORIES if not options.repository or any(p in r.path for p in options.repository)]
     if options.action == "fetch":
         for repository in chosen:
             print(fetch(repository, options.folder, options.source))

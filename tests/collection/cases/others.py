@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.collection.case import Checkout, Results, case, normal
 
+VLLM = "vllm-project/vllm-metal"
 CORRIDOR, VMLX = "cmoyates/corridorkey-mlx", "jjang-ai/vmlx"
 
 
@@ -50,3 +51,21 @@ def codebook_of_a_matrix(checkout: Checkout) -> Results:
     manager, x, book, indices = codebook(checkout)
     found = manager.codebook_matvec_2d(x, book, mx.array(indices[0]), 12, 6, 8)  # type: ignore[attr-defined]
     return found, np.array(x) @ np.array(book)[indices[0]].reshape(12, 48).T
+
+
+@case(VLLM)
+def convolution_of_one_token(checkout: Checkout) -> Results:
+    kernel = checkout.package("vllm_metal.attention.impls.gdn_lazy").GDNLazyKernels(enabled=True)._conv_kernel
+    array, requests, width, taps, slots = normal(), 3, 40, 4, mx.array([4, 0, 2], dtype=mx.int32)
+    x, state, weight = array(requests, width), array(5, taps - 1, width), array(width, taps, 1)
+    found = kernel(
+        inputs=[x, state, weight, slots, requests],
+        template=[("T", mx.float32), ("StT", mx.float32), ("CONV_DIM", width), ("KERNEL_SIZE", taps)],
+        grid=(requests * width, 1, 1),
+        threadgroup=(requests * width, 1, 1),
+        output_shapes=[(requests, width), (requests, taps - 1, width)],
+        output_dtypes=[mx.float32] * 2,
+    )
+    window = mx.concatenate([state[slots], x[:, None]], axis=1)
+    total = (window * weight[:, :, 0].T).sum(axis=1)
+    return found, (total * mx.sigmoid(total), window[:, 1:])
