@@ -54,7 +54,7 @@ REPOSITORIES = (
     Repository("ssmall256/mlx-spectro", "c0c36054ce3d622d638a1931e7c28ee94d88ebcd", "src"),
     Repository("ssmall256/natten-mlx", "bb730764dfc1532add0431eccb472bc62c0a0bb7", "src"),
     Repository("svdrecbd/mhc-mlx", "87a15f2c0658bdaf99748fd578938b8308cf40ae"),
-    Repository("vllm-project/vllm-metal", "211a1e4bc976cd6c0c961cad8da59d649ea9bd65", "src"),
+    Repository("vllm-project/vllm-metal", "211a1e4bc976cd6c0c961cad8da59d649ea9bd65"),
     Repository("zakkeown/mlx-primitives", "5c35f6eba79380323cf29b3815a9d1faaa21c25b"),
 )
 
