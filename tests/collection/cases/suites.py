@@ -68,7 +68,6 @@ CONSTRAINTS = "short_long_run or unchecked_distance or disjoint_shake or composi
 suite(ATOMS, "bonded", "tests/test_fused_bonded_kernel.py", options=(*GPU, "-k", CMAP))
 suite(ATOMS, "interaction", "tests/test_interaction_engine_gpu.py", options=GPU)
 suite(ATOMS, "pme", "tests/test_pme.py", options=(*GPU, "-k", "not compiled"))
-suite(ATOMS, "owner", "tests/test_owner_compute_engine.py", "tests/test_fused_half_engine.py", options=GPU)
 suite(ATOMS, "lj", "tests/test_fused_lj_kernel.py", options=(*GPU, "-k", f"not ({TILES})"))
 suite(ATOMS, "lj_tiles", "tests/test_fused_lj_kernel.py", options=(*GPU, "-k", TILES), bug=NO_PLACE)
 suite(ATOMS, "neighbors", "tests/test_neighbors.py", options=(*GPU, "-k", f"not ({NEIGHBORS})"))
