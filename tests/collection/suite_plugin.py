@@ -100,13 +100,22 @@ def left_empty(name: str) -> None:
     sys.modules[name] = package
 
 
+class Anything(type):
+    """The type of a class that has every method; none of them does anything."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
 class StandIn(ModuleType):
     """A module that has every class; none of them is used."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return Anything(name, (), {})
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
