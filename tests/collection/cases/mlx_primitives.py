@@ -14,7 +14,6 @@ suite(PRIMITIVES, "kernels", "tests/kernels", options=("-k", "not gelu_exact_vs_
 suite(PRIMITIVES, "dsl", "tests/dsl")
 suite(PRIMITIVES, "primitives", "tests/primitives")
 suite(PRIMITIVES, "chunked", "tests/attention/test_chunked.py", "tests/attention/test_sliding_window.py")
-suite(PRIMITIVES, "flash", "tests/attention/test_flash.py", "tests/attention/test_metal_python_parity.py")
 
 
 def rms(x: mx.array, weight: mx.array, eps: float = 1e-6) -> mx.array:
