@@ -1,6 +1,6 @@
 """Run Metal kernels on the CPU and report their mistakes.
 
-`metal_kernel` is the twin of `mx.fast.metal_kernel`. clang compiles a kernel (`compiler`) with headers that implement
+`metal_kernel` is the twin of `mx.fast.metal_kernel`; `emulate` puts it in place for others. clang compiles a kernel (`compiler`) with headers that implement
 the Metal Shading Language (`include/`); every GPU thread is a fibre (`runtime/`), and every buffer has unmapped pages
 around it (`memory`). One call runs at a time in a process; calls from other threads wait.
 

@@ -64,6 +64,8 @@ def dispatch(
         )
         if report.kind:
             raise Failed(run.kernel, run.texts, report, _regions(signature.parameters, buffers)).error()
+        if report.site.what:
+            statistics.undefined = Failed(run.kernel, run.texts, report, ()).undefined
         for parameter, buffer in zip(produced, outputs, strict=True):
             _check_canaries(run.kernel, parameter.name, buffer)
         arrays = [

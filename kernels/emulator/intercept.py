@@ -89,9 +89,13 @@ def emulate(
 
     @wraps(metal_kernel)
     def make(*args: Any, **kwargs: Any) -> CheckedKernel:
-        kernel = CheckedKernel(metal_kernel(*args, **kwargs), tuple(builds), tuple(seeds), options, seen)
+        try:
+            kernel = metal_kernel(*args, **kwargs)
+        except EmulatorError as error:
+            seen.findings.append(error)
+            raise
         seen.made.append(kernel.name)
-        return kernel
+        return CheckedKernel(kernel, tuple(builds), tuple(seeds), options, seen)
 
     with ExitStack() as stack:
         stack.enter_context(_replaced(mx.fast, "metal_kernel", make))
@@ -164,8 +168,8 @@ class CheckedKernel:
                     self._kernel(**given, **self._options, build="races", seed=seed)
                 except RaceError:
                     raise
-                except Exception:
-                    break
+                except EmulatorError:
+                    break  # something else that this build finds; what differs is reported
             place = f"{name}[{', '.join(map(str, at))}]"
             raise OrderError(
                 f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
@@ -176,7 +180,7 @@ class CheckedKernel:
 
 
 def difference(one: mx.array, other: mx.array) -> tuple[int, ...] | None:
-    """Return the index of the first element whose bits differ, or None. NaNs are equal."""
+    """Return the index of the first element that differs, or None. NaNs are equal."""
     if one.size == 0:
         return None
     a, b = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in (one, other))

@@ -84,8 +84,9 @@ class MetalKernel:
             seed: the order of threads: 0 in order, 1 backwards, others shuffled. Results must not depend on it.
             build: the check besides bounds and convergence. "spaces": address spaces. "undefined": undefined
                 behaviour. "races": data races; several times slower.
-            lanes: "active": SIMD-group operations are over the lanes that come to them, as in Metal; reading another
-                lane is an error. "all": all 32 lanes must come, as CUDA requires.
+            lanes: "active": SIMD-group operations are over the lanes that come to them, as in Metal. Reading another
+                lane is an error; for the operations that shift it gives NaN (`statistics.undefined`), because a sum in
+                pairs drops such values. "all": all 32 lanes must come, as CUDA requires.
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
                 even seeds.

@@ -69,6 +69,11 @@ class Failed:
         return self.at(self.report.site)
 
     @property
+    def undefined(self) -> str:
+        """The read of a lane that takes no part in the operation."""
+        return f"{self.site} reads lane {self.report.other_lane}, which takes no part in it: the value is undefined"
+
+    @property
     def other(self) -> str:
         """The place of the other thread."""
         return self.at(self.report.other)
@@ -160,7 +165,7 @@ def _returned_barrier(failed: Failed) -> list[str]:
 
 def _inactive(failed: Failed) -> list[str]:
     return [
-        f"{failed.site} reads lane {failed.report.other_lane}, which takes no part in it: the value is undefined",
+        failed.undefined,
         failed.thread,
         "let that lane take part, or do not read it",
     ]

@@ -116,6 +116,7 @@ class Statistics(ctypes.Structure):
         barriers: barriers, one per thread.
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
+        undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
     """
 
     NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
@@ -126,6 +127,7 @@ class Statistics(ctypes.Structure):
     barriers: int
     switches: int
     threadgroup_bytes: int
+    undefined: str | None = None
 
     def __repr__(self) -> str:
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kernels.emulator import EmulatorError
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
-from kernels.lab.run import BUILDS, SEEDS, prepare, require, run
+from kernels.lab.run import BUILDS, SEEDS, prepare, require, run, undefined_reads
 from kernels.lab.validate import check_orders, check_sizes, check_switches
 from kernels.lab.verdict import Failure, Verdict
 from kernels.launch import ExecutorName, Launch
@@ -98,7 +98,12 @@ def check(
     suffixes = experiment.suffixes if suffixes is None else suffixes
     check_switches(experiment.name, lanes, suffixes)
     check_orders(experiment.name, seeds, builds)
-    cases = list(cases_of(experiment, sizes, dtypes))
+    changed = "".join(
+        f", {name}={value!r}"
+        for name, value in (("lanes", lanes), ("suffixes", suffixes))
+        if value != getattr(experiment, name)
+    )
+    cases = [replace(case, arguments=case.arguments + changed) for case in cases_of(experiment, sizes, dtypes)]
     orders = Orders(seeds, builds, lanes, suffixes)
     return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
 
@@ -186,7 +191,7 @@ def _prepare(cases: Sequence[Case], orders: Orders) -> float:
 
 def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float, int, Failure | None]:
     """Return the largest error as a share of its bound, the number of runs, and the failure, if any."""
-    expected, worst, runs = case.expected(), 0.0, 0
+    expected, worst, runs, undefined = case.expected(), 0.0, 0, ""
     switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
     for build in orders.builds if executor == "emulator" else (None,):
         results: dict[int, list[NDArray[Any]]] = {}
@@ -197,14 +202,15 @@ def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float,
             except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
                 return worst, runs, Failure(case.label, seed, build, str(error))
             results[seed] = [in_numpy(output) for output in outputs]
+            undefined = undefined_reads(case.launch) if executor == "emulator" else ""
         text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
         if text is not None:
-            return worst, runs, Failure(case.label, None, build, text)
+            return worst, runs, Failure(case.label, None, build, text + undefined)
         for seed, found in results.items():
             ratio, text = compare(case.launch, found, expected)
             worst = max(worst, ratio)
             if text is not None:
-                return worst, runs, Failure(case.label, seed, build, text)
+                return worst, runs, Failure(case.label, seed, build, text + undefined)
     return worst, runs, None
 
 

@@ -90,16 +90,22 @@ def check_file(
         return report
     experiments = _run(file, arguments, orders, report)
     for experiment in experiments:
-        verdict = check(
-            experiment,
-            executor="emulator",
-            seeds=orders.seeds,
-            builds=orders.builds,
-            lanes="all" if orders.lanes == "all" else None,
-            suffixes=orders.suffixes or None,
-        )
-        report.verdicts.append(verdict)
+        try:
+            report.verdicts.append(_checked(experiment, orders))
+        except Exception as error:  # of the experiment's own functions, or about what they return
+            report.findings.append(_described(error, file))
     return report
+
+
+def _checked(experiment: Experiment, orders: Orders) -> Verdict:
+    return check(
+        experiment,
+        executor="emulator",
+        seeds=orders.seeds,
+        builds=orders.builds,
+        lanes="all" if orders.lanes == "all" else None,
+        suffixes=orders.suffixes or None,
+    )
 
 
 def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Experiment]:

@@ -56,6 +56,12 @@ def emulated(kernel: Kernel) -> MetalKernel:
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
+def undefined_reads(launch: Launch) -> str:
+    """Return a line about the last run's first read of a lane that takes no part in a shuffle, or nothing."""
+    statistics = emulated(launch.kernel).statistics
+    return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
+
+
 def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False) -> None:
     """Compile these launches for the emulator, all instantiations of a kernel as one unit."""
     wanted: dict[Kernel, list[Any]] = defaultdict(list)

@@ -182,6 +182,28 @@ def test_simd_operations_are_over_the_lanes_that_come_to_them(body: str, want: l
         assert call(kernel, X, (32,), grid=(32, 1, 1), threadgroup=(32, 1, 1), seed=seed).tolist() == want
 
 
+def pairwise(first: int, lanes: int) -> MetalKernel:
+    """The sum of the first lanes, in lane 0."""
+    return simple(f"""uint i = thread_index_in_simdgroup; float v = x[i];
+        if (i < {lanes}) {{
+          for (ushort d = {first}; d; d /= 2) v += simd_shuffle_down(v, d);
+          if (i == 0) y[0] = v;
+        }}""")
+
+
+def test_a_sum_in_pairs_may_read_lanes_that_take_no_part():
+    options = {"grid": (32, 1, 1), "threadgroup": (32, 1, 1)}
+    right = pairwise(4, 8)
+    assert call(right, X, (1,), **options)[0] == 28
+    assert right.statistics is not None
+    assert right.statistics.undefined == (
+        "simd_shuffle_down (body, line 3: `for (ushort d = 4; d; d /= 2) v += simd_shuffle_down(v, d);`) reads lane 8, "
+        "which takes no part in it: the value is undefined"
+    )
+    assert np.isnan(call(pairwise(8, 8), X, (1,), **options)[0])
+    assert call(pairwise(8, 16), X, (1,), grid=(16, 1, 1), threadgroup=(16, 1, 1))[0] == 120
+
+
 def test_an_order_that_is_not_known_is_not_guessed():
     header = "METAL_FUNC float total(float v) { return simd_sum(v); }\n"
     kernel = simple(

@@ -103,6 +103,8 @@ def test_experiments_of_a_file_are_checked(write):
     assert "half (emulator): 14 shapes, 56 runs, all right" in check(right).stdout
     assert "half (emulator): 4 shapes, 8 runs, 4 shapes wrong" in check(wrong, code=1).stdout
     assert "`0.5` has no suffix" in check(right, "--suffixes", code=1).stdout
+    shape = write("shape.py", EXPERIMENT.replace("x / DIVISOR", "x[:0]"))
+    assert "half.reference: expected y (1,), found (0,)" in check(shape, code=1).stdout
 
 
 def test_a_metal_file_is_compiled_and_what_it_includes_is_read_each_time(write):

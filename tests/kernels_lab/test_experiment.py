@@ -180,6 +180,8 @@ def test_switches_of_an_experiment_are_those_of_its_checks():
     some = changed(SCALE, source="if (thread_position_in_grid.x < N) y[0] = simd_max(T(1.0));", outputs={"y": "T 1"},
                    reference=lambda: np.ones(1))  # fmt: skip
     assert check(some, [{"N": 3}])
-    assert "29 lane(s) of the SIMD-group have returned" in str(check(some, [{"N": 3}], lanes="all"))
+    held = check(some, [{"N": 3}], lanes="all")
+    assert "29 lane(s) of the SIMD-group have returned" in str(held)
+    assert held.again == "kernels.check(scale, [{'N': 3}], dtypes=[\"float32\"], lanes='all', seeds=[0])"
     assert "`1.0` has no suffix" in str(check(changed(some, suffixes=True), [{"N": 3}]))
     assert check(changed(some, suffixes=True), [{"N": 3}], suffixes=False)

@@ -32,6 +32,13 @@ MUTANTS = [
         "self._compare(results[0], results[0], given)",
     ),
     Mutant(
+        "what a shuffle read is not told",
+        "kernels/lab/check.py",
+        "_examine",
+        "Failure(case.label, seed, build, text + undefined)",
+        "Failure(case.label, seed, build, text)",
+    ),
+    Mutant(
         "gradients of kernels are zero",
         "kernels/emulator/intercept.py",
         "CheckedKernel.__call__",

@@ -47,7 +47,8 @@ enum { MSL_NO_ARGUMENT = -1, MSL_ALL_LANES = -2 };
 // `argument` must be the same for all lanes that take part: the delta of simd_shuffle_down.
 void msl_exchange(const void* value, unsigned bytes, int argument, const char* what, const char* file, unsigned line,
                   msl_exchanged* found);
-void msl_inactive(unsigned lane);  // ends the dispatch: the last operation reads a lane that takes no part
+void msl_inactive(unsigned lane);   // ends the dispatch: the last operation reads a lane that takes no part
+void msl_undefined(unsigned lane);  // notes in the report that it does, where that may be harmless
 void msl_barrier(const char* file, unsigned line);
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
 

@@ -142,6 +142,13 @@ _Noreturn void fail(int kind, msl_site site, unsigned count) {
 
 static msl_site site_of(const fibre* at) { return (msl_site){at->what, at->file, at->line, 0}; }
 
+void msl_undefined(unsigned lane) {
+  if (failure.site.what) return;
+  report_thread(running);
+  failure.site = site_of(running);
+  failure.other_lane = lane;
+}
+
 void msl_inactive(unsigned lane) {
   failure.other_lane = lane;
   fail(MSL_INACTIVE_LANE, site_of(running), 0);

@@ -62,10 +62,10 @@ MSL_SHUFFLE(simd_broadcast, from, from, all.at(from))
 MSL_SHUFFLE(simd_shuffle, from, MSL_NO_ARGUMENT, all.at(from))
 MSL_SHUFFLE(simd_shuffle_xor, mask, mask, all.at(lane ^ mask))
 // The first or last `delta` lanes keep their own values.
-MSL_SHUFFLE(simd_shuffle_up, delta, delta, all.at(lane < delta ? lane : lane - delta))
-MSL_SHUFFLE(simd_shuffle_down, delta, delta, all.at(lane + delta < MSL_SIMD_WIDTH ? lane + delta : lane))
-MSL_SHUFFLE(simd_shuffle_rotate_up, delta, delta, all.at((lane - delta) % MSL_SIMD_WIDTH))
-MSL_SHUFFLE(simd_shuffle_rotate_down, delta, delta, all.at((lane + delta) % MSL_SIMD_WIDTH))
+MSL_SHUFFLE(simd_shuffle_up, delta, delta, all.shifted(lane < delta ? lane : lane - delta))
+MSL_SHUFFLE(simd_shuffle_down, delta, delta, all.shifted(lane + delta < MSL_SIMD_WIDTH ? lane + delta : lane))
+MSL_SHUFFLE(simd_shuffle_rotate_up, delta, delta, all.shifted((lane - delta) % MSL_SIMD_WIDTH))
+MSL_SHUFFLE(simd_shuffle_rotate_down, delta, delta, all.shifted((lane + delta) % MSL_SIMD_WIDTH))
 #undef MSL_SHUFFLE
 
 template <class T>
@@ -83,13 +83,13 @@ template <class T>
 MSL_FUNC T simd_shuffle_and_fill_up(T value, T fill, ushort delta, MSL_HERE) {
   msl_lanes<msl_filled<T>> all({value, fill}, "simd_shuffle_and_fill_up", file, line, delta);
   unsigned lane = all.found.lane;
-  return lane >= delta ? all.at(lane - delta).value : all.at(MSL_SIMD_WIDTH + lane - delta).fill;
+  return lane >= delta ? all.shifted(lane - delta).value : all.shifted(MSL_SIMD_WIDTH + lane - delta).fill;
 }
 template <class T>
 MSL_FUNC T simd_shuffle_and_fill_down(T value, T fill, ushort delta, MSL_HERE) {
   msl_lanes<msl_filled<T>> all({value, fill}, "simd_shuffle_and_fill_down", file, line, delta);
   unsigned lane = all.found.lane + delta;
-  return lane < MSL_SIMD_WIDTH ? all.at(lane).value : all.at(lane - MSL_SIMD_WIDTH).fill;
+  return lane < MSL_SIMD_WIDTH ? all.shifted(lane).value : all.shifted(lane - MSL_SIMD_WIDTH).fill;
 }
 
 // ---- running sums and products ----

@@ -29,6 +29,14 @@ struct msl_lanes {
     if (!has(lane)) msl_inactive(lane);
     return of(lane);
   }
+  // The same for operations that shift: the last step of a sum in pairs reads such lanes and drops the result. NaN.
+  MSL_FUNC T shifted(unsigned lane) const {
+    if (has(lane)) return of(lane);
+    msl_undefined(lane);
+    T nothing;
+    __builtin_memset((void*)&nothing, 0xFF, sizeof(T));
+    return nothing;
+  }
 };
 
 // Waits for all lanes, none of which may be missing; returns the lane that asks.
