@@ -12,7 +12,7 @@ from kernels.emulator.source import BODY, HEADER
 from kernels.emulator.text import code_only, line_of, threadgroup_declarations, unsuffixed
 
 # Position in the text, and description.
-Finding = tuple[int, str]
+Breach = tuple[int, str]
 
 _SCALAR = r"(?:bool|u?char|u?short|u?int|u?long|half|b?float|b?float16_t|u?int(?:8|16|32|64)_t)"
 _CAST = re.compile(rf"\(\s*(?:const\s+)?(?:packed_)?{_SCALAR}[234]?\s*(?:const\s*)?\*\s*\)(?=\s*[\w(&])")
@@ -37,7 +37,7 @@ def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
         raise LintError("\n  ".join([f"kernel '{name}' is not what Metal takes", *found]))
 
 
-def _casts(text: str) -> Iterator[Finding]:
+def _casts(text: str) -> Iterator[Breach]:
     for match in _CAST.finditer(code_only(text)):
         yield (
             match.start(),
@@ -46,12 +46,12 @@ def _casts(text: str) -> Iterator[Finding]:
         )
 
 
-def _doubles(text: str) -> Iterator[Finding]:
+def _doubles(text: str) -> Iterator[Breach]:
     for match in _DOUBLE.finditer(code_only(text)):
         yield match.start(), "`double` is not a type of Metal; write `float`"
 
 
-def _unsuffixed(text: str) -> Iterator[Finding]:
+def _unsuffixed(text: str) -> Iterator[Breach]:
     for match in unsuffixed(text):
         literal = match.group()
         yield match.start(), f"`{literal}` has no suffix; write `{literal}f`, as it is a double for CUDA"
@@ -78,7 +78,7 @@ def notes(source: str) -> tuple[Finding, ...]:
     )
 
 
-def _threadgroup_memory(text: str) -> Iterator[Finding]:
+def _threadgroup_memory(text: str) -> Iterator[Breach]:
     for declared in threadgroup_declarations(text):
         names = ", ".join(name for name, _ in declared.variables)
         yield (

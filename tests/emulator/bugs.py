@@ -10,6 +10,7 @@ from kernels.emulator import (
     CompileError,
     ConvergenceError,
     EmulatorError,
+    HangError,
     LintError,
     MemoryFaultError,
     RaceError,
@@ -33,6 +34,7 @@ class Bug:
         says: words of the error, as a regular expression.
         build: the build that finds it; all others may.
         header: whether it is in the header.
+        note: words of a note, for what may be meant.
         switches: options of the call that the bug needs; a kernel that also runs on CUDA is checked with all of them.
     """
 
@@ -43,6 +45,7 @@ class Bug:
     says: str = ""
     build: str = "spaces"
     header: bool = False
+    note: str = ""
     switches: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -118,11 +121,44 @@ BUGS = [
         _FIRST_BARRIER,
         "\n    if (group == 0",
         RaceError,
-        "threadgroup array 'partial'",
+        r"read after write of threadgroup array 'partial'.*thread \(0, 0, 0\), lane 0, read it at body, line 25: .*"
+        r"thread \(32, 0, 0\), lane 0, then wrote it at body, line 22: .*threadgroup_barrier\(mem_flags::mem_threadgroup\)",
         "races",
     ),
     Bug("no barrier, seen in the values", _FIRST_BARRIER, "\n    if (group == 0", None),
-    Bug("no barrier before memory is used again", _LAST_BARRIER, "", RaceError, "threadgroup array 'partial'", "races"),
+    Bug(
+        "no barrier before memory is used again",
+        _LAST_BARRIER,
+        "",
+        RaceError,
+        "write after read of threadgroup array 'partial'",
+        "races",
+    ),
+    Bug(
+        "a barrier that orders no memory",
+        _FIRST_BARRIER,
+        _FIRST_BARRIER.replace("mem_threadgroup", "mem_none"),
+        RaceError,
+        "read after write of threadgroup array 'partial'",
+        "races",
+        note="body, line 23: this barrier orders no memory",
+    ),
+    Bug(
+        "a barrier that orders other memory",
+        _FIRST_BARRIER,
+        _FIRST_BARRIER.replace("mem_threadgroup", "mem_device"),
+        RaceError,
+        "read after write of threadgroup array 'partial'",
+        "races",
+    ),
+    Bug(
+        "a SIMD operation for a barrier",
+        "if (lane == 0)\n      for (int r",
+        "partial[group * ROWS + lane % ROWS] = 0.0f; if (lane == 0)\n      for (int r",
+        RaceError,
+        "write after write of threadgroup array 'partial'",
+        "races",
+    ),
     Bug("no second barrier, seen in the values", _LAST_BARRIER, "", None),
     Bug(
         "a SIMD-group's barrier for a threadgroup's",
@@ -136,16 +172,16 @@ BUGS = [
         "every thread stores",
         "if (group == 0 && lane == 0)",
         "if (group == 0)",
-        RaceError,
-        "output 'y'.*wrote.*wrote",
-        "races",
+        None,
+        build="races",
+        note="two threads write the same value to output 'y'.*wrote it.*then wrote it",
     ),
     Bug(
         "threadgroups share an output",
         "y[v * N + first + r] =",
         "y[v * N + r] =",
         RaceError,
-        "another threadgroup",
+        r"write after write of output 'y'.*threadgroup \(0, 0, 0\).*threadgroup \(1, 0, 0\).*no barrier orders",
         "races",
     ),
     Bug(
@@ -247,6 +283,20 @@ BUGS = [
     ),
     # ---- values that nobody has written ----
     Bug("accumulator not set to zero", "sums[r] = 0.0f;", "(void)sums;", None),
+    Bug(
+        "a maximum with memory that nobody has written",
+        "partial[group * ROWS + r] = sums[r];",
+        "partial[group * ROWS + r] = max(partial[group * ROWS + r], sums[r]);",
+        None,
+        build="races",
+        note="read threadgroup array 'partial' .*, which nobody has written, at body, line 21",
+    ),
+    Bug(
+        "a maximum with a variable that nobody has written",
+        "const float scale = float(",
+        "float most[2]; const float scale = max(most[k % 2], 0.0f) + float(",
+        None,
+    ),
     Bug("threadgroup memory not written", "partial[group * ROWS + r] = sums[r];", "partial[r] = sums[r];", None),
     Bug(
         "lanes beyond the SIMD-group",
@@ -286,7 +336,6 @@ BUGS = [
         "x + v * K + k + 3)",
         UndefinedBehaviorError,
         "misaligned access.*input 'x'.*16 divides",
-        "undefined",
     ),
     Bug(
         "value too large for an integer",
@@ -295,6 +344,22 @@ BUGS = [
         UndefinedBehaviorError,
         "cannot hold",
         "undefined",
+    ),
+    Bug(
+        "a row in eight bits",
+        _SETUP,
+        "  uchar narrow = 250 + threadgroup_position_in_grid.x * 8; if (narrow == 3) return;\n" + _SETUP,
+        None,
+        build="undefined",
+        note="an implicit conversion changes a number from .* to 'uchar'.*: 258 becomes 2, at body",
+    ),
+    Bug(
+        "a loop without an end",
+        _SETUP,
+        "  volatile int wait = 1; while (wait) {}\n" + _SETUP,
+        HangError,
+        r"a threadgroup does not end: one of its threads is near body, line 5: `volatile int wait",
+        switches={"time_limit": 0.1},
     ),
     Bug(
         "division by zero",
@@ -357,6 +422,14 @@ BUGS = [
         "  bfloat narrow = x[0]; if (narrow == bfloat(7.0f)) return;\n" + _SETUP,
         CompileError,
         "bfloat",
+    ),
+    Bug(
+        "vectors of two types",
+        "* x.x + w.y * x.y)",
+        "* x.x + w.y * x.y) + (w + int4(x)).x",
+        CompileError,
+        "cannot convert between vector values|operands to binary expression",
+        header=True,
     ),
     Bug(
         "minimum of two types",
