@@ -23,6 +23,7 @@ FOLDERS = {
     "peers": FORWARD_PASS,
     "folders": FORWARD_PASS,
     "llama_quants": FORWARD_PASS,
+    "states": FORWARD_PASS,
     "sweep": FORWARD_PASS,
     "baseline": FORWARD_PASS,
     "rows": FORWARD_PASS,

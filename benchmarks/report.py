@@ -17,6 +17,7 @@ from benchmarks import (
     ops_section,
     rows_section,
     server_section,
+    states_section,
     ways_section,
 )
 from benchmarks.peers import folders
@@ -120,6 +121,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "peers": ("Beside other engines", peers_section.section),
     "folders": ("Hugging Face folders, beside transformers", folders.section),
     "llama_quants": ("Files quantised by llama.cpp", llama_quants_section.section),
+    "states": ("A model with states, beside llama.cpp", states_section.section),
     "sweep": ("The ladder", sweeps),
     "rows": ("Several rows in one pass", rows_section.section),
     "batch": ("Several sequences in one decode step", batch_section.section),

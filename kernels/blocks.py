@@ -52,6 +52,10 @@ NVFP4 = np.dtype([("scales", "u1", (4,)), ("qs", "u1", (4, 8))])
 def group(size: int, bits: int, scale: str, *, has_biases: bool) -> np.dtype[np.void]:
     """Return the layout of a group of MLX's quantised types: the scale, the bias if there is one, the packed quants.
 
+    Quants lie from the lowest bits upwards, as MLX packs them, except those of 4 bits of groups with biases: as in
+    Q4_1, the low halves of each 16 bytes have 16 quants, and the high halves the next 16. AVX2 unpacks them so with
+    fewer instructions.
+
     Args:
         size: weights of the group.
         bits: bits of a quant.

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.decode.options import Options
-from mlx_engine.errors import require
+from mlx_engine.errors import Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
+    from mlx_engine.prompts import Prompts
     from mlx_engine.schedule.scheduler import Scheduler
     from mlx_engine.schedule.stream import Generation, Progress, Stream
+    from mlx_engine.tokenizer.history import History
     from mlx_engine.tokenizer.thinking import Reasoning
 
 # A template that reads the reasoning of an answer as a field of its message.
@@ -131,7 +133,7 @@ class Conversation:
         """
         asked = self.messages[:-1] if self._role(-1) == ASSISTANT else self.messages
         is_question = bool(asked) and asked[-1]["role"] != SYSTEM
-        require(is_question, option="retry", expected="a question before it", found="none")
+        require(is_question, option="retry", expected="a question before it", found=Words("none"))
         return self._answer(asked, progress)
 
     def clear(self) -> None:
@@ -172,13 +174,7 @@ class Conversation:
         return self._kept
 
     def _prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        if self.has_template:
-            from mlx_engine.tokenizer.chat_prompt import ChatPrompt
-
-            return self.engine.chat_prompt(ChatPrompt(messages, variables=self.variables), self._history)
-        from mlx_engine.tokenizer.messages import for_template
-
-        return self.engine.prompt_ids(plain_text(for_template(messages, "", self.engine.tokenizer.where)))
+        return conversation_ids(self.engine.prompts, messages, self.variables, self._history)
 
     def _pieces(self, stream: Stream) -> Iterator[str]:
         has_text = False
@@ -217,6 +213,27 @@ class Conversation:
         from mlx_engine.tokenizer.thinking import Reasoning
 
         return Reasoning.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids)
+
+
+def conversation_ids(
+    prompts: Prompts,
+    messages: Sequence[dict[str, Any]],
+    variables: Mapping[str, Any] | None = None,
+    history: History | None = None,
+) -> list[int]:
+    """Return the token ids of messages, by the model's chat template or as plain text. No weight is needed.
+
+    Raises:
+        OptionError: they are no messages.
+        ChatTemplateError: the template cannot render them.
+    """
+    if prompts.tokenizer.chat_template is not None:
+        from mlx_engine.tokenizer.chat_prompt import ChatPrompt
+
+        return prompts.chat_ids(ChatPrompt(messages, variables=variables or {}), history)
+    from mlx_engine.tokenizer.messages import for_template
+
+    return prompts.ids(plain_text(for_template(messages, "", prompts.tokenizer.where)))
 
 
 def plain_text(messages: Sequence[dict[str, Any]]) -> str:

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from mlx_engine.backends import check_backend, create_backend
+from mlx_engine.backends import check_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.profiled import watched
+from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.cache import New
 from mlx_engine.cache.prefix import PrefixCache
-from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
-from mlx_engine.decode.metrics import Metrics
-from mlx_engine.decode.options import DEFAULT_MAX_TOKENS, Options
-from mlx_engine.decode.output import Output
+from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward_logits
-from mlx_engine.errors import ContextLengthError, OptionError, require
-from mlx_engine.models import Model, convert_model
+from mlx_engine.errors import require
+from mlx_engine.loaded import LoadedModel
+from mlx_engine.models import plan_model
 from mlx_engine.models.allowed import check_allowed, open_model
 from mlx_engine.models.context import context_notes
 from mlx_engine.models.conversion import AUTO, KEEP, check_load_options
-from mlx_engine.models.count import count
 from mlx_engine.observe import log
+from mlx_engine.opened import Opened
+from mlx_engine.prompts import Prompt, Prompts
 from mlx_engine.schedule.memory import pool_for
 from mlx_engine.schedule.request import Request
 from mlx_engine.schedule.scheduler import Scheduler
-from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream
+from mlx_engine.schedule.stream import Generation, Progress, Steps, Stream, drained, outcome
 from mlx_engine.schedule.traffic import Traffic
 from mlx_engine.schedule.uncached import Uncached
 
@@ -49,34 +47,45 @@ if TYPE_CHECKING:
 # The largest number of prompts of a batch in one forward pass.
 BATCH_SLOTS = 32
 
-# Text, token ids, messages, or messages with tools, documents and variables of the template.
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | ChatPrompt"
 
-
-class Engine:
-    """A model on a backend, with its tokenizer. Made by `load`.
+class Engine(LoadedModel):
+    """A model on a backend, with its tokenizer. Made by `load`; `with load(...) as engine:` closes it at the end.
 
     Attributes:
-        phases: seconds of each phase of loading, included in the metrics of every run.
+        path: the file or folder of the model.
         notes: lines for the user about how the model was loaded.
         architecture: the checkpoint's architecture.
         n_tensors: number of the model's tensors.
         n_parameters: number of the model's parameters.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        checkpoint: Checkpoint,
-        path: Path,
-        phases: dict[str, float],
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.model, self.path, self.phases, self.notes = model, path, phases, notes
-        self.architecture = checkpoint.architecture
-        self.n_tensors, self.n_parameters = count(checkpoint)
-        self._checkpoint: Checkpoint | None = checkpoint  # until there is a tokenizer
-        self._tokenizer_lock = threading.Lock()
+    def __init__(self, opened: Opened, progress: Progress | None = None) -> None:
+        """Load the weights of a model whose files have been opened."""
+        model, converted = opened.build(progress)
+        planned = opened.planned
+        self.architecture = opened.checkpoint.architecture
+        self.n_tensors, self.n_parameters = len(planned.tensors), planned.n_parameters
+        about = f"{self.architecture}, {self.n_parameters / 1e6:,.1f}M parameters, {converted.weights}"
+        super().__init__(model, opened.path, about)
+        self._prompts = opened.prompts
+        program = model.program.fused.notes()
+        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(model.config)
+        self.notes = tuple(note for some in notes for note in some)
+
+    def close(self) -> None:
+        """Do what `LoadedModel.close` does, and free the file."""
+        super().close()
+        self._prompts.close()
+
+    @property
+    def prompts(self) -> Prompts:
+        """What makes requests from prompts.
+
+        Raises:
+            ClosedError: the engine has been closed.
+        """
+        _ = self.model
+        return self._prompts
 
     @property
     def config(self) -> Any:
@@ -89,48 +98,41 @@ class Engine:
         return self.model.backend
 
     @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of loading, included in the metrics of every run."""
+        return self._prompts.phases
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, built on first use.
 
         Raises:
             TokenizerError: the checkpoint has no tokenizer, or it cannot be built.
+            ClosedError: the engine has been closed.
         """
-        with self._tokenizer_lock:
-            if self._checkpoint is not None:
-                start = time.perf_counter()
-                self._tokenizer = self._build_tokenizer(self._checkpoint)
-                self.phases["build_tokenizer"] = time.perf_counter() - start
-                self._checkpoint = None  # frees its metadata: 12 MB of strings, one per merge
-        return self._tokenizer
-
-    def _build_tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
-        from mlx_engine import tokenizer
-
-        if checkpoint.naming == "hf":
-            made = tokenizer.load_tokenizer(self.path)
-        else:
-            made = tokenizer.from_gguf(checkpoint.metadata, where=checkpoint.where)
-        # A padded embedding table has more rows than there are tokens.
-        return made.padded(self.config.vocab_size)
+        return self.prompts.tokenizer
 
     def logits(self, ids: Sequence[int]) -> mx.array:
         """Return float32 logits (T, V) at every position of `ids`, computed in one pass.
 
         Raises:
             OptionError: `ids` is empty, or has an id that is not in the vocabulary.
+            NotFiniteError: logits are NaN or infinite; the error names the first layer.
         """
         import mlx.core as mx
 
-        checked = self._checked(ids)
-        self._fitting(len(checked) - 1, 1, None)
+        checked = self.prompts.checked(ids)
+        self.prompts.fitting(len(checked) - 1, 1, None)
         with self.backend.session():
             new = New(checked, self.model.scratch_kv(len(checked)), wanted=None)
-            return mx.array(self.backend.host(forward_logits(self.model, new)))
+            logits = forward_logits(self.model, new)
+            check_logits(self.model, logits, checked)
+            return mx.array(self.backend.host(logits))
 
     @shows_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
         """Generate text from a prompt. The arguments are those of `stream`."""
-        return _drained(self.run(prompt, Options.of(max_tokens, **options)))
+        return drained(self.run(prompt, Options.of(max_tokens, **options)))
 
     @shows_options
     def stream(
@@ -145,7 +147,7 @@ class Engine:
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            max_tokens: the largest number of new tokens; None means 256, or fewer if the context is full before.
+            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
             top_k: choose among the k most likely tokens.
             top_p: choose among the most likely tokens that together reach this probability.
@@ -168,6 +170,7 @@ class Engine:
             OptionError: an option is invalid, or the prompt is empty.
             ContextLengthError: prompt and max_tokens exceed the context.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
+            NotFiniteError: logits are NaN or infinite, which is found while pieces are read.
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
@@ -175,7 +178,7 @@ class Engine:
         """Generate text from several prompts, which share forward passes.
 
         Each generation is bit for bit the one that `generate` returns for its prompt alone, on backends with one order
-        of summation, see README.
+        of summation, see README. If the logits of a prompt are NaN or infinite, its generation alone has an `error`.
 
         Args:
             prompts: the prompts, each as `generate` takes it.
@@ -190,7 +193,7 @@ class Engine:
         each = one_per_prompt({"max_tokens": max_tokens, **options}, len(prompts))
         checked = [Options.of(**of) for of in each]
         requests = [self.request(prompt, of) for prompt, of in zip(prompts, checked, strict=True)]
-        return [_drained(stream) for stream in self.run_requests(requests)]
+        return [outcome(stream) for stream in self.run_requests(requests)]
 
     def run(
         self,
@@ -206,7 +209,9 @@ class Engine:
 
     def run_requests(self, requests: Sequence[Request]) -> list[Stream]:
         """Return a stream for each request. The streams share forward passes: each continues while any is read."""
-        steps = self._steps(requests) if requests else None
+        for request in requests:  # it may have been made before the weights were loaded
+            request.metrics.phases = {**self.phases, **request.metrics.phases}
+        steps = self._steps(requests) if self.model and requests else None
         return [Stream(steps, request) for request in requests] if steps else []
 
     def request(self, prompt: Prompt, options: Options, *, n: int = 1) -> Request:
@@ -215,14 +220,7 @@ class Engine:
         Raises:
             OptionError, ContextLengthError, ChatTemplateError: as `stream`.
         """
-        options.sampling.check_vocabulary(self.config.vocab_size)
-        texts = [self.tokenizer.stream(at_start=False) for _ in range(n)]  # building the tokenizer is a phase
-        metrics = Metrics(phases=dict(self.phases))
-        prompt_ids = metrics.record_phase("tokenize", lambda: self.prompt_ids(prompt))
-        max_tokens = self._fitting(len(prompt_ids), options.max_tokens, options.context_len)
-        end_ids = self.tokenizer.eog_ids
-        outputs = [Output(options, max_tokens=max_tokens, text=text, end_ids=end_ids) for text in texts]
-        return Request(prompt_ids, options, outputs, metrics=metrics)
+        return self.prompts.request(prompt, options, n=n)
 
     def scheduler(
         self, *, slots: int = 4, kv_memory: int | None = None, prefix_cache: bool = True, **options: Any
@@ -257,13 +255,7 @@ class Engine:
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt: text is encoded, after a BOS token if the file asks for one."""
-        is_list = isinstance(prompt, list | tuple)
-        if hasattr(prompt, "messages") or (is_list and isinstance(next(iter(prompt), None), Mapping)):
-            return self.chat_prompt(prompt)  # type: ignore[arg-type]
-        if not isinstance(prompt, str):
-            return self._checked(prompt)
-        bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
-        return self._checked([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
+        return self.prompts.ids(prompt)
 
     def chat_prompt(self, messages: Sequence[Message] | ChatPrompt, history: History | None = None) -> list[int]:
         """Return the token ids of a conversation by the model's chat template, up to the start of the answer.
@@ -276,45 +268,7 @@ class Engine:
             OptionError: `messages` is not a list of messages.
             ChatTemplateError: the template is missing, refuses the messages, or fails.
         """
-        from mlx_engine.tokenizer.chat import chat_ids
-
-        return self._checked(chat_ids(self.tokenizer, messages, history))
-
-    def _checked(self, ids: Sequence[Any]) -> list[int]:
-        """Return the ids as a list of ints, from any sequence."""
-        expected = f"a sequence of token ids from 0 to {self.config.vocab_size - 1}"
-        try:
-            # The elements of an mx.array are zero-dimensional arrays, which `operator.index` refuses.
-            values = [i.item() if hasattr(i, "item") else i for i in ids]
-            if isinstance(ids, bytes) or any(isinstance(value, bool) for value in values):
-                raise TypeError("bytes and truth values are no ids")
-            checked = [operator.index(value) for value in values]
-        except (TypeError, ValueError) as error:
-            raise OptionError(option="prompt", expected=expected, found=ids) from error
-        require(len(checked) > 0, option="prompt", expected="at least one token", found="nothing")
-        wrong = next((i for i in checked if not 0 <= i < self.config.vocab_size), None)
-        require(wrong is None, option="prompt", expected=expected, found=wrong)
-        return checked
-
-    def _fitting(self, n_prompt: int, max_tokens: int | None, context_len: int | None) -> int:
-        whole = self.config.context_length
-        length = whole if context_len is None else min(whole, context_len)
-        whose = "context_len" if length < whole else "the model's context"
-        room = length - n_prompt
-        if room < (max_tokens or 1):
-            raise ContextLengthError(
-                option="prompt and max_tokens",
-                expected=f"at most {length:,} tokens, {whose}",
-                found=f"a prompt of {n_prompt:,} and {max_tokens or 1:,} more",
-            )
-        return min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
-
-
-def _drained(stream: Stream) -> Generation:
-    """Run a stream to its end and return the result."""
-    for _ in stream:
-        pass
-    return stream.generation
+        return self.prompts.chat_ids(messages, history)
 
 
 def load(
@@ -328,15 +282,17 @@ def load(
     allow_settings: Sequence[str] = (),
     jit: bool = True,
     context: int | None = None,
+    allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Load a model.
 
     Args:
-        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file]", or "builtin".
+        source: a GGUF file, a Hugging Face folder, a hub id "org/repo[:file or type]", or "builtin".
         backend: a name that the `backends` command lists, or "auto" for the fastest on this machine.
         quant: "keep" multiplies weights as they are stored; "f32", "q8_0", "q4_0", "q4_1" convert the linear layers.
-        threads: number of threads, for CPU backends; None takes all cores that this process may use.
+        threads: number of threads, for CPU backends; None takes all cores that this process may use, and a larger
+            number than that is reduced, with a warning.
         quant_min_dim: linear layers whose longer side is shorter are not quantised; "auto" is the measured width from
             which on quantising is faster, see `mlx_engine.models.conversion`.
         quant_layers: types that override `quant`: {"attn_v": "f32", "ffn": "q4_0", "output": "keep"}; keys are GGUF
@@ -346,12 +302,38 @@ def load(
         jit: use compiled CPU kernels if they are available; without it, NumPy.
         context: the longest sequence in tokens, for models with LongRoPE or dynamic NTK: they have other rotary
             frequencies for longer contexts, which are chosen here; None is the context of their training.
+        allow_too_large: load a model that needs more memory than is free.
         progress: called with (tensors prepared, tensors in total); for a "shape:" source, also while it is written.
 
     Raises:
         OptionError: an option is invalid, or the model has no such layer or setting.
         BackendUnavailableError: this machine cannot run the backend.
         SourceError, FormatError, ModelError: the model cannot be found, read or built.
+        NotEnoughMemoryError: the model needs more memory than is free.
+    """
+    options: dict[str, Any] = {"quant_min_dim": quant_min_dim, "quant_layers": quant_layers, "context": context}
+    options |= {"allow_settings": allow_settings, "jit": jit, "progress": progress}
+    options |= {"allow_too_large": allow_too_large}
+    return Engine(open_source(source, backend, quant, threads, **options), progress)
+
+
+def open_source(
+    source: str | Path = "builtin",
+    backend: str = "auto",
+    quant: str = KEEP,
+    threads: int | None = None,
+    *,
+    quant_min_dim: int | str = AUTO,
+    quant_layers: Mapping[str, str] | None = None,
+    allow_settings: Sequence[str] = (),
+    jit: bool = True,
+    context: int | None = None,
+    allow_too_large: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Opened:
+    """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
+
+    `Engine` loads the weights of what this returns; before, `prompts` of it can check prompts.
     """
     sound = isinstance(source, str | Path)
     require(sound, option="source", expected="a path, a hub id or 'builtin'", found=source)
@@ -364,18 +346,9 @@ def load(
     path = resolve(source, progress)
     start = time.perf_counter()
     checkpoint = open_model(path, allow_settings)
-    opened = time.perf_counter()
-    made = watched(create_backend(backend, threads=threads, jit=jit))
-    warm = time.perf_counter()
-    model, converted = convert_model(checkpoint, made, conversion, progress=progress, context=context)
-    made.read_ahead()
-    loaded = time.perf_counter()
-    if made.profiler is None:  # a profiler would count the warm-up
-        made.warm_up(lambda: forward_logits(model, New([0], model.scratch_kv(1))))
-    phases = {"load": opened - start + loaded - warm, "warm_up": warm - opened + time.perf_counter() - loaded}
-    program = model.program.fused.notes()
-    notes = (*checkpoint.notes, *converted.notes(), *program, *context_notes(model.config))
-    return Engine(model, checkpoint, path, phases, notes)
+    planned = plan_model(checkpoint, conversion, context)
+    seconds = time.perf_counter() - start
+    return Opened(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large)
 
 
 def configure_log(level: str | None = None) -> None:

@@ -13,7 +13,11 @@ EngineError                        the root of all errors that a user's input ca
 ├── OptionError (ValueError)       an option's value is invalid
 │   └── ContextLengthError         prompt and requested tokens do not fit the model's context
 ├── CacheFullError (RuntimeError)  the KV cache is full
+├── NotFiniteError (ArithmeticError)  a forward pass gave logits that are NaN or infinite
+├── ClosedError (RuntimeError)     an engine has been closed
+├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
 ├── AddressInUseError (OSError)    another program listens at the address of a server
+├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
 A message names the place, what was expected, what was found, and what to do; these are attributes, too.
@@ -27,6 +31,13 @@ from numbers import Integral, Real
 
 # The largest number of names in a message; the attributes have all of them.
 SHOWN = 20
+
+
+class Words(str):
+    """What was found, in words: a message has it without the quotes of a value, on one line."""
+
+    def __repr__(self) -> str:
+        return str(self) if self.isprintable() else super().__repr__()[1:-1]
 
 
 def shown(value: object) -> str:
@@ -69,10 +80,22 @@ class UnknownArchitectureError(ModelError):
         )
 
 
+UNKNOWN_SETTING = "the setting is damaged, or the model needs what is not implemented here"
+
+
 class UnsupportedConfigError(ModelError):
     """A setting of the model is not implemented; ignoring it would give wrong results."""
 
-    def __init__(self, *, where: str, key: str, expected: str, found: object, name: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        where: str,
+        key: str,
+        expected: str,
+        found: object,
+        name: str | None = None,
+        hint: str = UNKNOWN_SETTING,
+    ) -> None:
         """Make the error.
 
         Args:
@@ -81,13 +104,11 @@ class UnsupportedConfigError(ModelError):
             expected: its implemented values.
             found: its value.
             name: the setting in `allow_settings`; None if the model cannot be built without it.
+            hint: what this may mean, or what to do.
         """
         self.where, self.key, self.expected, self.found, self.name = where, key, expected, found, name
         risk = f"; --allow-setting {name} ignores the setting at your own risk" if name else ""
-        super().__init__(
-            f"{where}: expected {key} to be {expected}, found {shown(found)}; "
-            f"the setting is damaged, or the model needs what is not implemented here{risk}"
-        )
+        super().__init__(f"{where}: expected {key} to be {expected}, found {shown(found)}; {hint}{risk}")
 
 
 class TensorMismatchError(ModelError):
@@ -174,6 +195,56 @@ class CacheFullError(EngineError, RuntimeError):
             f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} {found}; {remedy}, "
             "or make a larger pool"
         )
+
+
+class NotEnoughMemoryError(EngineError, MemoryError):
+    """A model needs more memory than is free, or memory ran out."""
+
+    def __init__(self, *, where: str, needed: str, found: str, hint: str) -> None:
+        self.where, self.needed, self.found, self.hint = where, needed, found, hint
+        super().__init__(f"{where}: expected {needed}, found {found}; {hint}")
+
+
+def out_of_memory(where: str, error: MemoryError) -> NotEnoughMemoryError:
+    """Return the error of a user for one of Python or NumPy."""
+    if isinstance(error, NotEnoughMemoryError):
+        return error
+    hint = "end other programs, or use --quant q8_0, fewer tokens or a smaller model"
+    return NotEnoughMemoryError(where=where, needed="enough memory", found=str(error) or "none", hint=hint)
+
+
+class NotFiniteError(EngineError, ArithmeticError):
+    """A forward pass gave logits that are NaN or infinite."""
+
+    def __init__(
+        self, *, n_tokens: int, found: str, origin: str, first: str | None = None, layer: int | None = None
+    ) -> None:
+        """Make the error.
+
+        Args:
+            n_tokens: tokens before the logits.
+            found: what the values are that are not finite.
+            origin: where they come from, as far as is known, and what to do.
+            first: the name of the first such value, such as "blk.3.attn_q"; None if it is not known.
+            layer: the layer that computed it; None outside of the layers.
+        """
+        self.n_tokens, self.found, self.first, self.layer = n_tokens, found, first, layer
+        where = f"logits after {n_tokens:,} token{'' if n_tokens == 1 else 's'}"
+        super().__init__(f"{where}: expected finite numbers, found {found}, {origin}")
+
+
+class ClosedError(EngineError, RuntimeError):
+    """The engine has been closed."""
+
+    def __init__(self) -> None:
+        super().__init__("engine: expected an open one, found one that has been closed; load the model again")
+
+
+class NotCopyableError(EngineError, TypeError):
+    """An object that holds a loaded model or a run cannot be pickled or copied."""
+
+    def __init__(self, *, name: str, hint: str) -> None:
+        super().__init__(f"{name}: expected to stay in its process, found pickle or a copy; {hint}")
 
 
 class AddressInUseError(EngineError, OSError):

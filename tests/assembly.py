@@ -25,9 +25,11 @@ AVX2 = ("x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c")
 AVX512 = ("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq")
 
 
+# Some of MLX's affine formats: quants in halves, bytes, quants that cross bytes, and each type of scales.
+AFFINE = ("affine4_g64_bf16", "affine8_g64_bf16", "affine3_g64_f16", "affine4_g64_f32")
 # Formats whose products are compiled, some of each kind of block: the expansion of every format has the same code for
 # the weights of a block.
-MULTIPLIED = ("float32", "q8_0", "q4_0", "q4_k", "q6_k")
+MULTIPLIED = ("float32", "q8_0", "q4_0", "q4_k", "q6_k", "affine4_g64_bf16")
 
 
 @cache
@@ -59,13 +61,12 @@ def _made(target: tuple[str, str, str]) -> str:
 
 def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Functions by name, and the types of their arguments."""
-    import importlib
-
     from numba import types
 
     from kernels.cpu import attention_block, norms, sum_exp, tile
     from kernels.cpu.activations import gated
     from kernels.cpu.exponentials import exp
+    from kernels.cpu.formats import kernels_of
     from kernels.cpu.vectors import LANES, load, store
 
     floats, raw = types.Array(types.float32, 1, "C"), types.Array(types.uint8, 1, "C")
@@ -82,13 +83,13 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     four = types.UniTuple(n, 4)
     four_rows = (n, four, four, n, n, n, floats, n, floats, n, n, n, n, n)
     found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
-    for name in FORMATS:
-        module = importlib.import_module(f"kernels.cpu.{name}")
+    for name in (*FORMATS, *AFFINE):
+        own = kernels_of(name)
         if name in MULTIPLIED:
-            found[f"{name}.four_rows"] = module.four_rows.py_func, four_rows
+            found[f"{name}.four_rows"] = own.four_rows.py_func, four_rows
         if name == "float32":  # a copy, without arithmetic
             continue
-        found[f"{name}.dequantize"] = module.dequantize.py_func, (raw, n, n, floats, n, n, n, n)
+        found[f"{name}.dequantize"] = own.dequantize.py_func, (raw, n, n, floats, n, n, n, n)
     tile_arguments = (floats, n, n, floats, n, n, n, n, floats, n, n)
     return found | {
         "add_dots": (tile.add_dots.py_func, tile_arguments),

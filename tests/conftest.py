@@ -5,12 +5,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlx_engine.backends import cores
+from mlx_engine.observe import log
+
 
 @pytest.fixture(autouse=True)
 def untouched_log() -> Iterator[None]:
     """Commands configure the log of the whole process; each test finds it as nobody has touched it."""
     logger = logging.getLogger("mlx_engine")
     before = logger.level, logger.propagate, list(logger.handlers)
+    log._warned.clear()
     yield
     logger.setLevel(before[0])
     logger.propagate, logger.handlers = before[1], before[2]
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a model have more threads than this machine has cores."""
+    monkeypatch.setattr(cores, "usable_cores", lambda: 8)

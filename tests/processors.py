@@ -43,6 +43,8 @@ from xml.etree import ElementTree
 import numpy as np
 from llvmlite import binding
 
+from tests.assembly import AFFINE
+
 ROOT = Path(__file__).parents[1]
 VARIABLE = "ARM64_ROOT"
 # Where Debian's Python looks for packages, in every process that a test starts, too.
@@ -170,7 +172,7 @@ def registers(assembly: str) -> Counter[str]:
 
 
 def compiled_registers(environment: dict[str, str]) -> Counter[str]:
-    """Compile all exported kernels for the processor that the environment names.
+    """Compile all exported kernels for the processor that the environment names; of MLX's formats, some.
 
     Raises:
         RuntimeError: with the last line that the compiling process has said.
@@ -178,7 +180,7 @@ def compiled_registers(environment: dict[str, str]) -> Counter[str]:
     from kernels.cpu import library
 
     total: Counter[str] = Counter()
-    for part in (*library.BASE, *library.FORMATS):
+    for part in (*library.BASE, *library.FORMATS, *AFFINE):
         code = f"from tests.processors import print_registers; print_registers({part!r})"
         command = [sys.executable, "-c", code]
         child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

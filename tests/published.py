@@ -46,8 +46,14 @@ def reduced(config, **sizes):
     small |= {"num_key_value_heads": n_kv} if ratio > 1 or "num_key_value_heads" in config else {}
     small |= {"head_dim": HEAD_DIM} if fixed else {}
     small |= {"sliding_window": WINDOW} if config.get("sliding_window") else {}
-    fewer = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2}
-    narrow = {"moe_intermediate_size": 32, "shared_intermediate_size": 96}
+    fewer = {"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "top_k_experts": 2}
+    fewer |= {"num_global_key_value_heads": 1, "linear_num_key_heads": 2}
+    fewer |= {
+        "linear_num_value_heads": 2 * config.get("linear_num_value_heads", 1) // config.get("linear_num_key_heads", 1)
+    }
+    narrow = {"moe_intermediate_size": 32, "shared_intermediate_size": 96, "shared_expert_intermediate_size": 48}
+    narrow |= {"global_head_dim": 2 * HEAD_DIM, "linear_key_head_dim": HEAD_DIM, "linear_value_head_dim": HEAD_DIM}
+    narrow |= {"hidden_size_per_layer_input": HEAD_DIM, "vocab_size_per_layer_input": VOCAB}
     small |= {key: value for key, value in (fewer | narrow).items() if config.get(key)}
     return config | small | per_layer(config) | divisors(config) | sizes
 
@@ -89,6 +95,9 @@ def weights(config, stray):
         stored = tensor.stored("hf")
         if tensor.required and stored.name not in made:
             made[stored.name] = values(stored.name, stored.shape(tensor.shape), norm_offset=stored.plus)
+            if "gemma4" in config["model_type"] and stored.name.endswith("q_norm.weight"):
+                # Attention scores of Gemma 4 have the scale 1: the norms of queries make up for the head dim.
+                made[stored.name] *= np.float32(tensor.shape[0] ** -0.5)
     for name, like in stray.items():
         for i in range(plan.config.n_layers if "*" in name else 1):
             shape = like if isinstance(like, list) else None
@@ -99,7 +108,7 @@ def weights(config, stray):
 def values(name, shape, *, norm_offset):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
-        mean = 1.0 - norm_offset if name.endswith("weight") else 0.0
+        mean = 1.0 - norm_offset if name.endswith(("weight", "scale", "scalar")) else 0.0
         return (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32)
     return (rng.standard_normal(shape) / math.sqrt(min(shape[-2:]))).astype(np.float32)
 

@@ -32,6 +32,12 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gguf", {
         **_DECODER, **_HEADS, "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
     }),
+    "gemma4": ("gguf", {
+        **_DECODER, "attention.key_length": 128, "attention.value_length": 128, "rope.dimension_count": 128,
+        "attention.key_length_swa": 64, "attention.value_length_swa": 64, "rope.dimension_count_swa": 64,
+        "attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [True, False],
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+    }),
     "gpt-oss": ("gguf", {
         **_DECODER, **_HEADS, "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 512,
         "attention.sliding_window": WINDOW, "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
@@ -73,6 +79,12 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
         "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
     }),
+    "qwen35moe": ("gguf", {
+        **_DECODER, **_HEADS, "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 32,
+        "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 256, "full_attention_interval": 2,
+        "expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 256,
+        "expert_shared_feed_forward_length": 256,
+    }),
 }  # fmt: skip
 # What is looked up or added, never multiplied; and routers, which are never quantised.
 _FLOATS = ("position_embd", "conv")
@@ -94,7 +106,8 @@ def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
 def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
-        mean = 1.0 if "norm" in name and name.endswith("weight") else -0.5 if name.endswith("ssm_a") else 0.0
+        is_factor = ("norm" in name and name.endswith("weight")) or "scale" in name
+        mean = 1.0 if is_factor else -0.5 if name.endswith("ssm_a") else 0.0
         return Weight.pack(name, (mean + 0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])
     if name.endswith(".bias"):  # of all experts
         return Weight.pack(name, (0.1 * rng.standard_normal(shape)).astype(np.float32), BY_NAME["F32"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import subprocess
@@ -68,6 +69,22 @@ def test_names_are_spelled_the_american_way(path: Path):
 @pytest.mark.parametrize("path", PYTHON, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_stay_small(path: Path):
     assert len(path.read_text().splitlines()) <= 400
+
+
+def test_messages_quote_values_and_not_words():
+    """`found="nothing"` would be printed as: found 'nothing'. `Words` has no quotes."""
+    for path in SOURCES:
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        names = ("OptionError", "ContextLengthError", "require")
+        checks = [call for call in calls if getattr(call.func, "id", None) in names]
+        given = [keyword.value for call in checks for keyword in call.keywords if keyword.arg == "found"]
+        literal = [ast.unparse(value) for value in given if isinstance(value, ast.Constant | ast.JoinedStr)]
+        assert [text for text in literal if text != "'-'"] == [], path
+
+
+def test_no_hint_installs_this_project_from_an_index():
+    pages = [*SOURCES, ROOT / "README.md"]
+    assert [path for path in pages if re.search(r"pip install\W+mlx[-_]engine", path.read_text())] == []
 
 
 def test_readme_gives_two_commands_for_a_fresh_machine():

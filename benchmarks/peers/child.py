@@ -4,6 +4,7 @@
     {"do": "fill", "n": n}                              {}
     {"do": "run", "n_prompt": p, "n_gen": g, "n_depth": d, "threads": t, "budget": s}
                                                         {"seconds": s, "passes": [...], "estimated": why or null}
+    {"do": "cache"}                                     {"tokens": n, "kv_bytes": b, "state_bytes": b}
     {"do": "read_rates"}                                {"in_order": [bytes per second, ...], "fastest": [...]}
     {"do": "decode", "n_sequences": n, "n_steps": s}    {"seconds": [...]}, of a `BatchPeer`
     {"do": "limits"}                                    {"read_gbs": ..., "peak_gflops": ...}, of a `BatchPeer`
@@ -50,6 +51,8 @@ def answer(peer: Peer, request: Request) -> Answer:
     if request["do"] == "fill":
         fill(peer, request["n"])
         return {}
+    if request["do"] == "cache":
+        return peer.cache()
     if request["do"] == "read_rates":
         return dict(peer.read_rates())
     if request["do"] == "logits":
@@ -58,7 +61,7 @@ def answer(peer: Peer, request: Request) -> Answer:
 
         np.savez(request["out"], *(peer.logits(ids) for ids in request["prompts"]))
         return {}
-    raise ValueError(f"expected run, fill, read_rates or logits, found {request['do']!r}")
+    raise ValueError(f"expected run, fill, cache, read_rates or logits, found {request['do']!r}")
 
 
 def answer_batch(peer: BatchPeer, request: Request) -> Answer:

@@ -47,6 +47,10 @@ class Peer(ABC):
         """Return a context manager that is entered around every run."""
         return nullcontext()
 
+    def cache(self) -> Answer:
+        """Return the tokens of the sequence and the bytes that hold them; empty if the engine does not tell."""
+        return {}
+
     def read_rates(self) -> dict[str, list[float]]:
         """Return bytes per second of reading the weights, by way of reading; empty if the engine cannot measure it."""
         return {}

@@ -63,8 +63,20 @@ class Ours(Peer):
         return self._backend.session()
 
     def rewind(self, length: int) -> None:
-        """Truncate the sequence; it keeps its pages."""
-        self._kv.truncate(length)
+        """Truncate the sequence. At length 0 begin another one in the same pool: a state cannot go back."""
+        if length:
+            self._kv.truncate(length)
+        else:
+            pool = self._kv.pool
+            self._kv.close()
+            self._kv = pool.sequence()
+
+    def cache(self) -> Answer:
+        """Return the bytes of pages and of states in use; the first slot of states, all zeros, does not count."""
+        pool, kv = self._kv.pool, self._kv
+        pages = [pool.used_pages(group) * nbytes for group, nbytes in enumerate(pool.page_nbytes)]
+        slots = max(0, pool.states.n_slots - 1 - pool.states.n_free)
+        return {"tokens": kv.length, "kv_bytes": sum(pages), "state_bytes": slots * pool.states.nbytes_each}
 
     def read(self, ids: Sequence[int]) -> int:
         """Read a prompt in chunks, as `generate` does."""

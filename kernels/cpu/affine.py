@@ -1,15 +1,15 @@
 """MLX's affine formats on the CPU: groups of 32, 64 or 128 weights as float32, made for each combination that is used.
 
-A block is a group: its scale and its bias, of float16, bfloat16 or float32, and quants of 2 to 8 bits, the first in the
-lowest bits. A weight is `scale * q + bias`, with product and sum each rounded; for scales of 16 bits the product is
-exact. The NumPy twin is in `blocks_numpy.py`.
+A block is a group: its scale and its bias, of float16, bfloat16 or float32, and quants of 2 to 8 bits, in the order of
+`kernels/blocks.py`. A weight is `scale * q + bias`, with product and sum each rounded; for scales of 16 bits the
+product is exact. The NumPy twin is in `blocks_numpy.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kernels.cpu.affine_quants import floats_of_words, multiply_add_table, quants_of, scale_and_bias
+from kernels.cpu.affine_quants import floats_of_words, multiply_add_table, pair_of, scale_and_bias
 from kernels.cpu.formats import ONE_PANEL, TWO_PANELS
 from kernels.cpu.jit import jit
 from kernels.cpu.library import affine_format
@@ -51,14 +51,13 @@ def kernels(name: str) -> Kernels:
 def weights_of(bits: int, scale: str, piece: int) -> Any:
     """Make the function that returns 32 or 64 weights of a block in two or four vectors."""
     # `multiply_add_table` reads 4 bits of a word and ignores the others.
-    quants = quants_of(bits, clean=bits != 4 or scale == "f32")
+    quants = pair_of(bits, clean=bits != 4 or scale == "f32")
     combine, scale_of, n_scales = _combine(bits, scale), scale_and_bias(scale), 2 * SCALE_BYTES[scale]
 
     @jit
     def two(blocks: Any, at: int, p: int) -> Any:
         """Return weights 32 p to 32 p + 31 of the block at byte `at`."""
-        (scale, bias), first = scale_of(blocks, at), at + n_scales + 4 * bits * p
-        low, high = quants(blocks, first), quants(blocks, first + 2 * bits)
+        (scale, bias), (low, high) = scale_of(blocks, at), quants(blocks, at + n_scales + 4 * bits * p)
         return combine(low, scale, bias), combine(high, scale, bias)
 
     @jit

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from kernels.cpu.jit import jit
 from kernels.cpu.layout import LANES
-from kernels.cpu.quants import lanes
+from kernels.cpu.quants import both, lanes, load_uint8, right
 from kernels.cpu.vectors import (
     call_llvm,
     element_address,
@@ -68,18 +68,33 @@ def _load_word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return everywhere(builder, word)
 
 
-def quants_of(bits: int, *, clean: bool) -> Any:
-    """Return the function that loads 16 quants of `bits` bits from a byte offset on, one per word.
+def pair_of(bits: int, *, clean: bool) -> Any:
+    """Return the function that loads 32 quants of `bits` bits from a byte offset on into two vectors, one per word.
 
     Args:
-        bits: 2 to 8.
+        bits: 2 to 8. Quants of 4 bits lie in halves (`kernels/blocks.py`), all others one after the other.
         clean: whether the upper bits of the words must be zeros.
     """
-    unpack = _by_bytes
-    if bits * LANES <= 64 and has_multishift():
-        unpack = _by_multishift
-    elif bits == 4:
-        unpack = _by_words
+
+    @jit
+    def halves(data: Any, at: Any) -> Any:
+        words = load_uint8(data, at)
+        return (both(words, 15) if clean else words), right(words, 4)
+
+    if bits == 4:
+        return halves
+    load = _quants_of(bits, clean=clean)
+
+    @jit
+    def pair(data: Any, at: Any) -> Any:
+        return load(data, at), load(data, at + 2 * bits)
+
+    return pair
+
+
+def _quants_of(bits: int, *, clean: bool) -> Any:
+    """Return the function that loads 16 quants."""
+    unpack = _by_multishift if bits * LANES <= 64 and has_multishift() else _by_bytes
 
     @intrinsic
     def load(typing: Any, data: Any, at: Any) -> Any:
@@ -104,15 +119,6 @@ def _by_bytes(builder: Any, packed: Any, bits: int) -> Any:
     mask = ir.Constant(ir.VectorType(_I32, 4 * LANES), places)
     spread = builder.shuffle_vector(packed, packed, mask)
     return builder.lshr(builder.bitcast(spread, _INTS), ir.Constant(_INTS, list(shifts)))
-
-
-def _by_words(builder: Any, packed: Any, bits: int) -> Any:
-    """Copy the word that has a quant of 4 bits into each lane, and shift it."""
-    words = builder.bitcast(packed, ir.VectorType(_I32, 2))
-    mask = ir.Constant(_INTS, [i // 8 for i in range(LANES)])
-    return builder.lshr(
-        builder.shuffle_vector(words, words, mask), ir.Constant(_INTS, [i % 8 * 4 for i in range(LANES)])
-    )
 
 
 def _by_multishift(builder: Any, packed: Any, bits: int) -> Any:

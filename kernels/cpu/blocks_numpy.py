@@ -142,8 +142,11 @@ def _halves(packed: Bytes) -> Floats:
 def affine(blocks: Bytes, bits: int, size: int, scale: str) -> Floats:
     """`scale * q + bias`, product and sum each rounded, (n, size); `scale` is the type of both, such as "bf16"."""
     found = blocks.view(layout.group(size, bits, scale.upper(), has_biases=True))
-    single = np.unpackbits(found["qs"], axis=-1, bitorder="little").reshape(len(blocks), size, bits)
-    quants = np.packbits(single, axis=-1, bitorder="little")[..., 0].astype(np.float32)
+    if bits == 4:
+        quants = _halves(found["qs"].reshape(-1, 16)).reshape(len(blocks), size)
+    else:
+        single = np.unpackbits(found["qs"], axis=-1, bitorder="little").reshape(len(blocks), size, bits)
+        quants = np.packbits(single, axis=-1, bitorder="little")[..., 0].astype(np.float32)
     scales, biases = (_widened(np.ascontiguousarray(found[field]).reshape(-1, 1)) for field in ("d", "m"))
     return scales * quants + biases
 

@@ -19,8 +19,13 @@ from kernels.cpu.layout import (
     EX_NORM_EPS,
     EX_NORM_WEIGHT,
     EX_NORMALIZE,
+    EX_POST_EPS,
+    EX_POST_NORM,
     EX_PROJECT,
     EX_ROUTER,
+    EX_ROUTER_EPS,
+    EX_ROUTER_NORM,
+    EX_SCALES,
     EX_SHARED,
     EX_SHARED_DOWN,
     EX_SHARED_WEIGHT,
@@ -31,7 +36,7 @@ from kernels.cpu.layout import (
 )
 from kernels.cpu.linear_job import ceil_div
 from kernels.cpu.memory import floats, invoke, number, words
-from kernels.cpu.norms import norm
+from kernels.cpu.norm_add import norm_rows
 from kernels.cpu.vectors import add, div, fma, get, load, put, splat, store, sub, zeros
 
 # Bytes of LANES floats.
@@ -63,11 +68,13 @@ def choose(logits: Any, at: int, n_experts: int, n_used: int, ids: Any, to: int)
 
 @jit
 def weigh(
-    logits: Any, at: int, n_experts: int, n_used: int, normalize: int, ids: Any, weights: Any, to: int, room: Any
-) -> None:
+    logits: Any, at: int, n_experts: int, n_used: int, normalize: int, scales: int, ids: Any, weights: Any, to: int,
+    room: Any,
+) -> None:  # fmt: skip
     """Write the weights of the chosen experts: their softmax probabilities, divided by their sum if `normalize` is set.
 
-    `room` has n_experts floats, rounded up to whole vectors; as many are read from `logits`.
+    `scales` is the address of a factor of each expert's weight, or 0. `room` has n_experts floats, rounded up to whole
+    vectors; as many are read from `logits`.
     """
     top = get(logits, at)
     for e in range(1, n_experts):
@@ -82,7 +89,8 @@ def weigh(
         for e in range(n_experts):
             total += get(room, e)
     for c in range(n_used):
-        put(weights, to + c, get(room, ids[to + c]) / total)
+        weight = get(room, ids[to + c]) / total
+        put(weights, to + c, weight if scales == 0 else weight * get(floats(scales), ids[to + c]))
 
 
 @jit
@@ -126,18 +134,19 @@ def _add(y: Any, width: int, pairs: Any, first: int, n: int, n_used: int, weight
 
 
 @entry
-def run_experts(address: int, block: int, n_tokens: int, x: int, room: int, y: int) -> None:
-    """`y = x + sum of weight * down(activation(gate(h)) * up(h))` over each row's experts, where h is the normed x.
+def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, room: int, y: int) -> None:
+    """`y = residual + norm of the sum of weight * down(activation(gate(h)) * up(h))` over each row's experts.
 
-    A shared expert is that of all rows, and its weight is the sigmoid of a product.
+    h is the normed x. A shared expert is that of all rows, and its weight is the sigmoid of a product.
 
     Args:
         address: address of the pool's control block.
         block: address of the words of the mixture (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, D).
+        residual: address of what is added, (T, D); 0 for the input.
         room: address of `layout.expert_room` floats, a multiple of 64, followed by the memory that `project` needs.
-        y: address of the output, (T, D), other than the input.
+        y: address of the output, (T, D), other than the inputs.
     """
     b = words(block)
     n_experts, n_used, width, inner = b[EX_COUNT], b[EX_USED], b[EX_WIDTH], b[EX_INNER]
@@ -155,14 +164,18 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, room: int, y: i
     rest = first + _vectors(2 * n_experts + 2)
 
     h, eps = floats(normed), np.float32(number(b[EX_NORM_EPS]))
-    for t in range(n_tokens):
-        norm(floats(x), t * width, width, b[EX_NORM_WEIGHT], b[EX_NORM_BIAS], eps, h, t * width)
-    invoke(b[EX_PROJECT], (address, b[EX_ROUTER], n_tokens, normed, 0, rest, logits))
+    norm_rows(floats(x), n_tokens, width, b[EX_NORM_WEIGHT], b[EX_NORM_BIAS], eps, h)
+    routed = normed
+    if b[EX_ROUTER_NORM] != 0:
+        eps = np.float32(number(b[EX_ROUTER_EPS]))
+        norm_rows(floats(x), n_tokens, width, b[EX_ROUTER_NORM], 0, eps, floats(some))
+        routed = some
+    invoke(b[EX_PROJECT], (address, b[EX_ROUTER], n_tokens, routed, 0, rest, logits))
     for t in range(n_tokens):
         choose(floats(logits), t * n_experts, n_experts, n_used, words(ids), t * n_used)
         weigh(
-            floats(logits), t * n_experts, n_experts, n_used, b[EX_NORMALIZE], words(ids), floats(weights), t * n_used,
-            floats(powers),
+            floats(logits), t * n_experts, n_experts, n_used, b[EX_NORMALIZE], b[EX_SCALES], words(ids),
+            floats(weights), t * n_used, floats(powers),
         )  # fmt: skip
     _group(words(ids), n_pairs, n_experts, words(first), words(pairs))
     out = floats(y)
@@ -189,5 +202,8 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, room: int, y: i
         for t in range(n_tokens):
             words(pairs)[t] = t
         _add(floats(results), width, words(pairs), 0, n_tokens, 1, floats(weights), out)
+    if b[EX_POST_NORM] != 0:
+        norm_rows(out, n_tokens, width, b[EX_POST_NORM], 0, np.float32(number(b[EX_POST_EPS])), out)
+    added = floats(residual if residual != 0 else x)
     for i in range(n_tokens * width):
-        put(out, i, get(floats(x), i) + get(out, i))
+        put(out, i, get(added, i) + get(out, i))

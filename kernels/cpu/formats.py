@@ -42,14 +42,19 @@ def module_of(name: str) -> str:
     return "kernels.cpu.affine" if affine_format(name) is not None else f"kernels.cpu.{name}"
 
 
+def kernels_of(name: str) -> Any:
+    """Return the module of a format, or what has the same names for an affine format."""
+    module: Any = importlib.import_module(module_of(name))
+    return module if affine_format(name) is None else module.kernels(name)
+
+
 def export_format(name: str) -> str:
     """Export the kernels of a format, and return the name of its module.
 
     A format has BLOCK and BLOCK_BYTES, weights and bytes of a block, `MOST`, the most vectors that are multiplied with
     stored rows, and the kernels `four_rows` and `dequantize`.
     """
-    module = importlib.import_module(module_of(name))
-    found: Any = module.kernels(name) if affine_format(name) is not None else module
+    found, module = kernels_of(name), module_of(name)
     rows_of, blocks_of = found.four_rows, found.dequantize
     block, block_bytes, most = found.BLOCK, found.BLOCK_BYTES, found.MOST
 
@@ -71,8 +76,8 @@ def export_format(name: str) -> str:
         found[0], found[1], found[2] = block, block_bytes, most
 
     for function in (four_rows, expand, sizes):
-        export(f"{name}_{function.__name__}", function, module.__name__)
-    return module.__name__
+        export(f"{name}_{function.__name__}", function, module)
+    return module
 
 
 @jit

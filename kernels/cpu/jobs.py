@@ -21,11 +21,14 @@ from kernels.cpu.layout import (
     ON,
     SCRATCH,
     SCRATCH_BYTES,
+    SLEEP,
+    SLEEP_MICROSECONDS,
+    SPINS,
     STOP,
     TASK,
     THREADS,
 )
-from kernels.cpu.memory import call, fetch_add, read, relax, words, write
+from kernels.cpu.memory import call, fetch_add, invoke, read, relax, words, write
 
 
 @jit
@@ -61,6 +64,20 @@ def work(control: Any, me: int) -> Any:
 
 
 @jit
+def _wait(control: Any, polls: int) -> Any:
+    """Wait after poll number `polls`; return the number of the next.
+
+    A thread that has polled in vain for long sleeps between polls. Another thread needs its core then: one of this job
+    that is not running, or one of another process.
+    """
+    if polls < control[SPINS]:
+        relax()
+    else:
+        invoke(control[SLEEP], (SLEEP_MICROSECONDS,))
+    return polls + 1
+
+
+@jit
 def run(control: Any, task: int, chunks: int) -> None:
     """Run a job whose words are in `control[JOB:]` with the help of the worker threads; return when it is done."""
     if chunks == 1:
@@ -74,8 +91,9 @@ def run(control: Any, task: int, chunks: int) -> None:
         write(control, LEFT + LINE * thread, last - first)
         first = last
     work(control, 0)
+    polls = 0
     while read(control, DONE) < chunks:
-        relax()
+        polls = _wait(control, polls)
 
 
 @jit
@@ -88,10 +106,11 @@ def run_alone(control: Any, task: int, chunks: int) -> None:
 @entry
 def work_until_idle(address: int, me: int, patience: int) -> None:
     """Process chunks of the pool's jobs; return after `patience` polls without work while ON is 0, or on STOP."""
-    control, polls = words(address), 0
-    while polls < patience and read(control, STOP) == 0:
+    control, polls, idle = words(address), 0, 0
+    while idle < patience and read(control, STOP) == 0:
         if read(control, LEFT + LINE * me) > 0 and work(control, me) > 0:
-            polls = 0
+            polls = idle = 0
         else:
-            relax()
-            polls += 1 - read(control, ON)
+            polls = _wait(control, polls)
+            # A sleep takes about as long as SPINS polls.
+            idle += (1 - read(control, ON)) * (1 if polls < control[SPINS] else control[SPINS])

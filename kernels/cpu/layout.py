@@ -25,10 +25,13 @@ SILU, GELU, CLAMPED_SWIGLU = 1, 2, 3
 
 # Words of the control block. Words that threads write are on cache lines of their own. SCRATCH is the address of the
 # threads' scratch memory. The words of the job begin at JOB. From LEFT on each thread has one cache line, whose first
-# word is the number of chunks left in the thread's range. While ON is 1, more jobs follow and no thread parks.
+# word is the number of chunks left in the thread's range. While ON is 1, more jobs follow and no thread parks. After
+# SPINS polls without work a thread sleeps between polls, by the function of the system at the address SLEEP.
 DONE, STOP, ON = 0, 16, 17
-TASK, CHUNKS, THREADS, SCRATCH, JOB, LEFT = 32, 33, 34, 35, 40, 256
+TASK, CHUNKS, THREADS, SCRATCH, SPINS, SLEEP, JOB, LEFT = 32, 33, 34, 35, 36, 37, 40, 256
 LINE = 16
+# The system adds about 50 microseconds to a sleep.
+SLEEP_MICROSECONDS = 20
 # Bytes of scratch memory of each thread; the thread that submits a job has as many again, after the last thread's.
 SCRATCH_BYTES = 4 << 20
 
@@ -93,13 +96,15 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # ---- a mixture of experts ----
 
 # Words: the entry of products; a norm of the input as in a block; the block of the router; the numbers of experts X and
-# of experts that a row uses C; whether the weights of a row add up to 1; D and the largest F; the blocks of a shared
-# expert, gate and up, down, and its weight, or 0. From EX_TABLE on each expert has two words, its block of
-# gate and up and its block of down.
+# of experts that a row uses C; whether the weights of a row add up to 1; D and the largest F; RMS norms of the router's
+# input and of the sum of the experts, a weight of 0 for none; the address of factors (X,) of the weights, or 0; the
+# blocks of a shared expert, gate and up, down, and its weight, or 0. From EX_TABLE on each expert has two words, its
+# block of gate and up and its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
-    EX_INNER, EX_SHARED, EX_SHARED_DOWN, EX_SHARED_WEIGHT, EX_TABLE,
-) = range(14)  # fmt: skip
+    EX_INNER, EX_ROUTER_NORM, EX_ROUTER_EPS, EX_POST_NORM, EX_POST_EPS, EX_SCALES, EX_SHARED, EX_SHARED_DOWN,
+    EX_SHARED_WEIGHT, EX_TABLE,
+) = range(19)  # fmt: skip
 
 
 def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
@@ -117,7 +122,7 @@ def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: i
     STEPS,
 ) = range(8)  # fmt: skip
 # Operations of a step (OP).
-PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE = range(11)
+PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.

@@ -19,12 +19,25 @@ from typing import Any, NamedTuple
 
 from llvmlite import binding
 
+from kernels.cpu.compile_lock import locked
+from kernels.drafts import draft
 from kernels.folder import cache_folder
 
 # The modules of the kernels that every model needs, in parts that are compiled at the same time and take equally long.
 BASE = {
     "products": ("embedding", "gemm", "gemv", "linear"),
-    "steps": ("attention", "convolution", "delta_rule", "experts", "heads", "jobs", "program", "soft_cap", "sum_exp"),
+    "steps": (
+        "attention",
+        "convolution",
+        "delta_rule",
+        "experts",
+        "heads",
+        "jobs",
+        "norm_add",
+        "program",
+        "soft_cap",
+        "sum_exp",
+    ),
 }
 # The storage formats; each is compiled alone. The module of a format has its name. MLX's affine formats have names such
 # as "affine4_g64_bf16" and the module `affine`, see `affine_format`.
@@ -38,7 +51,8 @@ ENTRIES = {
     "project": "iiiiiii",
     "norm_rope_pair": "iiiiiiiiiiii",
     "put_pair": "iiiiiiiiiiiii",
-    "run_experts": "iiiiii",
+    "run_experts": "iiiiiii",
+    "norm_add": "iiiiiii",
     "attend": "iiiiiiiiiiiiiiiffiii",
     "run_steps": "iiiiiiiii",
     "embed": "iiiiii",
@@ -198,6 +212,7 @@ class Library(Code):
     norm_rope_pair: Callable[..., None]
     put_pair: Callable[..., None]
     run_experts: Callable[..., None]
+    norm_add: Callable[..., None]
     attend: Callable[..., None]
     run_steps: Callable[..., None]
     embed: Callable[..., None]
@@ -243,12 +258,22 @@ def codes(parts: Iterable[str]) -> dict[str, bytes]:
     found = {part: _read(code_file(part)) for part in parts}
     missing = [part for part, code in found.items() if code is None]
     if missing:
+        with locked(map(code_file, missing)):
+            found |= _made(missing)
+    return {part: code for part, code in found.items() if code is not None}
+
+
+def _made(parts: list[str]) -> dict[str, bytes]:
+    """Compile parts and keep their code, but for those that another process has compiled since."""
+    found = {part: code for part in parts if (code := _read(code_file(part))) is not None}
+    missing = [part for part in parts if part not in found]
+    if missing:
         from kernels.cpu import machine_code
 
         for part, code in machine_code.build(missing).items():
             _write(code_file(part), code)
             found[part] = code
-    return {part: code for part, code in found.items() if code is not None}
+    return found
 
 
 def _read(file: Path) -> bytes | None:
@@ -263,9 +288,6 @@ def _write(file: Path, code: bytes) -> None:
     """Write the code atomically, because other processes may do the same now. A full disk is ignored."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        try:
+        with draft(file) as part:
             part.write_bytes(sealed(code))
             part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)

@@ -9,13 +9,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from kernels.cpu.compile_lock import COMPILING
 from kernels.cpu.library import opened
 
-# Set in a compiling process, which must not start others in turn. That would happen if a file beside the user's program
-# has the name of a standard module: every process runs it.
-_COMPILING = "MLX_ENGINE_COMPILING"
-
-_CHILD = "import sys; sys.path[:] = {path!r}; from kernels.cpu.exports import main; main({part!r})"
+# The first thread ends the process when the pipe of its parent does.
+_CHILD = """
+import os, sys, threading
+threading.Thread(target=lambda: (os.read({alive}, 1), os._exit(1)), daemon=True).start()
+sys.path[:] = {path!r}
+from kernels.cpu.exports import main
+main({part!r})
+"""
 
 
 def build(parts: Sequence[str]) -> dict[str, bytes]:
@@ -25,7 +29,7 @@ def build(parts: Sequence[str]) -> dict[str, bytes]:
         ImportError: Numba is not installed.
         RuntimeError: a compiling process failed, there is no interpreter to start one with, or this is such a process.
     """
-    if os.environ.get(_COMPILING):
+    if os.environ.get(COMPILING):
         raise RuntimeError("the kernels are being compiled by this process, which was asked to compile them once more")
     for needed in ("numba", "llvmlite"):
         if importlib.util.find_spec(needed) is None:
@@ -34,20 +38,26 @@ def build(parts: Sequence[str]) -> dict[str, bytes]:
     if not sys.executable or getattr(sys, "frozen", False):
         raise RuntimeError("the kernels are compiled by Python processes, and sys.executable does not say which Python")
     with contextlib.ExitStack() as stack:
+        # The pipe ends with this process, however it ends; then the children end, too.
+        alive, held = os.pipe()
+        stack.callback(os.close, held)
+        stack.callback(os.close, alive)
         children = {}
         for part in parts:
-            children[part] = child = stack.enter_context(_started(part))
+            children[part] = child = stack.enter_context(_started(part, alive))
             # After Ctrl-C the exit of Popen does not wait for the process.
             stack.callback(child.wait)
             stack.callback(child.kill)
         return {part: _answer(child) for part, child in children.items()}
 
 
-def _started(part: str) -> subprocess.Popen[bytes]:
+def _started(part: str, alive: int) -> subprocess.Popen[bytes]:
     # Other objects in sys.path are ignored by the import system, and cannot be written as code.
-    code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], part=part)
-    no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, _COMPILING: "1"}
-    return subprocess.Popen([sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment)
+    code = _CHILD.format(path=[folder for folder in sys.path if isinstance(folder, str)], part=part, alive=alive)
+    no_input, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, {**os.environ, COMPILING: "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=no_input, stdout=pipe, stderr=pipe, env=environment, pass_fds=(alive,)
+    )
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:

@@ -2,23 +2,29 @@
 
 Worker threads poll for chunks for a millisecond after their last chunk, or after the last of several jobs that follow
 each other, because waking a parked thread costs more than a small job. Then they park until a job is submitted. The
-submitting thread wakes parked threads but does not wait for them: it may finish the job before they run.
+submitting thread wakes parked threads but does not wait for them: it may finish the job before they run. Threads that
+have polled in vain for longer than a chunk takes sleep between polls, so that other processes get the core.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import threading
 import time
 import weakref
 
 import numpy as np
 
-from kernels.cpu.layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, STOP, THREADS
+from kernels.cpu.layout import LEFT, LINE, ON, SCRATCH, SCRATCH_BYTES, SLEEP, SPINS, STOP, THREADS
 from kernels.cpu.library import Library
 
 # Seconds that a worker thread polls for work before it parks.
 PATIENCE = 1e-3
+# Seconds after which a thread that polls in vain sleeps between polls. Two processes on two cores then decode 1.5 times
+# as fast as with polls alone (0.6B, Q8_0), and one process alone as fast as before.
+SPIN_SECONDS = 5e-5
 
 
 class Pool:
@@ -27,16 +33,30 @@ class Pool:
     def __init__(self, threads: int, library: Library) -> None:
         if threads < 1:
             raise ValueError(f"a pool: expected at least one thread, found {threads}")
-        self.threads = threads
-        self.shared = _Shared(threads, library)
+        self.threads, self._library = threads, library
+        self._start()
+
+    def renew(self) -> None:
+        """Start the threads again if this process has been forked, because it has none of its parent's threads.
+
+        The caller makes sure that no job was running at the time of the fork.
+        """
+        if self._process != os.getpid():
+            self.close.detach()
+            self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self.shared = _Shared(self.threads, self._library)
         self.control = self.shared.control
         self.address = self.control.ctypes.data
-        patience = self.shared.polls_per(PATIENCE) if threads > 1 else 0
+        polls = self.shared.polls_per_second() if self.threads > 1 else 0.0
+        self.control[SPINS], patience = max(1, int(polls * SPIN_SECONDS)), max(1, int(polls * PATIENCE))
         self._workers = [
             threading.Thread(
                 target=_run_worker, args=(self.shared, me, patience), name="mlx_engine-worker", daemon=True
             )
-            for me in range(1, threads)
+            for me in range(1, self.threads)
         ]
         for worker in self._workers:
             worker.start()
@@ -57,17 +77,22 @@ class _Shared:
         # The operating system provides pages of this only when they are written.
         self._scratch = _aligned((threads + 1) * SCRATCH_BYTES // 8)
         self.control[THREADS], self.control[SCRATCH] = threads, self._scratch.ctypes.data
+        self._system = ctypes.CDLL(None)  # keeps the address valid
+        self.control[SLEEP] = ctypes.cast(self._system.usleep, ctypes.c_void_p).value
         self._parked: set[int] = set()
         self._gates = [threading.Lock() for _ in range(threads)]
         for gate in self._gates:
             gate.acquire()
 
-    def polls_per(self, seconds: float) -> int:
-        """Return how often a thread without work polls in a number of seconds: measured now."""
-        polls = 2000
-        start = time.perf_counter()
-        self.work_until_idle(self.control.ctypes.data, 0, polls)
-        return max(1, int(polls * seconds / (time.perf_counter() - start)))
+    def polls_per_second(self) -> float:
+        """Return how often a thread without work polls in a second: the most of three measurements, made now."""
+        polls, least = 2000, float("inf")
+        self.control[SPINS] = polls + 1  # without sleeping
+        for _ in range(3):  # one may be interrupted by another process
+            start = time.perf_counter()
+            self.work_until_idle(self.control.ctypes.data, 0, polls)
+            least = min(least, time.perf_counter() - start)
+        return polls / least
 
     @property
     def parked(self) -> int:

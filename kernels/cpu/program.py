@@ -48,6 +48,7 @@ from kernels.cpu.layout import (
     MULTIPLY,
     N_HEADS,
     N_KV_HEADS,
+    NORM_ADD,
     OP,
     OUT,
     OUT_2,
@@ -80,6 +81,7 @@ from kernels.cpu.layout import (
     WANTED,
 )
 from kernels.cpu.memory import floats, invoke, number, words
+from kernels.cpu.norm_add import norm_add_to
 from kernels.cpu.vectors import get, put
 
 
@@ -145,7 +147,7 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
     if step[OP] == PROJECT:
         invoke(entries[ENTRY_PROJECT], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
     elif step[OP] == EXPERTS:
-        invoke(entries[ENTRY_EXPERTS], (address, step[STEP_BLOCK], n_rows, a, work, out))
+        invoke(entries[ENTRY_EXPERTS], (address, step[STEP_BLOCK], n_rows, a, b, work, out))
     elif step[OP] == HEADS:
         norm_rope_to(
             address, step[STEP_BLOCK], n_rows, of[PASS_POSITIONS], a, step[A_ROW], b, step[B_ROW], step[COS],
@@ -181,6 +183,8 @@ def _run_step(address: int, program: int, step: Any, of: Any, layers: int, room:
         _multiply(a, step[A_ROW], b, step[B_ROW], n_rows, step[ROW_WIDTH], out)
     elif step[OP] == SCALE:
         _scale(a, step[A_ROW], number(step[STEP_SCALE]), n_rows, step[ROW_WIDTH], out)
+    elif step[OP] == NORM_ADD:
+        norm_add_to(step[STEP_BLOCK], n_rows, step[ROW_WIDTH], a, b, out)
 
 
 @entry

@@ -63,32 +63,39 @@ def add_products(
         scale_vectors: vectors of stored scales per row and block.
     """
     found = types.UniTuple(vector, n_weights)(*[types.int64] * 4)
+    # A row's weights fit beside the sums, those of all rows do not. Rows of a single vector share the panel's element.
+    is_tight = register_lanes() == 8 and n_weights > 1
 
     @intrinsic
     def add(typing: Any, rows: Any, at: Any, piece: Any, scales: Any, panel: Any, at_panel: Any, sums: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             rows, at, piece, scales, panel, at_panel, sums = args
             places = [builder.extract_value(sums, p) for p in range(n_rows * n_vectors)]
-            pieces = []
+            x = builder.bitcast(element_address(context, builder, signature.args[4], panel, at_panel), _POINTER)
             for r in range(n_rows):
+                if r and is_tight:
+                    _fence(builder)
                 own = builder.add(scales, ir.Constant(_I64, 4 * LANES * scale_vectors * r))
                 words = [builder.extract_value(rows, r), at, piece, own]
                 result = context.compile_internal(builder, weights, found, words)
-                pieces.append([builder.extract_value(result, w) for w in range(n_weights)])
-            x = builder.bitcast(element_address(context, builder, signature.args[4], panel, at_panel), _POINTER)
-            for w in range(n_weights):
-                for t in range(n_vectors):
-                    loaded = builder.load(builder.gep(x, [ir.Constant(_I64, w * n_vectors + t)]))
-                    loaded.align = 4
-                    for r in range(n_rows):
+                for w in range(n_weights):
+                    weight = builder.extract_value(result, w)
+                    for t in range(n_vectors):
                         p = r * n_vectors + t
-                        places[p] = call_llvm(builder, _FMA, _VECTOR, [pieces[r][w], loaded, places[p]])
+                        loaded = builder.load(builder.gep(x, [ir.Constant(_I64, w * n_vectors + t)]))
+                        loaded.align = 4
+                        places[p] = call_llvm(builder, _FMA, _VECTOR, [weight, loaded, places[p]])
             return context.make_tuple(builder, signature.return_type, places)
 
         n = types.int64
         return sums(types.UniTuple(n, n_rows), n, n, n, panel, n, sums), generate
 
     return add
+
+
+def _fence(builder: Any) -> None:
+    """Keep LLVM from loading what follows before what precedes is multiplied: it would run out of registers."""
+    builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
 
 
 def add_totals(n_rows: int, n_vectors: int) -> Any:

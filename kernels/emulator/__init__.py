@@ -1,8 +1,9 @@
 """Run Metal kernels on the CPU and report their mistakes.
 
-`metal_kernel` is the twin of `mx.fast.metal_kernel`; `emulate` puts it in place for others. clang compiles a kernel (`compiler`) with headers that implement
-the Metal Shading Language (`include/`); every GPU thread is a fibre (`runtime/`), and every buffer has unmapped pages
-around it (`memory`). One call runs at a time in a process; calls from other threads wait.
+`metal_kernel` is the twin of `mx.fast.metal_kernel`; `emulate` replaces the latter for other programs. clang compiles a
+kernel (`compiler`) with headers that implement the Metal Shading Language (`include/`); every GPU thread is a fibre
+(`runtime/`), and every buffer has unmapped pages around it (`memory`). One call runs at a time in a process; calls from
+other threads wait.
 
 The emulator finds reads and writes out of bounds, data races, divergent barriers and SIMD-group operations, undefined
 behaviour, missing address spaces, and reads of unwritten memory, which is filled with NaN. A correct kernel passes in

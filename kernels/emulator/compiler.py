@@ -22,13 +22,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kernels.drafts import draft
 from kernels.emulator.errors import CompileError, CompilerMissingError
 from kernels.folder import cache_folder
 
@@ -289,10 +289,10 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
         *_FILE_FLAGS,
         *(f"-I{folder.resolve()}" for folder in folders),
     )
-    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="checking-") as scratch:
-        source, item = Path(scratch) / "kernels.cc", Path(scratch) / "kernels.o"
+    with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
+        source, item = scratch / "kernels.cc", scratch / "kernels.o"
         source.write_text(text, encoding="utf-8")
-        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], Path(scratch), judge=_judge)
+        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], scratch, judge=_judge)
 
 
 def _link(items: Sequence[Path], file: Path) -> None:
@@ -310,10 +310,9 @@ def _built(name: str, make: Callable[[Path], None]) -> Path:
     file = cache_folder("emulator") / name
     if file.exists():
         return file
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as scratch:
-        made = Path(scratch) / name
-        make(Path(scratch))
-        made.replace(file)
+    with draft(file, is_folder=True) as scratch:
+        make(scratch)
+        (scratch / name).replace(file)
     return file
 
 

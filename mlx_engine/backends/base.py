@@ -36,6 +36,7 @@ from mlx_engine.backends.parameters import (
 from mlx_engine.backends.primitives import Primitives, block, dispatch, storage
 from mlx_engine.backends.program import Layers, OpByOp, Program
 from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant.weight import Weight
 
@@ -49,6 +50,9 @@ class Backend(Primitives):
     lazy: bool = False
     # Set on the copy that `profiled.py` makes; None on every other backend.
     profiler: Profiler | None = None
+
+    def __init__(self) -> None:
+        self.guard = SessionGuard(self.name)
 
     # ---- weights, arrays and token ids ----
 
@@ -88,20 +92,41 @@ class Backend(Primitives):
         """
         return sum_exp(row, top)
 
+    def row_sums(self, logits: Array) -> Array:
+        """Return a sum (R,) over each row of logits (R, V), or over their squares, without waiting for its value.
+
+        A sum is finite only if all logits are: NaN and infinities remain in every sum. The sum of finite logits may
+        overflow. The order of summation is not fixed.
+        """
+        # BLAS takes 11 us for squares of 151,936 logits, NumPy 22 us for their sum.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return cast(Array, np.array([row.dot(row) for row in self.host(logits)]))
+
     def token_id(self, token: Token) -> int:
         """Return the id of a chosen token as an int. A lazy backend waits for the device here."""
         return int(cast(int, token))  # a lazy backend overrides this
 
-    def begin(self, x: Array | Token) -> None:
-        """Start the computation of x, without waiting for the result. Only lazy backends override it."""
+    def begin(self, x: Array | Token | Sequence[Array | Token]) -> None:
+        """Start the computation of x, which may be several arrays, without waiting. Only lazy backends override it."""
 
     def wait(self, x: Array | Token | Sequence[Array | Token]) -> None:
         """Wait until x, which may be several arrays, has been computed. Only lazy backends override it."""
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Return a context manager for forward passes. It may change settings of the process (BLAS, streams)."""
+        """Return a context manager for forward passes. It may change settings of the process (BLAS, streams).
+
+        Raises:
+            ClosedError: the backend has been closed.
+            BackendUnavailableError: this process was forked, and the backend does not work here.
+        """
+        self.guard.check()
         yield
+
+    def close(self) -> None:
+        """End the backend's threads; all later sessions are refused. Waits for the pass of another thread."""
+        with self.guard.close():
+            pass
 
     @dispatch
     def choose(self, logits: Array, draws: Sequence[Draw]) -> list[Token]:
@@ -219,16 +244,27 @@ class Backend(Primitives):
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 
     @block
-    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts) -> Array:
-        """Return `x + sum of weight * expert(h)` over the experts that each token chooses, where h is the normed x."""
+    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
+        """Return `residual + sum of weight * expert(h)` over the experts that each token chooses; h is the normed x.
+
+        The default of `residual` is x. The router and the sum may have norms of their own.
+        """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
-        logits = self.note(experts.router.name, self.linear(h, experts.router))
+        routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
+        logits = self.note(experts.router.name, self.linear(routed, experts.router))
         ids, weights = self.route(logits, experts.routing)
         gates = self.note(gate.name, self.expert_linear(h, gate, ids))
         inner = self.gated(gates, self.note(up.name, self.expert_linear(h, up, ids)), experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
         y = self.note(experts.name, self.combine(y, weights))
-        return self.add(x, y if experts.shared is None else self.add(y, self.shared_expert(h, experts.shared)))
+        if experts.shared is not None:
+            y = self.add(y, self.shared_expert(h, experts.shared))
+        return self.norm_add(y, experts.post_norm, x if residual is None else residual)
+
+    @block
+    def norm_add(self, x: Array, norm: Norm | None, residual: Array) -> Array:
+        """Return `residual + norm(x)`."""
+        return self.add(residual, self.norm(x, norm))
 
     @block
     def shared_expert(self, h: Array, expert: SharedExpert) -> Array:

@@ -10,7 +10,9 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-_lock = threading.Lock()
+from mlx_engine.forks import kept_over_forks
+
+_lock = kept_over_forks(threading.Lock())
 _held = 0
 _limit: Any = None
 

@@ -26,7 +26,7 @@ from mlx_engine.backends.kernel_limits import heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, lower
 from mlx_engine.backends.lowering_steps import Builders
-from mlx_engine.backends.matrices import Block, Matrix, sinks_address, write_matrix, write_norm
+from mlx_engine.backends.matrices import Block, Matrix, norm_words, sinks_address, write_matrix, write_norm
 from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, Recording, record
@@ -43,13 +43,12 @@ class CompiledBackend(CompiledStates):
     """Operations must be called inside a `session`, which one thread holds at a time: they share scratch memory."""
 
     def __init__(self, library: Library, name: str, threads: int) -> None:
-        super().__init__()
         self.name, self.threads = name, threads
+        super().__init__()
         self.library, self.pool = library, Pool(threads, library)
         self._tasks = {
             name: library.address(name) for name in ("attend_decode", "attend_prefill", "norm_rope", "put_span")
         }
-        self._lock = threading.RLock()
         self._mapped: list[np.ndarray] = []
         # The formats of all matrices, and the words of embedding tables.
         self._formats: set[str] = set()
@@ -65,8 +64,13 @@ class CompiledBackend(CompiledStates):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Hold the thread pool, and BLAS on one thread."""
-        with self._lock, super().session():
+        with self.guard.held(), super().session():
+            self.pool.renew()
             yield
+
+    def close(self) -> None:
+        with self.guard.close():
+            self.pool.close()
 
     def sum_exp(self, row: np.ndarray, top: float) -> float:
         """Call the compiled kernel, which needs no session."""
@@ -157,11 +161,19 @@ class CompiledBackend(CompiledStates):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
-    def norm_experts_add(self, x: Native, norm: Norm, experts: Experts) -> Native:
+    def norm_experts_add(self, x: Native, norm: Norm, experts: Experts, residual: Native | None = None) -> Native:
         """Run router and experts in one call of the kernels."""
         block, x = self._experts_of(norm, experts), contiguous(x)
+        added = x if residual is None else contiguous(residual)
         y, scratch = aligned(*x.shape), self.scratch_address(block.floats(len(x)))
-        self.run_entry(self.library.run_experts, block.address, len(x), address(x), scratch, address(y))
+        self.run_entry(self.library.run_experts, block.address, len(x), address(x), address(added), scratch, address(y))
+        return y
+
+    def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
+        if norm is None:
+            return super().norm_add(x, norm, residual)
+        x, added, y, words = contiguous(x), contiguous(residual), aligned(*x.shape), norm_words(norm)
+        self.run_entry(self.library.norm_add, address(words), *x.shape, address(x), address(added), address(y))
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:

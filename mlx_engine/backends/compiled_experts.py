@@ -36,6 +36,11 @@ class ExpertBlock:
         words[layout.EX_COUNT], words[layout.EX_USED] = self.n_experts, self.n_used
         words[layout.EX_NORMALIZE] = experts.routing.normalize
         words[layout.EX_WIDTH], words[layout.EX_INNER] = self.width, self.inner
+        self.norms, self.scales = (experts.router_norm, experts.post_norm), experts.routing.scales
+        for first, own in zip((layout.EX_ROUTER_NORM, layout.EX_POST_NORM), self.norms, strict=True):
+            if own is not None:
+                write_norm(words[first : first + 2], own)
+        words[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
         if self.shared:
             words[layout.EX_SHARED : layout.EX_TABLE] = [block.address for block in self.shared]
         words[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]

@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from mlx_engine.backends.control_groups import groups_of
+from mlx_engine.observe import log
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Return the number of cores by affinity, or fewer if a control group has a lower CPU quota; at least 1."""
@@ -13,25 +16,22 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
 
 
+def bounded_threads(threads: int | None) -> int | None:
+    """Return `threads`, but at most the number of usable cores; warn if there are fewer.
+
+    More threads than cores wait for each other: 8 threads on 2 cores are 8 times slower than 2.
+    """
+    if threads is None or threads <= (cores := usable_cores()):
+        return threads
+    name = "core" if cores == 1 else "cores"
+    log.warn(f"threads: expected at most {cores}, the {name} that this process may use, found {threads}; using {cores}")
+    return cores
+
+
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quota, in cores, of each control group of this process that sets one."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    groups = root / "sys/fs/cgroup"
-    for line in lines:
-        _, *rest = line.split(":", 2)
-        if len(rest) != 2:
-            continue
-        controllers, inside = rest[0], rest[1].strip("/")
-        if not controllers:  # version 2: one tree, and every folder up to its root may set a limit
-            parts = Path(inside).parts
-            for n in range(len(parts), -1, -1):
-                yield from _version_2(groups.joinpath(*parts[:n]))
-        elif "cpu" in controllers.split(","):
-            for folder in (groups / "cpu" / inside, groups / "cpu"):
-                yield from _version_1(folder)
+    for group in groups_of(root, "cpu"):
+        yield from (_version_1 if group.version == 1 else _version_2)(group.folder)
 
 
 def _version_2(folder: Path) -> Iterator[float]:

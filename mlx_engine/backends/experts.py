@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlx_engine.backends.parameters import Gating, Linear, Native
+from mlx_engine.backends.parameters import Gating, Linear, Native, RMSNorm
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class Routing:
     Attributes:
         n_used: C.
         normalize: whether the weights of a token's experts add up to 1, as in a softmax over the chosen logits alone.
+        scales: (X,) factor of each expert's weight, after the division; None for 1. Prepared by `Backend.prepare`.
     """
 
     n_used: int
     normalize: bool
+    scales: Native | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class Experts:
     Attributes:
         router: X outputs, one logit for each expert.
         shared: an expert of all tokens, whose result is added; None for none. Its activation is SiLU.
+        router_norm: the norm of the router's input; None for the norm of the experts' input.
+        post_norm: a norm of the weighted sum of the experts; None for none.
     """
 
     name: str
@@ -81,6 +85,8 @@ class Experts:
     down: ExpertLinear
     activation: Gating = "silu"
     shared: SharedExpert | None = None
+    router_norm: RMSNorm | None = None
+    post_norm: RMSNorm | None = None
 
     @property
     def n_experts(self) -> int:

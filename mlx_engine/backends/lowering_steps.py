@@ -12,8 +12,9 @@ from kernels.cpu import layout
 from mlx_engine.backends.buffers import Buffer, Place
 from mlx_engine.backends.compiled_experts import ExpertBlock
 from mlx_engine.backends.experts import Experts
+from mlx_engine.backends.host_memory import address
 from mlx_engine.backends.kernel_limits import convolution_fits, rule_fits
-from mlx_engine.backends.matrices import Block, sinks_address
+from mlx_engine.backends.matrices import Block, norm_words, sinks_address
 from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.recording import BatchValue, CannotCompileError, Value
@@ -88,9 +89,7 @@ class Lowering:
         if source.width != block.n_inputs:
             raise CannotCompileError(f"a product of {block.n_inputs} columns with {source.width}")
         out = self.new(block.n_outputs, source.is_wanted)
-        added = None if residual is None else self.whole(self.place(residual))
-        if added is not None and (added.width, added.is_wanted) != (out.width, out.is_wanted):
-            raise CannotCompileError("a residual of a different shape")
+        added = None if residual is None else self.residual(residual, out)
         step = self.emit(layout.PROJECT, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
         self.read(step, layout.A_AT, source)
         if added is not None:
@@ -100,6 +99,13 @@ class Lowering:
             self.normed = max(self.normed, block.n_inputs)
         self.kept.append(block)
         return out
+
+    def residual(self, x: Value, out: Place) -> Place:
+        """Return the location of a value in contiguous rows that is added to `out`."""
+        added = self.whole(self.place(x))
+        if (added.width, added.is_wanted) != (out.width, out.is_wanted):
+            raise CannotCompileError("a residual of a different shape")
+        return added
 
     # ---- operations, with the arguments of `Backend`'s ----
 
@@ -130,12 +136,31 @@ class Lowering:
     def norm_up(self, x: Value, norm: Norm | None, up: Linear, activation: Activation) -> tuple[Place, ...]:
         return (self.project(x, self.builders.block((up,), norm, activation, None)),)
 
-    def norm_experts_add(self, x: Value, norm: Norm, experts: Experts) -> tuple[Place, ...]:
+    def norm_experts_add(
+        self, x: Value, norm: Norm, experts: Experts, residual: Value | None = None
+    ) -> tuple[Place, ...]:
         source, block = self.whole(self.place(x)), self.builders.experts(norm, experts)
         out = self.new(block.width, source.is_wanted)
+        added = None if residual is None else self.residual(residual, out)
         step = self.emit(layout.EXPERTS, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
         self.read(step, layout.A_AT, source)
+        if added is not None:
+            self.read(step, layout.B_AT, added)
         self.experts.append(block)
+        return (out,)
+
+    def norm_add(self, x: Value, norm: Norm | None, residual: Value) -> tuple[Place, ...]:
+        source = self.whole(self.place(x))
+        if norm is None or norm.weight.size != source.width:
+            raise CannotCompileError("a sum without a norm, or with the norm of another width")
+        out, words = self.new(source.width, source.is_wanted), norm_words(norm)
+        added = self.residual(residual, out)
+        step = self.emit(
+            layout.NORM_ADD, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_BLOCK=address(words)
+        )
+        self.read(step, layout.A_AT, source)
+        self.read(step, layout.B_AT, added)
+        self.kept += [norm, words]
         return (out,)
 
     def heads(self, x: Value, head_dim: int) -> tuple[Place, ...]:

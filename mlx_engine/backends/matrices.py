@@ -94,6 +94,13 @@ def write_norm(words: np.ndarray, norm: Norm) -> None:
         words[2] = address(norm.bias)
 
 
+def norm_words(norm: Norm) -> np.ndarray:
+    """Return the three words of a norm that is no part of a block."""
+    words = np.zeros(3, dtype=np.int64)
+    write_norm(words, norm)
+    return words
+
+
 def sinks_address(scores: Scores, n_heads: int) -> int:
     """Return the address of the sinks (H,) of attention; 0 if there are none.
 

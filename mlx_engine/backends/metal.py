@@ -52,11 +52,12 @@ class MetalBackend(MlxBackend):
     """Matrices are split once, on load. Queries are a view of (H, T, E); new keys and values are a `Half` each."""
 
     def __init__(self, executor: ExecutorName) -> None:
-        super().__init__()
         self.name, self.executor = "cuda" if executor == "cuda" else "metal", executor
+        super().__init__()
         if executor == "emulator":
             self.device = "emulated on cpu"
-            self._stream, self._real = mx.new_thread_unsafe_stream(mx.Device(mx.cpu)), mx.float64
+            self._real = mx.float64
+            self._use(mx.Device(mx.cpu))
         self.kernels = Kernels(executor, tuner(executor))
         self._rope_tables: dict[Rope, mx.array] = {}
         self._places: list[Places] = []

@@ -6,7 +6,6 @@ shape only.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -19,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 import kernels.metal
+from kernels.drafts import draft
 from kernels.launch import ExecutorName
 from kernels.metal.layout import Q8_0Matrix
 from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
@@ -89,15 +89,13 @@ class Tuner:
         content = self._read()
         mine = content.get(self.who)
         content[self.who] = {**(mine if isinstance(mine, dict) else {}), key: [tuning.rows, tuning.simdgroups]}
-        part = self.file.with_name(f"{self.file.name}.{os.getpid()}")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
-            part.replace(self.file)
+            with draft(self.file) as part:
+                part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+                part.replace(self.file)
         except OSError as error:
             LOGGER.log(logging.INFO, "%s: cannot be written: %s", self.file, error)
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -7,7 +7,6 @@ built and submitted before the host knows the id of this one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +18,11 @@ from mlx_engine.backends import mlx_device, mlx_experts, mlx_sampling
 from mlx_engine.backends.batch import KVView, in_order
 from mlx_engine.backends.experts import ExpertLinear, Routing
 from mlx_engine.backends.mlx_states import MlxStates
+from mlx_engine.backends.mlx_stream import DeviceStream
 from mlx_engine.backends.mlx_weights import BlockMatrix, group_matrix, reinterpret
 from mlx_engine.backends.parameters import SWIGLU_ALPHA, SWIGLU_LIMIT, Linear, Native, Rope, Scores
 from mlx_engine.backends.sampling import Draw
+from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.backends.simd import hidden_keys, rope_table
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.mxfp4 import in_mlx_order
@@ -40,17 +41,28 @@ class MlxBackend(MlxStates):
     lazy = True
 
     def __init__(self) -> None:
+        super().__init__()
         mlx_device.keep_weights_resident()
         self.device = mlx_device.description()
-        self._stream, self._lock = mx.new_thread_unsafe_stream(mx.default_device()), threading.RLock()
+        self.guard = SessionGuard(self.name, survives_fork=False)
+        self._use(mx.default_device())
         self._real = mx.float64 if mlx_device.kind() == "cpu" else mx.float32
         self._rotations: dict[Rope, tuple[mx.array, mx.array]] = {}
+
+    def _use(self, device: mx.Device) -> None:
+        """Use a stream of a device."""
+        self._lent = DeviceStream(device, self.guard)
+        self._stream = self._lent.stream
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """Hold the stream. Arrays that are still unevaluated afterwards may be evaluated in another session."""
-        with self._lock, mx.stream(self._stream):
+        with self.guard.held(), mx.stream(self._stream):
             yield
+
+    def close(self) -> None:
+        with self.guard.close():
+            self._lent.close()
 
     def prepare(self, weight: Weight) -> Native:
         """Keep matrices of MLX's types, and Q8_0 and MXFP4 repacked with the same values; dequantise all others."""
@@ -67,8 +79,15 @@ class MlxBackend(MlxStates):
         return mx.array(np.asarray(values, dtype=np.float32))
 
     def host(self, x: Native) -> np.ndarray:
-        """Wait for x, and share its memory if the device has no memory of its own."""
-        return np.asarray(x)
+        """Wait for x, and share its memory if the device has no memory of its own.
+
+        Log-probabilities are read outside of sessions. The guard keeps also these threads out of MLX at exit.
+        """
+        with self.guard.held():
+            return np.asarray(x)
+
+    def row_sums(self, logits: Native) -> Native:
+        return logits.sum(axis=-1)
 
     def token_id(self, token: Native) -> int:
         return int(token.item())

@@ -113,7 +113,8 @@ def route(logits: mx.array, routing: Routing) -> tuple[mx.array, mx.array]:
     # Rows with NaN have fewer chosen experts; their ids must still exist.
     ids = mx.sort(mx.where(chosen, mx.arange(n_experts), n_experts - 1), axis=-1)[:, :n_used]
     weights = mx.take_along_axis(mx.softmax(logits, axis=-1), ids, axis=-1)
-    return ids, weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+    weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+    return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
 
 def multiply(x: mx.array, stack: Stack, ids: mx.array, *, row_by_row: bool) -> mx.array:

@@ -6,6 +6,7 @@ threads. `compiled.py` does the same with compiled kernels, and the latency of i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,7 +31,10 @@ class ParallelBackend(SimdBackend):
     def __init__(self, threads: int) -> None:
         super().__init__()
         self.threads = threads
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="mlx_engine")
+        self._start()
+
+    def _start(self) -> None:
+        self._executor, self._process = ThreadPoolExecutor(self.threads, thread_name_prefix="mlx_engine"), os.getpid()
 
     def linear(self, x: Native, linear: Linear) -> Native:
         """Each chunk multiplies some rows of the weight and writes the same columns of the result."""
@@ -61,6 +65,8 @@ class ParallelBackend(SimdBackend):
         n_chunks = min(n, CHUNKS, multiplications // WORTHWHILE)
         if n_chunks < 2:
             return work(0, n)
+        if self._process != os.getpid():  # a forked process has none of its parent's threads
+            self._start()
         edges = [n * i // n_chunks for i in range(n_chunks + 1)]
         # `list` waits for every chunk, and raises the exception of a chunk that failed.
         list(self._executor.map(work, edges[:-1], edges[1:]))

@@ -123,7 +123,9 @@ class Layer:
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
         scores: the scale of the attention scores, their soft cap and sinks; None if the layer has a mixer.
         attn_output: the projection of the output of attention or of the mixer.
-        experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`).
+        experts: a mixture of experts in place of the dense FFN (`ffn_gate`, `ffn_up`, `ffn_down`), or beside it.
+        pre_ffw_norm_2: the norm before experts that lie beside a dense FFN.
+        post_ffw_norm_1: the norm after a dense FFN beside which experts lie; `post_ffw_norm` is that of the sum.
         head_dim: E of this layer; None for the model's.
         n_kv_heads: G of this layer; None for the model's.
         attn_v: None if keys are projected and values are the same projection, without the norm and rope of keys.
@@ -156,6 +158,8 @@ class Layer:
     ffn_down: Linear | None = None
     post_ffw_norm: Norm | None = None
     experts: Experts | None = None
+    pre_ffw_norm_2: Norm | None = None
+    post_ffw_norm_1: Norm | None = None
     head_dim: int | None = None
     n_kv_heads: int | None = None
     shares: int | None = None
@@ -178,8 +182,12 @@ class Layer:
             raise ValueError(f"{self.attn_output.name}: expected norms of both queries and keys, and a rope after them")
         if self.experts is not None and self.ffn_norm is None:
             raise ValueError(f"{self.attn_output.name}: expected a norm before the experts")
-        if {self.ffn_up is None, self.ffn_down is None} != {self.experts is not None}:
+        beside = {norm is not None for norm in (self.pre_ffw_norm_2, self.post_ffw_norm_1)}
+        in_place = self.experts is not None and beside != {True}
+        if {self.ffn_up is None, self.ffn_down is None} != {in_place}:
             raise ValueError(f"{self.attn_output.name}: expected ffn_up and ffn_down, or experts in place of both")
+        if len(beside) > 1 or (beside == {True} and (self.experts is None or self.post_ffw_norm is None)):
+            raise ValueError(f"{self.attn_output.name}: expected all norms of experts beside a dense FFN, or none")
         if self.norms_rows and (self.attn_norm or not self.attn_q_norm):
             raise ValueError(f"{self.attn_output.name}: expected norms of whole projections, and no norm before them")
 

@@ -219,7 +219,8 @@ def _weights(logits: list[float], chosen: list[int], routing: Routing) -> list[f
     top = max(logits)
     p = [math.exp(v - top) for v in logits]
     total = sum(p[e] for e in chosen) if routing.normalize else sum(p)
-    return [p[e] / total for e in chosen]
+    scales = [1.0] * len(p) if routing.scales is None else routing.scales
+    return [p[e] / total * scales[e] for e in chosen]
 
 
 def _clamped_swiglu(gate: float, up: float) -> float:

@@ -28,6 +28,7 @@ class SimdBackend(SimdStates):
     name = "simd"
 
     def __init__(self) -> None:
+        super().__init__()
         # The first search for BLAS libraries takes 0.1 to 0.2 seconds; do it here and not in the first pass.
         with one_blas_thread():
             pass
@@ -35,7 +36,7 @@ class SimdBackend(SimdStates):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Limit BLAS to one thread, and restore the limit afterwards."""
-        with one_blas_thread():
+        with super().session(), one_blas_thread():
             yield
 
     def prepare(self, weight: Weight) -> Native:
@@ -149,7 +150,8 @@ class SimdBackend(SimdStates):
         ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, : routing.n_used], axis=-1)
         p = softmax(logits)
         weights = np.take_along_axis(p, ids, axis=-1)
-        return ids, weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        weights = weights / weights.sum(axis=-1, keepdims=True) if routing.normalize else weights
+        return ids, weights if routing.scales is None else weights * routing.scales[ids]
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:
         """Multiply with one expert at a time, the rows of all its tokens together."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
+from mlx_engine.backends.parameters import Native
 from mlx_engine.quant import readable_types
 from mlx_engine.quant.types import GGMLType
 from mlx_engine.quant.weight import Weight
@@ -17,17 +18,18 @@ ROWS = 16
 COLUMNS = 512
 
 
-def row_bytes(backend: Backend, type_: GGMLType, width: int, n_rows: int = ROWS) -> float:
-    """Return the bytes per row of a matrix of this type and width as the backend holds it."""
-    probe = Weight("probe", (n_rows, width), type_, np.zeros(type_.bytes_for(n_rows * width), np.uint8))
-    return nbytes_of(backend.prepare(probe)) / n_rows
+def probe(backend: Backend, type_: GGMLType, width: int) -> tuple[Weight, Native, int]:
+    """Return a small matrix of `ROWS` rows, what the backend makes of it, and the bytes of that."""
+    weight = Weight("probe", (ROWS, width), type_, np.zeros(type_.bytes_for(ROWS * width), np.uint8))
+    prepared = backend.prepare(weight)
+    return weight, prepared, nbytes_of(prepared)
 
 
 def stored_types(backend: Backend) -> tuple[str, ...]:
     """Return the names of the readable types that are not expanded to float32 on this backend; F32 never is."""
 
     def is_stored(type_: GGMLType) -> bool:
-        nbytes = row_bytes(backend, type_, COLUMNS)
+        nbytes = probe(backend, type_, COLUMNS)[2] / ROWS
         return nbytes < FLOAT_BYTES * COLUMNS or nbytes <= type_.bytes_for(COLUMNS)
 
     return tuple(type_.name for type_ in readable_types() if is_stored(type_))

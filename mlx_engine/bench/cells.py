@@ -22,7 +22,8 @@ from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.engine import Engine
-from mlx_engine.errors import require
+from mlx_engine.errors import Words, require
+from mlx_engine.opened import Opened
 
 # Prompt lengths measured to estimate a longer prompt. The second is run only if there is time.
 PROBES = (4, 64)
@@ -83,13 +84,13 @@ def measure(
     )
 
 
-def check(test: Test, engine: Engine) -> None:
+def check(test: Test, engine: Engine | Opened) -> None:
     """Check that a test can be run.
 
     Raises:
         OptionError: the test is empty, or does not fit the model's context.
     """
-    require(test.n_tokens > 0, option="test", expected="prompt tokens or tokens to generate", found="none")
+    require(test.n_tokens > 0, option="test", expected="prompt tokens or tokens to generate", found=Words("none"))
     length, context = test.depth + test.n_tokens, engine.config.context_length
     require(length <= context, option=test.name, expected=f"at most {context:,} tokens, the context", found=length)
 
@@ -122,7 +123,7 @@ def _estimate(
 def _run(engine: Engine, test: Test, ids: list[int], *, kv: bool, overlap: bool, deadline: float | None) -> Result:
     """Run the test once."""
     model, be = engine.model, engine.backend
-    pick, metrics = Sampler(be, Sampling(), ()), Metrics()
+    pick, metrics = Sampler(be, Sampling(), ids), Metrics()
     held = model.new_kv(test.depth + test.n_tokens)
     n_read = 1 if test.n_prompt else 0  # number of prefill passes
     with be.session():

@@ -43,8 +43,8 @@ def _pass(engine: Engine, test: Test, seed: int) -> dict[str, Any]:
     profiler = Profiler()
     model = copy.copy(engine.model)
     model.backend = profiled(engine.backend, profiler)
-    pick = Sampler(model.backend, Sampling(), ())
     ids = random.Random(seed).choices(range(engine.config.vocab_size), k=test.depth + max(test.n_prompt, 1))
+    pick = Sampler(model.backend, Sampling(), ids)
     with model.backend.session():
         kv = model.new_kv(len(ids) + 1)
         if test.depth:

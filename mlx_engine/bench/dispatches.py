@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.launch import counted
+from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.mlx import MlxBackend
 from mlx_engine.bench.samples import Test
 from mlx_engine.bench.sizes import bytes_per_weight, sizes
 from mlx_engine.bench.stock_dispatches import STOCK, TWO_PASSES
 from mlx_engine.bench.work import work
 from mlx_engine.cache import New, begin
+from mlx_engine.decode.step import wanted_logits
 from mlx_engine.engine import Engine, load
+from mlx_engine.models import Model
 from mlx_engine.models.allowed import open_model
 
 
@@ -35,7 +38,7 @@ class Dispatches:
     around: dict[str, int]
 
 
-AROUND = ("embed", "norm_head", "argmax")
+AROUND = ("embed", "norm_head", "row_sums", "argmax")
 
 
 def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
@@ -56,15 +59,22 @@ def dispatches(engine: Engine, depth: int = 0) -> Dispatches:
             kv.begin(depth)
             kv.commit(depth)
         batch = begin([New([0], kv)])
-        model.backend.argmax(model.forward(batch))  # the first pass compiles and checks the kernels
+        _choose(model, batch)  # the first pass compiles and checks the kernels
         layers.clear()
         around.clear()
         with counted() as launches:
-            model.backend.argmax(model.forward(batch))
+            _choose(model, batch)
     layers.update(launches)
     layers.subtract(around)
     n = engine.config.n_layers
     return Dispatches({name: -(-count // n) for name, count in layers.items() if count}, dict(around))
+
+
+def _choose(model: Model, batch: Batch) -> None:
+    """Build the graph of a pass with the check of its logits and the choice of a token."""
+    logits = wanted_logits(model.forward(batch))
+    model.backend.row_sums(logits)
+    model.backend.argmax(logits)
 
 
 def decode_cost(model: str, backend: str, allow_settings: Sequence[str] = ()) -> dict[str, Any]:

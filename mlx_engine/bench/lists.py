@@ -6,7 +6,7 @@ import itertools
 import re
 
 from mlx_engine.bench.samples import Test
-from mlx_engine.errors import OptionError, require
+from mlx_engine.errors import OptionError, Words, require
 
 
 def tests_of(
@@ -22,7 +22,7 @@ def tests_of(
         prompts, gens = [], []
     pairs = [(p, 0) for p in prompts if p] + [(0, g) for g in gens if g] + [pair(text) for text in both or []]
     tests = [Test(p, g, d) for d, (p, g) in itertools.product(numbers("-d", depth, [0]), pairs)]
-    require(len(tests) > 0, option="-p, -n, -pg", expected="at least one test", found="none")
+    require(len(tests) > 0, option="-p, -n, -pg", expected="at least one test", found=Words("none"))
     return tests
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends import auto, create_backend
+from mlx_engine.backends.memory import available_memory
 from mlx_engine.bench.bandwidth import MOST_BYTES, bandwidth_of
 from mlx_engine.bench.machine import cache_bytes
-from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.errors import ContextLengthError
+from mlx_engine.models import plan_model
+from mlx_engine.models.conversion import Conversion
+from mlx_engine.models.need import need_of
 from mlx_engine.models.outline import outlined
 from mlx_engine.schedule.traffic import Traffic
 
@@ -72,10 +75,8 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
         EngineError: loading the model would fail in the same way.
         ContextLengthError: the model's context is shorter than `context`.
     """
-    import psutil
-
     name = auto() if backend == "auto" else backend
-    found = outlined(open_checkpoint(path), create_backend(name))
+    found = outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(name))
     longest = int(found.model.config.context_length)
     if context is not None and context > longest:
         expected = f"at most {longest:,} tokens, the model's context"
@@ -84,14 +85,15 @@ def outlook(path: Path, backend: str = "auto", context: int | None = None) -> Ou
     kv = SimpleNamespace(length=n_tokens)
     part: Any = SimpleNamespace(sequence=SimpleNamespace(kv=kv), n=1)
     traffic = Traffic.of(found.model, found.model.new_pool(1))
+    need = need_of(found, n_tokens)
     return Outlook(
         backend=name,
-        weights_bytes=found.nbytes,
-        left_bytes=found.n_left,
+        weights_bytes=need.weights,
+        left_bytes=found.sizes.n_left,
         context=n_tokens,
-        kv_bytes=pool_nbytes(found.model.kv_layers, n_tokens),
+        kv_bytes=need.kv,
         decode_bytes=round(traffic.nbytes([part])),
-        available_bytes=int(psutil.virtual_memory().available),
+        available_bytes=available_memory(),
     )
 
 

@@ -18,7 +18,7 @@ from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
 from mlx_engine.bench.work import work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.engine import Engine, load
+from mlx_engine.engine import Engine, open_source
 from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.quant.types import F32, GGMLType
@@ -58,21 +58,22 @@ def rows(
     checkpoint = open_model(path, allow_settings)
     common = {**origin(), **describe(checkpoint), "model_sha256": digest(path)}
     common |= {"quant": str(quant), "jit": jit, "overlap": overlap}
-    how: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
+    runs: dict[str, Any] = {"repetitions": repetitions, "budget": budget, "apart": apart, "overlap": overlap}
     for name in backends:
         bench: Bench | None = None  # frees the previous engine before the next one is loaded
         if reasons[name] is None:
-            engine = load(path, name, threads=threads, jit=jit, allow_settings=allow_settings, **quant.options())
-            bench = Bench(engine, checkpoint, quant=quant, jit=jit)
+            how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
+            opened = open_source(path, name, **how)
             for test in tests:
-                check(test, bench.engine)
+                check(test, opened)
+            bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
         for cached in kv:
             for test in tests:
                 row = {**common, "backend": name, "threads": threads, "kv": cached, "unavailable": reasons[name]}
                 if bench is None:
                     yield {**row, **test.numbers}
                 else:
-                    yield {**row, **bench.cell(test, kv=cached, **how)}
+                    yield {**row, **bench.cell(test, kv=cached, **runs)}
         if bench is not None:
             bench.close()
 

@@ -17,6 +17,8 @@ from mlx_engine.backends.parameters import Linear, Scores
 TWO_PASSES = 1024
 # Head sizes of MLX's attention kernel for a single query. Other sizes: scale, matmul, softmax, matmul.
 FUSED_HEADS, UNFUSED = (64, 96, 128, 256), 4
+# MLX splits the sum of a longer row into two dispatches.
+LONGEST_SUM = 4096
 # With a soft cap: scale, matmul, tanh, multiply, softmax, matmul.
 CAPPED = 6
 
@@ -73,6 +75,7 @@ STOCK: dict[str, Callable[..., int]] = {
     "multiply": lambda *_: 1,
     "soft_cap": lambda *_: 3,
     "argmax": lambda *_: 1,
+    "row_sums": lambda _, logits: 1 if logits.shape[-1] <= LONGEST_SUM else 2,
     # The store has no other reference, so MLX writes it in place.
     "kv_write": lambda backend, store, slots, k, v: 1 if joined(k, v) is not None else 2,
 }

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlx_engine.backends import create_backend, unavailable
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.cores import bounded_threads
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.bench import machine
 from mlx_engine.bench.ladder import NO_CACHE, Rung, measured
@@ -100,7 +101,7 @@ class Climb:
         reason = unavailable(rung.backend)
         if reason is not None:
             return [(self.plan.quant, reason)]
-        backend = create_backend(rung.backend, threads=self.plan.threads, jit=rung.jit)
+        backend = create_backend(rung.backend, threads=bounded_threads(self.plan.threads), jit=rung.jit)
         quants = [self.plan.quant]
         if self.plan.quant == STORED and held_type(self.checkpoint, backend, STORED) != F32:
             quants = [F32_LAYERS, STORED]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlx_engine.backends import check_backend
 from mlx_engine.bench.ladder import RUNGS, Rung
 from mlx_engine.bench.samples import Test
-from mlx_engine.errors import require
+from mlx_engine.errors import Words, require
 from mlx_engine.models.conversion import STORED, Conversion
 
 # Seconds per cell: all rungs of the built-in model then take two to three minutes.
@@ -55,7 +55,7 @@ class Plan:
         lengths = fitting if self.prompts is None else [n for n in self.prompts if n]
         n_gen = min(self.n_gen, context) if self.prompts is None else self.n_gen
         tests = [Test(n_prompt=n) for n in lengths] + ([Test(n_gen=n_gen)] if n_gen else [])
-        require(len(tests) > 0, option="-p, -n", expected="at least one test", found="none")
+        require(len(tests) > 0, option="-p, -n", expected="at least one test", found=Words("none"))
         for test in tests:
             fits = test.n_tokens <= context
             require(fits, option=test.name, expected=f"at most {context:,} tokens, the context", found=test.n_tokens)

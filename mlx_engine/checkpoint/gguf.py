@@ -9,7 +9,7 @@ the alignment is a uint32 and a power of two (default 32); tensors are stored wi
 records, and the padding after the last tensor is part of the file; tensor names are shorter than 64 bytes; a
 dimension may be 0. Unlike llama.cpp, this reader accepts arrays of arrays, which the specification allows.
 
-If another process truncates a mapped file, access to the lost part ends this process (SIGBUS).
+If another process truncates a mapped file, access to the lost part ends this process (SIGBUS; see mapping.py).
 
 Source: `gguf_init_from_reader`,
 https://github.com/ggml-org/llama.cpp/blob/067d44f6c48459f7a82dbafc6fbd0bae97755a4e/ggml/src/gguf.cpp
@@ -31,6 +31,8 @@ from mlx_engine.checkpoint.gguf_tensors import TensorInfo, read_tensor_infos
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, Cursor, read_value, read_value_type, shown
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.mapping import view
+from mlx_engine.checkpoint.paths import other_kind, refuse_other_paths
 from mlx_engine.errors import FormatError, SourceError
 from mlx_engine.quant.weight import Weight
 
@@ -106,7 +108,7 @@ class GGUFFile:
         info = self._info(name)
         if self._map.closed:
             raise SourceError(f"{self.path}: the file was closed; open it again with open_gguf")
-        data = np.frombuffer(self._map, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+        data = view(self.path, self._map, np.uint8, info.nbytes, info.offset)
         return Weight(info.name, info.shape, info.type, data)
 
     def load_tensor(self, name: str) -> mx.array:
@@ -180,9 +182,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 def _open_part(file: Path) -> GGUFFile:
     try:
-        if not file.is_file():  # opening a pipe would block until it has a writer
-            what = "is a folder" if file.is_dir() else "there is no such file"
-            raise SourceError(f"{file}: expected a GGUF file, but {what}; check the path")
+        refuse_other_paths(file, "a GGUF file")
         with file.open("rb") as stream:
             if os.fstat(stream.fileno()).st_size == 0:
                 raise FormatError(
@@ -211,9 +211,11 @@ def _read_version(cursor: Cursor) -> int:
     cursor.need(len(MAGIC), "magic")
     magic = cursor.buffer[: len(MAGIC)]
     if magic != MAGIC:
-        refuse_pointer(Path(cursor.path), cursor.buffer[:POINTER_BYTES], "a GGUF file")
-        hint = "this is not a GGUF file; convert the model to GGUF, or check what was downloaded"
-        raise cursor.error("magic", expected=repr(MAGIC), found=repr(magic), hint=hint)
+        path, head = Path(cursor.path), cursor.buffer[:POINTER_BYTES]
+        refuse_pointer(path, head, "a GGUF file")
+        unknown = repr(magic), "this is not a GGUF file; convert the model to GGUF, or check what was downloaded"
+        found, hint = other_kind(path, head) or unknown
+        raise cursor.error("magic", expected=repr(MAGIC), found=found, hint=hint)
     cursor.at = len(MAGIC)
     version = cursor.u32("version")
     if version in VERSIONS:

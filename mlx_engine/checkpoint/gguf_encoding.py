@@ -9,7 +9,7 @@ import numpy as np
 
 from mlx_engine.checkpoint.gguf_types import CODES, DTYPES, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_DEPTH, shown
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 _KIND_OF = {dtype: kind for kind, dtype in DTYPES.items()}
 # An int without an explicit type gets the first of these types that holds it.
@@ -45,7 +45,7 @@ def _common_kind(values: Sequence[object], option: str) -> ValueType:
                 return kind
     elif len(integers) + sum(isinstance(value, float) for value in values) == len(values):
         return ValueType.FLOAT32
-    raise OptionError(option=option, expected="numbers of one type, of at most 64 bits", found=shown(values))
+    raise OptionError(option=option, expected="numbers of one type, of at most 64 bits", found=Words(shown(values)))
 
 
 def encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
@@ -66,7 +66,7 @@ def encoded(kind: ValueType, value: object, option: str, depth: int) -> bytes:
 
 def _encode_array(value: object, option: str, depth: int) -> bytes:
     if depth > MAX_DEPTH:
-        raise OptionError(option=option, expected=f"at most {MAX_DEPTH} nested arrays", found="more")
+        raise OptionError(option=option, expected=f"at most {MAX_DEPTH} nested arrays", found=Words("more"))
     if isinstance(value, np.ndarray):
         kind = _KIND_OF.get(value.dtype)
         if kind is None or value.ndim != 1:
@@ -97,7 +97,7 @@ def string(text: object, option: str, max_bytes: int = 1 << 30) -> bytes:
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise OptionError(option=option, expected="text that UTF-8 can encode", found=shown(text)) from None
+        raise OptionError(option=option, expected="text that UTF-8 can encode", found=Words(shown(text))) from None
     if len(data) > max_bytes:
-        raise OptionError(option=option, expected=f"at most {max_bytes:,} bytes", found=f"{len(data):,}")
+        raise OptionError(option=option, expected=f"at most {max_bytes:,} bytes", found=Words(f"{len(data):,}"))
     return struct.pack("<Q", len(data)) + data

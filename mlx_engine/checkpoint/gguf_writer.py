@@ -18,12 +18,13 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.drafts import draft
 from mlx_engine.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, VERSIONS
 from mlx_engine.checkpoint.gguf_encoding import encoded, kind_of, string
 from mlx_engine.checkpoint.gguf_tensors import MAX_DIMS, MAX_NAME_BYTES, padded
 from mlx_engine.checkpoint.gguf_types import Value, ValueType
 from mlx_engine.checkpoint.gguf_values import MAX_KEY_BYTES, shown
-from mlx_engine.errors import OptionError, SourceError
+from mlx_engine.errors import OptionError, SourceError, Words
 from mlx_engine.quant.types import GGMLType
 
 
@@ -78,16 +79,13 @@ def write_gguf(
     header += b"".join(_pair(key, value) for key, value in values.items()) + _records(weights, step)
 
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        try:
-            with draft.open("wb") as stream:
+        with draft(target) as path:
+            with path.open("wb") as stream:
                 _write_padded(stream, header, step if weights else 1)  # a file without tensor data is not padded
                 for weight in weights:
                     _write_padded(stream, weight.data.data, step)
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+            path.replace(target)
     except OSError as error:
         raise SourceError(f"{target}: cannot be written ({error.strerror}); check folder and space") from error
 
@@ -112,7 +110,7 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
     for weight in weights:
         option = f"tensor {shown(weight.name)}"
         if weight.name in seen:
-            raise OptionError(option=option, expected="a unique name", found="a second tensor of this name")
+            raise OptionError(option=option, expected="a unique name", found=Words("a second tensor of this name"))
         seen.add(weight.name)
         if len(weight.shape) > MAX_DIMS:
             raise OptionError(option=option, expected=f"at most {MAX_DIMS} dimensions", found=weight.shape)
@@ -126,6 +124,6 @@ def _records(weights: Sequence[Tensor], alignment: int) -> bytes:
 def _pair(key: str, value: object) -> bytes:
     option = f"metadata {shown(key)}"
     if not key:
-        raise OptionError(option=option, expected="a non-empty key", found="an empty key")
+        raise OptionError(option=option, expected="a non-empty key", found=Words("an empty key"))
     kind, inner = (value.kind, value.value) if isinstance(value, Value) else (kind_of(value, option), value)
     return string(key, option, MAX_KEY_BYTES) + struct.pack("<I", kind) + encoded(kind, inner, option, 0)

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from mlx_engine.checkpoint.lfs import refuse_pointer
+from mlx_engine.checkpoint.paths import read_file
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, open_safetensors
 from mlx_engine.errors import SHOWN, FormatError, SourceError
 
@@ -34,7 +35,7 @@ def shards(folder: Path) -> list[SafetensorsFile]:
         names, source = [SINGLE], SINGLE
     else:
         names, source = _named_shards(folder) or [SINGLE], "the names of the others"
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not (folder / name).exists()]
     if missing:
         more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
         raise SourceError(
@@ -76,15 +77,13 @@ def read_json(path: Path) -> dict[str, object]:
         SourceError: the file is missing, or cannot be read.
         FormatError: the file is a Git-LFS pointer, not JSON, or not an object.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path}: expected a readable file, found {error.strerror or error}") from error
+    content = read_file(path)
     refuse_pointer(path, content, "JSON")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise FormatError(where=str(path), expected="JSON", found=str(error), hint="download the file again") from error
+        found = str(error) if content else "an empty file"
+        raise FormatError(where=str(path), expected="JSON", found=found, hint="download the file again") from error
     if not isinstance(value, dict):
         raise FormatError(
             where=str(path),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from mlx_engine.checkpoint.gguf_split import part_names
-from mlx_engine.errors import SourceError
+from mlx_engine.checkpoint.hub_names import HubName, is_type, of_type
+from mlx_engine.errors import SourceError, shown
 
 # Timeout in seconds of the first request to the hub. huggingface_hub's downloads retry for half a minute before they
 # fail, which is too long a wait when there is no network.
@@ -26,16 +27,18 @@ FOLDER_FILES = ["config.json", "generation_config.json", "tokenizer.json", "toke
 def download(repo: str, file: str | None) -> Path:
     """Download a GGUF file of `repo`, or its safetensors folder, unless it is in the hub's cache. Return its path.
 
-    Without `file`, take the only GGUF file of the repository, or its only Q8_0 file.
+    `file` may also be a type such as Q4_K_M: the only GGUF file with it in its name is taken. Without `file`, take the
+    only GGUF file of the repository, or its only Q8_0 file.
 
     Raises:
         SourceError: no network, no such repository or file, or several candidate files.
     """
-    name = f"{repo}:{file}" if file else repo
+    name = HubName(repo, file)
+    _check_file_name(repo, file)
     try:
         # Sent even if the file is given: without a network this request fails at once, a download only after retries.
         files = _remote_files(repo)
-        return _fetch(repo, file or _choose(repo, files), offline=False)
+        return _fetch(repo, _choose(repo, files, file), offline=False)
     except HFValidationError as error:
         raise SourceError(f"{name}: expected a file here or a hub id, found neither: {_first_line(error)}") from error
     except SourceError:
@@ -55,6 +58,7 @@ def download(repo: str, file: str | None) -> Path:
 def is_cached(repo: str, file: str | None) -> bool:
     """Return whether `download` would find the model in the cache. No network access."""
     try:
+        _check_file_name(repo, file)
         return _cached(repo, file) is not None
     except (HFValidationError, SourceError):  # an invalid name, or several files: `download` raises the error
         return False
@@ -81,11 +85,13 @@ def _network() -> Iterator[None]:
 
 def _cached(repo: str, file: str | None) -> Path | None:
     try:
-        if file is not None:
+        if file is not None and not is_type(file):
             return _fetch(repo, file, offline=True)
         folder = Path(snapshot_download(repo, local_files_only=True))
         files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-        return _fetch(repo, _choose(repo, files), offline=True)
+        if file is not None and not of_type(files, file):
+            return None
+        return _fetch(repo, _choose(repo, files, file), offline=True)
     except LocalEntryNotFoundError:
         return None
 
@@ -99,19 +105,36 @@ def _fetch(repo: str, file: str | None, *, offline: bool) -> Path:
         return paths[0]
 
 
-def _choose(repo: str, files: Sequence[str]) -> str | None:
-    """Return the GGUF file to download, or None for the safetensors folder."""
+def _choose(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
+    """Return the GGUF file to download, or None for the safetensors folder. `wanted` is a file or a type, if given."""
+    if wanted is not None and not is_type(wanted):
+        return wanted
     # The first part stands for a split file; an encoder of images or sound is no model.
     ggufs = [name for name in files if name.lower().endswith(".gguf") and name == part_names(name)[0]]
     ggufs = [name for name in ggufs if not PurePosixPath(name).name.lower().startswith("mmproj")]
     if not ggufs:
-        if "config.json" in files:
+        if "config.json" in files and wanted is None:
             return None
-        raise SourceError(f"{repo}: expected GGUF files or a config.json with safetensors, found neither")
-    likely = ggufs if len(ggufs) == 1 else [name for name in ggufs if "q8_0" in name.lower()]
+        expected = f"GGUF files{'' if wanted else ' or a config.json with safetensors'}"
+        raise SourceError(f"{repo}: expected {expected}, found none")
+    if wanted is None:
+        likely = ggufs if len(ggufs) == 1 else [name for name in ggufs if "q8_0" in name.lower()]
+        expected = f"the name of a file or its type, as {repo}:FILE or {repo}:Q4_K_M"
+    else:
+        likely, expected = of_type(ggufs, wanted), f"one GGUF file with {wanted} in its name; {repo}:FILE names it"
     if len(likely) != 1:
-        raise SourceError(f"{repo}: expected the name of a file, as {repo}:FILE; found {', '.join(sorted(ggufs))}")
+        raise SourceError(f"{repo}: expected {expected}; found {', '.join(sorted(likely or ggufs))}")
     return likely[0]
+
+
+def _check_file_name(repo: str, file: str | None) -> None:
+    """Raise SourceError if the name of a file leads out of its repository."""
+    path = PureWindowsPath(file or "")  # which knows both separators, and drives
+    if path.drive or path.root or ".." in path.parts:
+        raise SourceError(
+            f"{repo}:{file}: expected the name of a file in the repository after the colon, found {shown(file)}, which "
+            "leads out of it; name a file as the hub lists it, or give the path of a file that is here"
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -55,7 +55,7 @@ def refuse_other_kinds(file: GGUFFile, architecture: str) -> None:
 
 def refuse_other_folders(folder: Path) -> None:
     """Check that a folder has config.json and safetensors; raise SourceError that says what else it has."""
-    if (folder / "config.json").is_file() and has_safetensors(folder):
+    if (folder / "config.json").exists() and has_safetensors(folder):
         return
     try:
         names = sorted(entry.name for entry in folder.iterdir())
@@ -128,7 +128,7 @@ FOLDER_KINDS: tuple[Callable[[Path, Sequence[str]], Found], ...] = (_adapter, _g
 
 def _nothing(folder: Path, names: Sequence[str]) -> tuple[str, str]:
     if "config.json" not in names:
-        return "no config.json", "name a GGUF file or another folder"
+        return "no config.json" if names else "an empty folder", "name a GGUF file or another folder"
     others = [name for name in names if name.endswith(".safetensors")]
     if others:
         return f"no model.safetensors, only {', '.join(others[:5])}", "download the folder again, with its index"

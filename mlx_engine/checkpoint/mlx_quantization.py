@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mlx_engine.checkpoint.quantized import quant_method
 from mlx_engine.checkpoint.safetensors import SafetensorsFile, TensorEntry
 from mlx_engine.errors import FormatError, UnsupportedConfigError
 from mlx_engine.quant.group_types import (
@@ -87,7 +88,7 @@ def read_quantization(config: Mapping[str, object], where: str) -> Quantization 
     found = config[key]
     if not isinstance(found, Mapping):
         raise UnsupportedConfigError(where=where, key=key, expected="a mapping", found=found)
-    if "quant_method" in found and key != KEYS[0]:
+    if quant_method(found) is not None and key != KEYS[0]:
         return None
     by_name: dict[str, Setting | None] = {}
     for name, value in found.items():

@@ -31,6 +31,7 @@ class Checkpoint:
         shapes: every tensor's row-major shape; of a matrix that MLX has quantised, the shape of its weights.
         weight: return a stored tensor by name; its bytes are read from disk when first used.
         notes: lines for the user about settings that are ignored.
+        is_converted: whether the types of weights are known only when they are read.
     """
 
     where: str
@@ -41,6 +42,7 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     weight: Callable[[str], Weight]
     notes: tuple[str, ...] = ()
+    is_converted: bool = False
 
     @property
     def n_embeddings(self) -> int:

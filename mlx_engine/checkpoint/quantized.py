@@ -65,6 +65,14 @@ class QuantConfig:
         return UnsupportedConfigError(where=self.where, key=f"{CONFIG}.{key}", expected=expected, found=found)
 
 
+def quant_method(values: Mapping[str, object]) -> str | None:
+    """Return the method of a `quantization_config`; None if it names none, as in folders that MLX has quantised."""
+    # Folders of bitsandbytes from before transformers 4.34 do not name it.
+    is_old = any(key.startswith(("load_in_", "bnb_")) for key in values)
+    method = values.get("quant_method", "bitsandbytes" if is_old else None)
+    return method if method is None else str(method)
+
+
 def named(files: Files, ending: str) -> list[str]:
     """Return what precedes `ending` in the names of tensors that end so."""
     return [name.removesuffix(ending) for name in files if name.endswith(ending)]

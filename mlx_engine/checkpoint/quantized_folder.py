@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlx_engine.checkpoint import awq, compressed_tensors, fp8, gptq, mxfp4
-from mlx_engine.checkpoint.quantized import CONFIG, Files, Layer, QuantConfig
+from mlx_engine.checkpoint.quantized import CONFIG, Files, Layer, QuantConfig, quant_method
+from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.quant.weight import Weight
 
 if TYPE_CHECKING:
@@ -32,10 +33,19 @@ def expanded(checkpoint: Checkpoint, files: Files) -> Checkpoint:
         FormatError: the tensors of a layer do not fit each other.
     """
     values = checkpoint.settings.get(CONFIG)
-    if not isinstance(values, Mapping) or "quant_method" not in values:
+    if not isinstance(values, Mapping) or (method := quant_method(values)) is None:
         return checkpoint
     config = QuantConfig(checkpoint.where, values)
-    layers = _READERS[config.expect("quant_method", *_READERS)](config, files)
+    if method not in _READERS:
+        raise UnsupportedConfigError(
+            where=config.where,
+            key=f"{CONFIG}.quant_method",
+            expected=" or ".join(map(repr, _READERS)),
+            found=method,
+            hint="download the original model, which is not quantised, and quantise it with --quant q8_0 or q4_0, or "
+            "download a GGUF file of the model",
+        )
+    layers = _READERS[method](config, files)
     parts = {name for layer in layers.values() for name in layer.parts}
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if name not in parts}
 
@@ -47,4 +57,5 @@ def expanded(checkpoint: Checkpoint, files: Files) -> Checkpoint:
         settings={key: value for key, value in checkpoint.settings.items() if key != CONFIG},
         shapes={**shapes, **{name: layer.shape for name, layer in layers.items()}},
         weight=weight,
+        is_converted=True,
     )

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
+from mlx_engine.checkpoint.mapping import view
+from mlx_engine.checkpoint.paths import refuse_other_paths
 from mlx_engine.errors import FormatError, SourceError, UnsupportedTypeError
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
@@ -65,7 +67,7 @@ class SafetensorsFile:
     def stored_bytes(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor of any type, as a read-only view of the mapped file."""
         entry = self.tensors[name]
-        return np.frombuffer(self._data, dtype=np.uint8, count=entry.stop - entry.start, offset=entry.start)
+        return view(self.path, self._data, np.uint8, entry.stop - entry.start, entry.start)
 
     def array(self, name: str, *dtypes: str) -> NDArray[Any]:
         """Return a part of a quantised weight as a read-only view of the mapped file, of type `ARRAYS[dtype]`.
@@ -82,7 +84,7 @@ class SafetensorsFile:
                 hint="the folder is damaged, or its quantisation is not implemented; choose another conversion",
             )
         count = math.prod(entry.shape)
-        return np.frombuffer(self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
+        return view(self.path, self._data, ARRAYS[entry.dtype], count, entry.start).reshape(entry.shape)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
@@ -93,8 +95,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         FormatError: the file is not valid safetensors; the message says where, expected and found.
     """
     try:
-        if not path.is_file():
-            raise SourceError(f"{path}: expected a safetensors file, found no file; check the path")
+        refuse_other_paths(path, "a safetensors file")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             # An empty file cannot be mapped.
@@ -120,7 +121,22 @@ def _table(path: Path, data: mmap.mmap | bytes) -> dict[str, TensorEntry]:
     if not isinstance(header, dict):
         raise _damaged(path, "a JSON object", type(header).__name__)
     header.pop("__metadata__", None)
-    return {name: _entry(path, name, row, 8 + length, len(data)) for name, row in header.items()}
+    table = {name: _entry(path, name, row, 8 + length, len(data)) for name, row in header.items()}
+    _check_order(path, table, 8 + length, len(data))
+    return table
+
+
+def _check_order(path: Path, table: dict[str, TensorEntry], start: int, size: int) -> None:
+    """Check that tensors fill the file from byte `start` on, without an overlap or a hole, as the format demands."""
+    end, before = start, "the header"
+    for name, entry in sorted(table.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != end:
+            what = "an overlap" if entry.start < end else f"a hole of {entry.start - end:,} bytes"
+            expected = f"tensor {name!r} to begin at byte {end:,}, where {before} ends"
+            raise _damaged(path, expected, f"byte {entry.start:,}, {what}")
+        end, before = entry.stop, f"tensor {name!r}"
+    if end != size:
+        raise _damaged(path, f"the file to end at byte {end:,}, where {before} ends", f"{size:,} bytes")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

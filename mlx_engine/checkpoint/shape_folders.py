@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.drafts import draft
 from mlx_engine import quant
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.shape_vocabulary import tokenizer_json
@@ -62,21 +61,18 @@ def write_folder(folder: Path, shape: FolderShape, progress: Progress | None = N
     Raises:
         SourceError: the folder cannot be written.
     """
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
-        draft.mkdir(exist_ok=True)
-        tensors = list(shape.tensors())
-        entries = [Entry(tensor.name, tensor.shape, shape.type) for tensor in tensors]
-        (draft / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n")
-        (draft / "tokenizer.json").write_text(json.dumps(tokenizer_json(shape.vocab_size)))
-        write_safetensors(draft / "model.safetensors", entries, _pieces(tensors, shape.type, progress))
-        # Another process may have written the same folder in the meantime.
-        if not folder.exists():
-            draft.rename(folder)
+        with draft(folder, is_folder=True) as path:
+            tensors = list(shape.tensors())
+            entries = [Entry(tensor.name, tensor.shape, shape.type) for tensor in tensors]
+            (path / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n")
+            (path / "tokenizer.json").write_text(json.dumps(tokenizer_json(shape.vocab_size)))
+            write_safetensors(path / "model.safetensors", entries, _pieces(tensors, shape.type, progress))
+            # Another process may have written the same folder in the meantime.
+            if not folder.exists():
+                path.rename(folder)
     except OSError as error:
         raise SourceError(f"{folder}: cannot be written ({error.strerror}); check folder and space") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _pieces(tensors: Sequence[Random], type_: GGMLType, progress: Progress | None) -> Iterator[NDArray[np.uint8]]:

@@ -1,7 +1,7 @@
 """Checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each is written once, to the user's cache folder: Qwen3 as a Q8_0 GGUF file, others as Hugging Face folders. Their
-generated text is noise; their timings are valid, because speed does not depend on the values.
+Each is written once, to the user's cache folder: Qwen3 and Qwen3.5 as a Q8_0 GGUF file, others as Hugging Face
+folders. Their generated text is noise; their timings are valid, because speed does not depend on the values.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kernels.drafts import remove_dead
 from mlx_engine.checkpoint.shape_folders import FolderShape, Progress, write_folder
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
+from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape, write_qwen35_shape
 from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
 from mlx_engine.checkpoint.sources import PREFIX
 from mlx_engine.errors import SourceError
@@ -21,6 +23,7 @@ SHAPES: dict[str, Qwen3Shape | FolderShape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
     # A twelfth of the layers and of the vocabulary, so that the layers' share of a token's work is that of the model.
     "qwen3-30b-a3b": Qwen3MoeShape(4, 2048, 6144, 32, 4, 128, 12_672, 40_960, 1e6, 128, 8, 768),
+    "qwen3.5-0.8b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248_320, 262_144, 1e7, 16, 128, 4),
     "gpt2": GPT2Shape(12, 768, 12, 50_257, 1024),
     "gemma3-1b": Gemma3Shape(26, 1152, 6912, 4, 1, 256, 262_144, 32_768, 512),
 }
@@ -36,9 +39,8 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     """
     if name not in SHAPES:
         raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
-    shape = SHAPES[name]
-    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
-    path = cache_folder() / f"{name}-{suffix}"
+    shape, path = SHAPES[name], file_of(name)
+    remove_dead(path.parent)
     if path.exists():
         return path
     try:
@@ -47,11 +49,20 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
         raise SourceError(f"{path.parent}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
     if isinstance(shape, Qwen3MoeShape):
         write_moe_shape(path, name, shape)
+    elif isinstance(shape, Qwen35Shape):
+        write_qwen35_shape(path, name, shape)
     elif isinstance(shape, Qwen3Shape):
         write_shape(path, name, shape)
     else:
         write_folder(path, shape, progress)
     return path
+
+
+def file_of(name: str) -> Path:
+    """Return the path of the checkpoint of a shape, a key of `SHAPES`; it may not exist yet."""
+    shape = SHAPES[name]
+    suffix = "q8_0.gguf" if isinstance(shape, Qwen3Shape) else shape.type.name.lower()
+    return cache_folder() / f"{name}-{suffix}"
 
 
 def cache_folder() -> Path:

@@ -6,6 +6,7 @@ import typer
 
 from mlx_engine.commands.backends import backends
 from mlx_engine.commands.bench import bench
+from mlx_engine.commands.cache import cache
 from mlx_engine.commands.chat import chat
 from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
@@ -21,7 +22,6 @@ from mlx_engine.commands.tokenize import tokenize
 app = typer.Typer(
     name="mlx-engine",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -37,4 +37,5 @@ app.command()(inspect)
 app.command()(models)
 app.add_typer(tokenize, name="tokenize")
 app.command()(backends)
+app.add_typer(cache, name="cache")
 app.add_typer(kernels, name="kernels")

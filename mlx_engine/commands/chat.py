@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,17 +23,17 @@ from mlx_engine.commands.options import (
     Backend,
     EngineOptions,
     Model,
-    RunOptions,
-    SamplingOptions,
     Strict,
     Think,
-    options_of,
 )
 from mlx_engine.commands.prompts import NO_TEMPLATE
+from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
 from mlx_engine.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
     from mlx_engine.conversation import Conversation
+    from mlx_engine.decode.options import Options
+    from mlx_engine.prompts import Prompts
     from mlx_engine.tokenizer.thinking import Reasoning
 
 BUILTIN = (
@@ -64,33 +64,58 @@ def chat(
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
     from mlx_engine import engine
-    from mlx_engine.commands.suggested import with_suggested
+    from mlx_engine.commands.suggested import choose_sampling
     from mlx_engine.conversation import Conversation
     from mlx_engine.tokenizer.chat_prompt import thinking
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    how = {**compute.machine(), **compute.changes()}
+    options_of(run, sampling)  # checked before the model is opened
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
-    with progress_bar("loading") as progress:
-        loaded = engine.load(model, used, progress=progress, **how)
-    lines: list[str] = []
-    if suggested:
-        sampling, lines = with_suggested(invocation, sampling, loaded.path)
-        options = options_of(run, sampling)
-    variables = thinking(loaded.tokenizer.chat_template, think)
+    with progress_bar("opening", quiet=quiet) as progress:
+        opened = engine.open_source(model, used, progress=progress, **how)
+    chosen = choose_sampling(invocation, sampling, opened.path, suggested=suggested)
+    options = options_of(run, chosen.sampling)
+    variables = thinking(opened.prompts.tokenizer.chat_template, think)
+    messages = None if load is None else chat_commands.read_messages(str(load))
+    check(opened.prompts, options, messages or shortest(system), variables)
+    with progress_bar("loading", quiet=quiet) as progress:
+        loaded = engine.Engine(opened, progress)
     conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
         notice(NO_TEMPLATE)
+    for line in chosen.warnings:
+        notice(line)
     if not quiet:
         device = f"{loaded.backend.name} ({loaded.backend.device})"
         notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
-        for line in lines:
+        for line in chosen.notes:
             notice(line)
         if model == "builtin":
             notice(BUILTIN)
-    if load is not None:
-        chat_commands.load_file(conversation, str(load))
+    if messages is not None:
+        chat_commands.continue_from(conversation, messages, str(load))
     talk(conversation, chat_input.messages(), quiet=quiet)
+
+
+def shortest(system: str | None) -> list[dict[str, Any]]:
+    """Return the shortest conversation."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": "a"}]
+
+
+def check(prompts: Prompts, options: Options, messages: list[Any], variables: Mapping[str, Any]) -> None:
+    """Check what would make every answer of a conversation fail. No weight is needed for it.
+
+    Raises:
+        OptionError: they are no messages, or the model's vocabulary lacks a token of the options.
+        ContextLengthError: the context is too short for an answer.
+        ChatTemplateError: the template fails.
+    """
+    from mlx_engine.conversation import conversation_ids
+
+    conversation_ids(prompts, messages, variables)
+    prompts.request("a", options)
 
 
 def talk(conversation: Conversation, messages: Iterable[str], *, quiet: bool) -> None:
@@ -115,7 +140,7 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
     start, before = time.perf_counter(), len(conversation.turns)
     with stopped_by_ctrl_c() as stop:
         try:
-            with progress_bar("reading the prompt") as show:
+            with progress_bar("reading the prompt", quiet=quiet) as show:
 
                 def progress(done: int, total: int) -> None:
                     show(done, total)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.commands.console import notice, read_text
 from mlx_engine.commands.suggested import described
-from mlx_engine.errors import OptionError, SourceError, require
+from mlx_engine.errors import OptionError, SourceError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.conversation import Conversation
@@ -46,30 +46,46 @@ def perform(conversation: Conversation, text: str) -> Ask | None:
         return functools.partial(conversation.ask, text)
     name, argument = match[1], (match[2] or "").strip()
     if name not in COMMANDS:
-        raise OptionError(option=f"/{name}", expected="a command that /help lists", found="none")
+        raise OptionError(option=f"/{name}", expected="a command that /help lists", found=Words("none"))
     return COMMANDS[name].run(conversation, argument)
 
 
 def load_file(conversation: Conversation, path: str) -> None:
-    """Replace the conversation with the messages of a file.
+    """Replace the conversation with the messages of a file. Errors are those of the two functions below."""
+    continue_from(conversation, read_messages(path), path)
+
+
+def read_messages(path: str) -> list[Any]:
+    """Return the list in a file.
 
     Raises:
         SourceError: the file cannot be read.
-        OptionError: it is not a JSON list of messages.
-        EngineError: the template cannot render them.
+        OptionError: it is not a list in JSON.
     """
-    require(bool(path), option="/load", expected="the name of a file", found="nothing")
+    require(bool(path), option="/load", expected="the name of a file", found=Words("nothing"))
     try:
         messages: Any = json.loads(read_text(None, Path(path), path))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise OptionError(option=path, expected="messages as /save writes them, in JSON", found=str(error)) from None
+        raise OptionError(
+            option=path, expected="messages as /save writes them, in JSON", found=Words(str(error))
+        ) from None
     require(isinstance(messages, list), option=path, expected="a list of messages", found=messages)
+    return list(messages)
+
+
+def continue_from(conversation: Conversation, messages: list[Any], path: str) -> None:
+    """Replace the conversation with the messages of a file.
+
+    Raises:
+        OptionError: they are no messages.
+        EngineError: the template cannot render them.
+    """
     conversation.load(messages)
     notice(f"{len(messages)} messages loaded from {path}")
 
 
 def _save(conversation: Conversation, path: str) -> None:
-    require(bool(path), option="/save", expected="the name of a file", found="nothing")
+    require(bool(path), option="/save", expected="the name of a file", found=Words("nothing"))
     text = json.dumps(conversation.messages, ensure_ascii=False, indent=2)
     try:
         Path(path).write_text(text + "\n", encoding="utf-8")

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from mlx_engine.commands.console import notice
-from mlx_engine.errors import OptionError
+from mlx_engine.commands.console import BOM, notice
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -45,22 +45,22 @@ def messages() -> Iterator[str]:
         OptionError: there is no standard input, or it is not UTF-8.
     """
     if sys.stdin is None:
-        raise OptionError(option="stdin", expected="a terminal or a pipe", found="nothing")
+        raise OptionError(option="stdin", expected="a terminal or a pipe", found=Words("nothing"))
     return from_terminal(session().prompt) if sys.stdin.isatty() else from_lines(sys.stdin.buffer)
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[str]:
-    """Yield the messages in the lines of a pipe. The end of the input ends a message.
+    """Yield the messages in the lines of a pipe. The end of the input ends a message. A byte order mark is left out.
 
     Raises:
         OptionError: a line is not UTF-8.
     """
     text = ""
-    for line in lines:
+    for i, line in enumerate(lines):
         try:
-            text += line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            text += line.decode("utf-8").removeprefix("" if i else BOM).removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
-            raise OptionError(option="stdin", expected="UTF-8 text", found=str(error)) from error
+            raise OptionError(option="stdin", expected="UTF-8 text", found=Words(str(error))) from error
         if is_complete(text):
             yield unwrapped(text)
             text = ""

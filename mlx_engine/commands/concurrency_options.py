@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.errors import OptionError, require
+from mlx_engine.errors import OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.bench.concurrency.measure import Plan
@@ -80,7 +80,7 @@ class ConcurrencyOptions:
             require(not ignored, option=option, expected="no option that it would ignore", found=", ".join(ignored))
             return
         for name in ("requests", "prefix_cache", "shared_prefix", "api_key"):
-            require(name not in given, option=given.get(name, ""), expected=NEEDS, found="neither")
+            require(name not in given, option=given.get(name, ""), expected=NEEDS, found=Words("neither"))
 
     def plan(self, tests: MeasureOptions, timing: TimingOptions) -> Plan:
         """Return the plan of the measurement.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 import typer
 
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError
+from mlx_engine.commands.signals import EndedBySignal
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, SourceError, Words, out_of_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,8 +26,11 @@ T = TypeVar("T")
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
-# Control characters, except tab and line feed.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# The byte order mark that some editors and shells put before UTF-8.
+BOM = "\ufeff"
+
+# Control characters, except tab, line feed, and carriage return before a line feed.
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
 
 
 def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
@@ -45,9 +50,16 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             notice(f"error: {error}")
             wrong_use = isinstance(error, OptionError | BackendUnavailableError)
             raise typer.Exit(WRONG_USE if wrong_use else FAILED) from None
+        except MemoryError as error:
+            notice(f"error: {out_of_memory('memory', error)}")
+            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             notice("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None
+        except EndedBySignal as ended:
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                notice(f"\nended by {ended.name}")
+            raise
         except BrokenPipeError:
             # The reader of the pipe has closed it (`| head`). Without this, Python prints another error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,8 +81,8 @@ def escape_what_stdout_cannot_write() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def read_text(text: str | None, file: Path | None, option: str, *, default: str | None = None) -> str:
-    """Read text from an argument, a file, or stdin ("-", or no argument if there is no default).
+def read_text(text: str | None, file: Path | None, option: str) -> str:
+    """Return the text of an argument, a file, or stdin ("-", or neither argument nor file).
 
     Raises:
         OptionError: the text was given twice, or is not UTF-8.
@@ -78,31 +90,49 @@ def read_text(text: str | None, file: Path | None, option: str, *, default: str 
     """
     if text is not None and file is not None:
         raise OptionError(option=option, expected="an argument or a file, not both", found=str(file))
-    wants_stdin = file is None and (text == "-" or (text is None and default is None))
+    wants_stdin = file is None and (text is None or text == "-")
     if wants_stdin and (sys.stdin is None or (text is None and sys.stdin.isatty())):
-        raise OptionError(option=option, expected="an argument, - for stdin, or a file", found="nothing")
+        raise OptionError(option=option, expected="an argument, - for stdin, or a file", found=Words("nothing"))
     try:
         if file is not None:
             return file.read_bytes().decode("utf-8")
         if wants_stdin:
-            return sys.stdin.buffer.read().decode("utf-8")
+            return _from_stdin().decode("utf-8")
     except OSError as error:
         raise SourceError(
             f"{file}: expected a readable file, found {error.strerror or error}; check the path"
         ) from error
     except UnicodeDecodeError as error:
-        raise OptionError(option=option, expected="UTF-8 text", found=str(error)) from error
-    return text if text is not None else str(default)
+        raise OptionError(option=option, expected="UTF-8 text", found=Words(str(error))) from error
+    return checked_text(str(text), option)
+
+
+def _from_stdin() -> bytes:
+    """Return all of stdin. What was typed in a terminal without a last line feed gets one on the screen."""
+    content = sys.stdin.buffer.read()
+    if content and not content.endswith(b"\n") and sys.stdin.isatty():
+        notice("")
+    return content
+
+
+def checked_text(text: str, option: str) -> str:
+    """Return an argument; raise OptionError if its bytes are not UTF-8, which Python passes on as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = Words(f"{text[error.start]!r} at index {error.start:,}, a byte that is not UTF-8")
+        raise OptionError(option=option, expected="UTF-8 text", found=found) from None
+    return text
 
 
 def notice(text: str) -> None:
     """Print a line on stderr, for the user rather than for a program that reads stdout."""
     if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)
+        print(safe_for(sys.stderr, text), file=sys.stderr, flush=True)
 
 
 def safe_for(stream: TextIO | None, text: str) -> str:
-    """Return text of a model for a stream: on a terminal, control characters are escaped, because they are commands."""
+    """Return text of a file for a stream: on a terminal, control characters are escaped, because they are commands."""
     if stream is None or not stream.isatty():
         return text
     return CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
@@ -116,9 +146,9 @@ def is_plain(stream: TextIO | None) -> bool:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if it is a terminal; the caller reports (done, total)."""
-    if is_plain(sys.stderr):
+def progress_bar(title: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr if it is a terminal, unless `quiet` is set; the caller reports (done, total)."""
+    if quiet or is_plain(sys.stderr):
         yield lambda done, total: None
         return
     with _bar(title) as bar:

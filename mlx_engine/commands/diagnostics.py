@@ -1,4 +1,4 @@
-"""The messages of `generate` on stderr: the loaded model, the KV cache, and timings."""
+"""The messages of `generate` on stderr: one line about a run; with --verbose also model, KV cache and timings."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
     ]
 
 
+def notes(engine: Engine) -> list[str]:
+    """Return the lines about the loaded model that are printed without --verbose, too: all but what was fused."""
+    fused = engine.model.program.fused.notes()
+    return [note for note in engine.notes if note not in fused]
+
+
 def reserved(engine: Engine, runs: Sequence[Stream], *, kv: bool, context_len: int | None) -> list[str]:
     """Return the lines about the tokenizer and the KV cache of the longest run, and of `context_len` if given."""
     kind = f"{engine.tokenizer.vocab_size:,} tokens ({engine.tokenizer.kind}, {Path(engine.tokenizer.where).name})"
@@ -66,30 +72,59 @@ def kv_cache(size: CacheSize) -> str:
     )
 
 
-def summary(generation: Generation, engine: Engine, seconds: float, *, per_pass: bool) -> list[str]:
-    """Return the lines about a finished run: tokens, backend and times."""
-    return [
-        "",
-        *finished([generation], seconds),
-        f"{len(generation.prompt_ids)} prompt tokens and {len(generation.token_ids)} generated tokens on backend "
-        f"{engine.backend.name} ({engine.backend.device}), ended by {generation.finish_reason}",
-        generation.metrics.text(per_pass=per_pass),
-    ]
+def in_short(generation: Generation, engine: Engine) -> str:
+    """Return the one line about a finished run: tokens, backend, how it ended, and its two rates."""
+    first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
+    times = "" if first is None else f": first token after {first:,.1f} ms"
+    return _tokens(generation, engine) + times + ("" if rate is None else f", then {rate:,.1f} tokens/s")
+
+
+def summary(generation: Generation, engine: Engine, seconds: float) -> list[str]:
+    """Return the lines about the duration of a finished run, its tokens and its backend."""
+    return ["", *finished([generation], seconds), _tokens(generation, engine)]
+
+
+def _tokens(generation: Generation, engine: Engine) -> str:
+    prompt, generated = _count(generation.prompt_ids, "prompt token"), _count(generation.token_ids, "generated token")
+    return f"{prompt} and {generated} on {_backend(engine)}, ended by {generation.finish_reason}"
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of runs: in all, and of the forward passes alone."""
+    """Return the lines about the duration of runs: in all, and of the forward passes alone.
+
+    The rate of all passes is below that of decode, because it includes the passes of the prompt: of one run, both are
+    on one line.
+    """
     n_tokens = sum(len(generation.token_ids) for generation in generations)
     passes = sum(sum(generation.metrics.shares) for generation in generations)
-    rate = f" ({n_tokens / passes:.1f} tokens/sec)" if n_tokens else ""
-    return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}"]
+    rate = f" ({n_tokens / passes:.1f} tokens/sec), prompt included" if n_tokens else ""
+    decode = generations[0].metrics.decode_tokens_per_second if len(generations) == 1 else None
+    alone = "" if decode is None else f"; decode alone: {decode:.1f} tokens/sec"
+    return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}{alone}"]
+
+
+def batch_in_short(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
+    """Return the one line about a finished batch."""
+    n_tokens = sum(len(generation.token_ids) for generation in generations)
+    tokens = f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s)"
+    return f"{_prompts(generations, seconds)}, {tokens} on {_backend(engine)}"
 
 
 def finished_batch(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the same for a batch, with prompts per second."""
-    n = len(generations)
-    prompts = f"{n} {'prompt' if n == 1 else 'prompts'} in {seconds:.2f}s ({n / seconds:.2f} prompts/sec)"
-    return ["", *finished(generations, seconds), prompts]
+    """Return the lines about the duration of a batch, with prompts per second."""
+    return ["", *finished(generations, seconds), _prompts(generations, seconds)]
+
+
+def _prompts(generations: Sequence[Generation], seconds: float) -> str:
+    return f"{_count(generations, 'prompt')} in {seconds:.2f}s ({len(generations) / seconds:.2f} prompts/sec)"
+
+
+def _backend(engine: Engine) -> str:
+    return f"backend {engine.backend.name} ({engine.backend.device})"
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _mb(nbytes: int) -> str:

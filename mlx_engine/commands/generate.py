@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import is_plain, notice, progress_bar, reports_errors
+from mlx_engine.commands.console import FAILED, is_plain, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
 from mlx_engine.commands.options import (
@@ -19,13 +20,11 @@ from mlx_engine.commands.options import (
     Backend,
     EngineOptions,
     Model,
-    RunOptions,
-    SamplingOptions,
     Strict,
-    options_of,
 )
-from mlx_engine.commands.prompts import PromptOptions, streams
-from mlx_engine.errors import BackendUnavailableError
+from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
+from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
+from mlx_engine.errors import BackendUnavailableError, NotFiniteError, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -53,17 +52,27 @@ class OutputOptions:
     ] = False
     per_pass: Annotated[bool, typer.Option("--per-pass", help="Also print the time of every forward pass.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Also print the model, its KV cache and all timings on stderr, not one line."
+        ),
+    ] = False
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text; for a batch, one per line.")
     ] = False
 
+    def check(self) -> None:
+        """Raise OptionError if options exclude each other."""
+        require(not (self.quiet and self.verbose), option="--verbose", expected="no --quiet with it", found=self.quiet)
+
     @property
     def is_silent(self) -> bool:
         """Whether only warnings and errors go to stderr."""
-        return self.quiet or self.json
+        return self.quiet or (self.json and not self.verbose)
 
     def report(self, lines: Sequence[str]) -> None:
-        """Print lines about the model or a run on stderr, unless --quiet or --json was given."""
+        """Print lines about the model or a run on stderr, unless it is silent."""
         for line in () if self.is_silent else lines:
             notice(line)
 
@@ -79,39 +88,65 @@ def generate(
     run: RunOptions,
     sampling: SamplingOptions,
     compute: EngineOptions,
-    suggested: Annotated[bool, typer.Option("--suggested", help=SUGGESTED)] = False,
+    suggested: Annotated[
+        bool | None, typer.Option("--suggested/--no-suggested", help=SUGGESTED, show_default="no-suggested")
+    ] = None,
     strict: Strict = False,
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
     from mlx_engine.checkpoint.sources import is_cached
     from mlx_engine.commands import diagnostics
-    from mlx_engine.commands.suggested import with_suggested
-    from mlx_engine.engine import configure_log, load
+    from mlx_engine.commands.suggested import choose_sampling, offered
+    from mlx_engine.engine import Engine, configure_log, open_source
 
-    options, how = options_of(run, sampling), {"threads": compute.threads, **compute.changes()}
+    how = {**compute.machine(), **compute.changes()}
+    options_of(run, sampling)  # checked before the model is opened
     prompts.check()
+    output.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
-    texts = prompts.read()
-    cached = None if output.is_silent else is_cached(model)
-    with progress_bar("loading") as progress:
-        engine = load(model, used, progress=progress, **how)
-    if suggested:
-        sampling, lines = with_suggested(invocation, sampling, engine.path)
-        options = options_of(run, sampling)
-        output.report(lines)
+    texts = prompts.read(is_example=model == "builtin")
+    cached = is_cached(model) if output.verbose else None
+    with progress_bar("opening", quiet=output.is_silent) as progress:
+        opened = open_source(model, used, progress=progress, **how)
+    chosen = choose_sampling(invocation, sampling, opened.path, suggested=bool(suggested))
+    output.report(chosen.notes)
+    for line in chosen.warnings:
+        notice(line)
+    # Requests check the prompts, which need not wait for the weights.
+    messages = prompts.for_model(opened.prompts.tokenizer, texts)
+    requests = requests_for(opened.prompts, messages, options_of(run, chosen.sampling))
+    opened.check_memory(longest_of(requests) if run.kv else 1)
+    with progress_bar("loading", quiet=output.is_silent) as progress:
+        engine = Engine(opened, progress)
     start = time.perf_counter()
-    runs = streams(engine, prompts.for_model(engine, texts), options)
-    output.report(diagnostics.loaded(engine, model, cached))
-    output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
+    runs = engine.run_requests(requests)
+    if output.verbose:
+        output.report(diagnostics.loaded(engine, model, cached))
+        output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
+    else:
+        output.report(diagnostics.notes(engine))
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
+    n_failed = 0
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
-        print_run("" if prompts.batch_file is None else f"[{i}] ", text, stream, engine, backend, json=output.json)
+        label = "" if prompts.batch_file is None else f"[{i}] "
+        try:
+            print_run(label, text, stream, engine, backend, output)
+        except NotFiniteError as error:
+            if not label:
+                raise
+            n_failed += 1
+            print_failure(label, error, stream, engine, backend, json=output.json)
     seconds = time.perf_counter() - start
-    output.report(closing(engine, runs, seconds, is_batch=prompts.batch_file is not None, per_pass=output.per_pass))
+    output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
+    if not output.is_silent:
+        output.report(prompts.hints(engine.tokenizer, texts))
+        output.report(offered(invocation, engine.path) if suggested is None else [])
     if engine.backend.profiler is not None and not output.json:
         notice(engine.backend.profiler.table())
+    if n_failed:
+        raise typer.Exit(FAILED)
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:
@@ -131,11 +166,11 @@ def choose_backend(requested: str, *, strict: bool) -> str:
     return "auto"
 
 
-def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, *, json: bool) -> None:
-    """Print a run: the label, the prompt and the text as it is generated; with `json` one object when it has ended."""
-    with progress_bar("reading the prompt") as stream.progress:
+def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested: str, output: OutputOptions) -> None:
+    """Print a run: the label, the prompt and the text as it is generated; with --json one object when it has ended."""
+    with progress_bar("reading the prompt", quiet=output.is_silent) as stream.progress:
         first = next(stream, "")
-    if not json:
+    if not output.json:
         print_text(label, prompt, first, stream)
         return
     for _ in stream:
@@ -145,16 +180,27 @@ def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested
 
 def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
     """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
+    prompt = safe_for(sys.stdout, prompt)
     if prompt and not is_plain(sys.stdout):
         prompt = f"\x1b[2m{prompt}\x1b[0m"
-    print(f"{label}{prompt}{first}", end="", flush=True)
-    for piece in stream:
-        print(piece, end="", flush=True)
+    print(f"{label}{prompt}", end="")
+    for piece in chain([first], stream):
+        print(safe_for(sys.stdout, piece), end="", flush=True)
     print()
 
 
+def print_failure(
+    label: str, error: NotFiniteError, stream: Stream, engine: Engine, requested: str, *, json: bool
+) -> None:
+    """Print the error of one run of a batch, whose other runs continue; with `json` one object with the error."""
+    from mlx_engine.schedule.stream import failed
+
+    notice(f"{label}error: {error}")
+    print(json_module.dumps(as_json(failed(stream, error), engine, requested)) if json else "", flush=True)
+
+
 def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str, object]:
-    """Return the run as one JSON object; it has the key "logprobs" if log-probabilities were asked for."""
+    """Return the run as one JSON object, with the keys "logprobs" if they were asked for, and "error" if it failed."""
     found: dict[str, object] = {
         "prompt_ids": generation.prompt_ids,
         "token_ids": generation.token_ids,
@@ -163,18 +209,28 @@ def as_json(generation: Generation, engine: Engine, requested: str) -> dict[str,
         "backend": {"requested": requested, "used": engine.backend.name, "device": engine.backend.device},
         "metrics": generation.metrics.summary(),
     }
+    if generation.error is not None:
+        found["error"] = str(generation.error)
     if generation.logprobs is None:
         return found
     return found | {"logprobs": [logprob_row(token, engine.tokenizer) for token in generation.logprobs]}
 
 
-def closing(engine: Engine, runs: Sequence[Stream], seconds: float, *, is_batch: bool, per_pass: bool) -> list[str]:
+def closing(
+    engine: Engine, runs: Sequence[Stream], seconds: float, output: OutputOptions, *, is_batch: bool
+) -> list[str]:
     """Return the lines about finished runs: log-probabilities if asked for, tokens, backend and times."""
     from mlx_engine.commands import diagnostics
 
     generations = [stream.generation for stream in runs]
     tables = [table(run.logprobs, engine.tokenizer) for run in generations if run.logprobs is not None]
     if is_batch:
-        labelled = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
-        return [*labelled, *diagnostics.finished_batch(generations, seconds)]
-    return [*tables, *diagnostics.summary(generations[0], engine, seconds, per_pass=per_pass)]
+        tables = [f"[{i}]\n{lines}" for i, lines in enumerate(tables, start=1)]
+        if output.verbose:
+            return [*tables, *diagnostics.finished_batch(generations, seconds)]
+        return [*tables, diagnostics.batch_in_short(generations, engine, seconds)]
+    (run,) = generations
+    lines = diagnostics.summary(run, engine, seconds) if output.verbose else [diagnostics.in_short(run, engine)]
+    if output.verbose or output.per_pass:
+        lines.append(run.metrics.text(per_pass=output.per_pass))
+    return [*tables, *lines]

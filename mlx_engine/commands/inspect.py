@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlx_engine.commands.console import FAILED, notice, reports_errors
+from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors, safe_for
 from mlx_engine.commands.model_overview import print_all, print_value
 from mlx_engine.commands.options import AllowSetting
 from mlx_engine.commands.outlook_rows import run_facts
 from mlx_engine.commands.tensor_list import print_tensors
-from mlx_engine.commands.values import (
-    plain,
-    print_json,
-)
-from mlx_engine.errors import OptionError, require
+from mlx_engine.commands.values import plain, print_json
+from mlx_engine.errors import OptionError, Words, require
 
 
 @reports_errors
 def inspect(
     model: Annotated[
-        str,
-        typer.Argument(help="GGUF file, safetensors file, Hugging Face folder, hub id org/repo[:file], or builtin."),
-    ] = "builtin",
+        str | None,
+        typer.Argument(
+            help="GGUF file, safetensors file, Hugging Face folder, hub id org/repo[:file], or builtin.",
+            show_default="builtin",
+        ),
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="The same as the argument.")
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Print only the list of tensors.")] = False,
     filter_: Annotated[
         str | None,
@@ -52,7 +56,12 @@ def inspect(
             show_default="the model's, at most 4,096",
         ),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check that the model is complete and can be run.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Check that the model is complete and can be run, and that all its values are finite."
+        ),
+    ] = False,
     allow_setting: AllowSetting = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -62,9 +71,10 @@ def inspect(
 
     list_tensors = tensors or filter_ is not None or stats or head is not None
     if list_tensors + (meta is not None) + verify > 1:
-        raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found="several")
+        raise OptionError(option="inspect", expected="one of --tensors, --meta and --verify", found=Words("several"))
     require(verify or not allow_setting, option="--allow-setting", expected="--verify with it", found=allow_setting)
-    path = resolve(model)
+    require(model is None or model_option is None, option="--model", expected="no model as an argument", found=model)
+    path = resolve(next((name for name in (model, model_option) if name is not None), "builtin"))
     if verify:
         raise typer.Exit(print_findings(path, allow_setting or (), as_json=json))
     listing = open_listing(path)
@@ -84,7 +94,8 @@ def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) 
     from mlx_engine.convert.verify import Level
     from mlx_engine.convert.verify import verify as verified
 
-    findings = verified(path, allow_settings)
+    with progress_bar("checking tensors") as progress:
+        findings = verified(path, allow_settings, progress=progress)
     counts = {level.value: sum(finding.level is level for finding in findings) for level in Level}
     code = FAILED if counts["FAIL"] else 0
     if as_json:
@@ -94,6 +105,6 @@ def print_findings(path: Path, allow_settings: Sequence[str], *, as_json: bool) 
     colors = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
     for finding in findings:
         level = typer.style(finding.level.value, fg=colors[finding.level.value])
-        typer.echo(f"{level}  {finding.check:<10} {finding.detail}")
+        typer.echo(f"{level}  {finding.check:<10} {safe_for(sys.stdout, finding.detail)}")
     print(f"{plain(str(path))}: {counts['PASS']} passed, {counts['WARN']} to note, {counts['FAIL']} failed")
     return code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
@@ -42,11 +42,13 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
         expected = f"one that works here ({', '.join(have) or 'none does'})"
         raise OptionError(option="executor", expected=f"{expected}; {reasons[given]}", found=given)
     if not have:
-        raise OptionError(option="executor", expected="; ".join(map(str, reasons.values())), found="none of them")
+        raise OptionError(
+            option="executor", expected="; ".join(map(str, reasons.values())), found=Words("none of them")
+        )
     if given is None and only_gpu and have[0] == "emulator":
         raise OptionError(
             option="bench",
             expected="a GPU, since times in the emulator say nothing about one (--executor emulator counts operations)",
-            found="none here",
+            found=Words("none here"),
         )
     return given or have[0]

@@ -14,7 +14,7 @@ from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_er
 from mlx_engine.commands.kernel_choice import chosen, executor_of
 from mlx_engine.commands.kernel_file import FileOptions, check_kernel_file
 from mlx_engine.commands.values import columns, print_json
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
     from kernels.lab.catalog import Entry
@@ -117,7 +117,7 @@ def check(
             raise typer.Exit(FAILED)
         return
     if suffixes or include or lanes != "active":
-        raise OptionError(option="check", expected="a FILE with --lanes, --suffixes or --include", found="none")
+        raise OptionError(option="check", expected="a FILE with --lanes, --suffixes or --include", found=Words("none"))
     every, name = chosen(kernel), executor_of(executor)
     orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1])
     verdicts = []
@@ -226,7 +226,7 @@ def source(
     """Print a kernel's source as MLX generates it for a typical launch, without MLX's preamble."""
     (entry,) = chosen([name])
     if body and cuda:
-        raise OptionError(option="source", expected="either --body or --cuda", found="both")
+        raise OptionError(option="source", expected="either --body or --cuda", found=Words("both"))
     if body:
         print(entry.kernel.source, end="")
     else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from mlx_engine.commands.console import safe_for
 from mlx_engine.commands.outlook_rows import run_rows
 from mlx_engine.commands.tensor_list import tensor_lines
 from mlx_engine.commands.values import (
@@ -65,7 +67,13 @@ def print_all(listing: Listing, run: Mapping[str, Any], *, as_json: bool) -> Non
         print("\n".join(tensor_lines(listing.tensors, indent="  ")))
         print("\ntotals")
         cells = [
-            (f"  {name}", f"{t.n_tensors:,} tensors", f"{t.n_elements:,} values", exact(t.nbytes), size(t.nbytes))
+            (
+                f"  {plain(name)}",
+                f"{t.n_tensors:,} tensors",
+                f"{t.n_elements:,} values",
+                exact(t.nbytes),
+                size(t.nbytes),
+            )
             for name, t in totals.items()
         ]
         print("\n".join(columns(cells, "<>>>>")))
@@ -104,7 +112,7 @@ def shown_of(listing: Listing, key: str) -> str:
 
 
 def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
-    """Print one metadata value in full: a string unchanged, an array with one element per line.
+    """Print one metadata value in full: a string as it is (but see `safe_for`), an array with one element per line.
 
     Raises:
         FormatError: there is no such key.
@@ -113,7 +121,7 @@ def print_value(listing: Listing, key: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"key": key, "type": kind(listing, key) or None, "value": value})
     elif isinstance(value, str):
-        print(value)
+        print(safe_for(sys.stdout, value))
     elif isinstance(value, list | tuple) or hasattr(value, "tolist"):
         for item in value if isinstance(value, list | tuple) else value.tolist():
             print(plain(item) if isinstance(item, str) else item)

@@ -1,4 +1,4 @@
-"""Options shared by several commands: model, backend, weights, length of a run, sampling.
+"""Options shared by several commands: model, backend, weights. Those of a run are in `run_options`.
 
 Options of one subject are one class (see `groups`); single options are aliases.
 """
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 
 if TYPE_CHECKING:
-    from mlx_engine.decode.options import Options
     from mlx_engine.models.conversion import Conversion
 
 Model: TypeAlias = Annotated[
@@ -22,7 +21,8 @@ Model: TypeAlias = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="GGUF file, Hugging Face folder, hub id org/repo[:file], builtin, or shape:NAME (random weights).",
+        help="GGUF file, Hugging Face folder, hub id org/repo[:FILE or :TYPE], such as org/repo:Q4_K_M, or its address "
+        "on huggingface.co, builtin, or shape:NAME (random weights).",
     ),
 ]
 Backend: TypeAlias = Annotated[
@@ -123,6 +123,13 @@ class EngineOptions(ComputeOptions):
             show_default="that of the training",
         ),
     ] = None
+    allow_too_large: Annotated[
+        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free.")
+    ] = False
+
+    def machine(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that do not change results."""
+        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
 
     def changes(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that change results.
@@ -134,115 +141,6 @@ class EngineOptions(ComputeOptions):
         if self.allow_settings:
             given["allow_settings"] = list(self.allow_settings)
         return {"jit": not self.no_jit, **given, **self.conversion().options()}
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Limits of a run, and its KV cache."""
-
-    kv: Annotated[
-        bool,
-        typer.Option("--kv/--no-kv", help="Use a KV cache, or recompute the whole sequence for every token."),
-    ] = True
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens", "-n", help="Generate at most N tokens.", show_default="256, or what the context leaves"
-        ),
-    ] = None
-    context_len: Annotated[
-        int | None,
-        typer.Option(
-            "--context-len",
-            help="Limit the prompt and the generated text together to N tokens.",
-            show_default="the model's",
-        ),
-    ] = None
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--timeout", help="Stop after S seconds and keep the text so far; in a batch, S seconds for each prompt."
-        ),
-    ] = None
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="Stop before this string; may be given several times.")
-    ] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past end-of-text tokens.")] = False
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs",
-            metavar="N",
-            help="Print the log-probability of every new token, and the N most likely tokens at its place, 0 to 20.",
-            show_default="off",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Sampling of each token."""
-
-    temperature: Annotated[
-        float, typer.Option("--temp", help="Sampling temperature; 0 is greedy: always the most likely token.")
-    ] = 0.0
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Sample from the K most likely tokens.", show_default="off")
-    ] = None
-    top_p: Annotated[
-        float,
-        typer.Option("--top-p", help="Sample from the most likely tokens whose probabilities sum to P; 1 is off."),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        typer.Option(
-            "--min-p", help="Drop tokens that are less than P times as likely as the most likely one; 0 is off."
-        ),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        typer.Option(
-            "--repetition-penalty", help="Values above 1 make tokens that occurred before less likely; 1 is off."
-        ),
-    ] = 1.0
-    presence_penalty: Annotated[
-        float,
-        typer.Option(
-            "--presence-penalty", help="Values above 0 make generated tokens less likely; from -2 to 2, 0 is off."
-        ),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        typer.Option(
-            "--frequency-penalty",
-            help="Values above 0 make tokens less likely each time they are generated; from -2 to 2, 0 is off.",
-        ),
-    ] = 0.0
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--logit-bias",
-            metavar="ID=VALUE",
-            help="Add a number from -100 (ban) to 100 (force) to the logit of a token; may be given several times.",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", help="Random seed for sampling; the same seed gives the same text.", show_default="random"
-        ),
-    ] = None
-
-
-def options_of(run: RunOptions, sampling: SamplingOptions) -> Options:
-    """Return the engine's options of a run.
-
-    Raises:
-        OptionError: a value is invalid.
-    """
-    from mlx_engine.decode.options import Options
-
-    return Options.of(**vars(run), **vars(sampling) | {"logit_bias": biases_of(sampling.logit_bias)})
 
 
 def min_dim_of(text: str) -> int | str:
@@ -270,23 +168,8 @@ def layers_of(given: Sequence[str] | None) -> dict[str, str]:
         if not equals:
             raise OptionError(option="--quant-layer", expected="LAYER=TYPE, such as attn_v=f32", found=text)
         if layer in found:
-            raise OptionError(option="--quant-layer", expected=f"{layer} once", found=f"{found[layer]} and {quant}")
+            raise OptionError(
+                option="--quant-layer", expected=f"{layer} once", found=Words(f"{found[layer]} and {quant}")
+            )
         found[layer] = quant
-    return found
-
-
-def biases_of(given: Sequence[str] | None) -> list[tuple[int, float]]:
-    """Parse a list of `ID=VALUE`; the ranges are checked later.
-
-    Raises:
-        OptionError: an entry has another form.
-    """
-    found = []
-    for text in given or ():
-        token_id, _, value = text.partition("=")
-        try:
-            found.append((int(token_id), float(value)))
-        except ValueError as error:
-            expected = "ID=VALUE, such as 1234=-100"
-            raise OptionError(option="--logit-bias", expected=expected, found=text) from error
     return found

@@ -64,13 +64,14 @@ def quantize(
     if preserve_output:
         require(HEAD not in layers, option="--preserve-output", expected=f"no --layer {HEAD}=", found=layers.get(HEAD))
         layers[HEAD] = "keep"
+    how: dict[str, Any] = {"allow_settings": allow_setting or (), "note": notice}
     if to in MLX_TARGETS:
         least = min_dim_of(min_dim)
         require(least == "auto", option="--min-dim", expected=f"no other value than auto with --to {to}", found=min_dim)
         from mlx_engine.convert.mlx_folder import to_mlx_folder
 
         with progress_bar("quantising") as progress:
-            lines = to_mlx_folder(resolve(model), out, to, layers, progress=progress)
+            lines = to_mlx_folder(resolve(model), out, to, layers, progress=progress, **how)
         notice(table(lines))
         print(out)
         return
@@ -78,8 +79,7 @@ def quantize(
     if out.exists() and not force:
         raise OptionError(option="OUT", expected="a file that does not exist yet, or --force", found=str(out))
     with progress_bar("quantising") as progress:
-        how: dict[str, Any] = {"allow_settings": allow_setting or (), "note": notice, "progress": progress}
-        lines = requantize(resolve(model), out, conversion, **how)
+        lines = requantize(resolve(model), out, conversion, progress=progress, **how)
     notice(table(lines))
     print(out)
 

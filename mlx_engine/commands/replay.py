@@ -11,7 +11,7 @@ import typer
 from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.options import Backend
-from mlx_engine.errors import EngineError, OptionError, require
+from mlx_engine.errors import EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.engine import Engine
@@ -84,14 +84,16 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     for error in damaged:
         notice(f"error: {error}")
     found: list[Numbered] = [(n, entry) for n, entry in lines if not isinstance(entry, EngineError)]
-    require(len(found) > 0, option=str(file), expected="the line of a request", found=f"{len(damaged)} damaged lines")
+    require(
+        len(found) > 0, option=str(file), expected="the line of a request", found=Words(f"{len(damaged)} damaged lines")
+    )
     source = found[0][1].model.source if source is None else source
     digest = identity(resolve(source))
     same = [(n, entry) for n, entry in found if entry.model.digest == digest]
     if not same:
         other = found[0][1].model
         expected = f"the model of the journal, {other.name} from {other.source}"
-        raise OptionError(option="--model", expected=expected, found=f"{source}, whose weights are others")
+        raise OptionError(option="--model", expected=expected, found=Words(f"{source}, whose weights are others"))
     about = same[0][1].model
     kept = [(n, entry) for n, entry in same if entry.model.options == about.options]
     if len(kept) < len(found):

@@ -1,4 +1,4 @@
-"""Options before the command: `--version`."""
+"""Options before the command: `--version`. Typer adds those of shell completion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _print_version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Run language models from GGUF files and Hugging Face folders, and measure where the time goes."""

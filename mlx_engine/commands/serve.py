@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mlx_engine.checkpoint.hub_names import hub_name
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
@@ -58,7 +59,8 @@ def serve(
     used = choose_backend(backend, strict=False)
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
-    make = partial(load_engine, model, used, capacity, {"threads": compute.threads, **options}, address.warnings(host))
+    how, warnings = {**compute.machine(), **options}, address.warnings(host)
+    make = partial(load_engine, model, used, capacity, how, warnings, suggested=suggested)
 
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
@@ -86,23 +88,49 @@ def serve(
 
 
 def load_engine(
-    source: str, backend: str, capacity: CapacityOptions, options: Mapping[str, Any], warnings: Sequence[str]
+    source: str,
+    backend: str,
+    capacity: CapacityOptions,
+    options: Mapping[str, Any],
+    warnings: Sequence[str],
+    *,
+    suggested: bool = False,
 ) -> tuple[Engine, Scheduler]:
-    """Load the model, and make its scheduler. Called in the engine thread."""
-    from mlx_engine.engine import load
+    """Load the model, and make its scheduler. Called in the engine thread.
+
+    With `suggested`, the sampling that the model's files suggest is checked before the weights are loaded.
+    """
+    from mlx_engine.commands.suggested import checked
+    from mlx_engine.engine import Engine, open_source
     from mlx_engine.schedule.memory import map_pages
 
+    with progress_bar("opening") as progress:
+        opened = open_source(source, backend, progress=progress, **options)
+    _ = opened.prompts.tokenizer  # built first: it may be missing, and the first request need not wait
+    if suggested:
+        checked(opened.path)
+    opened.check_memory(kv=capacity.kv_bytes)
     with progress_bar("loading") as progress:
-        engine = load(source, backend, progress=progress, **options)
+        engine = Engine(opened, progress)
     scheduler = engine.scheduler(
-        slots=capacity.slots, kv_memory=capacity.kv_bytes, prefix_cache=not capacity.no_prefix_cache
+        slots=capacity.slots, kv_memory=kv_memory(engine, capacity), prefix_cache=not capacity.no_prefix_cache
     )
-    for line in [*loaded(engine, source, scheduler), *warnings]:
+    for line in [*loaded(engine, source, scheduler, capacity.context_len), *warnings]:
         notice(line)
-    _ = engine.tokenizer  # built now, so that the first request need not wait
     map_pages(engine.model, scheduler.pool)
     collect_garbage_again()
     return engine, scheduler
+
+
+def kv_memory(engine: Engine, capacity: CapacityOptions) -> int | None:
+    """Return the bytes for keys and values: without --kv-memory, at most what --context-len takes in every slot."""
+    from mlx_engine.cache.size import pool_nbytes
+    from mlx_engine.schedule.memory import spare_bytes
+
+    if capacity.kv_memory is not None or capacity.context_len is None:
+        return capacity.kv_bytes
+    n_tokens = capacity.slots * min(capacity.context_len, engine.config.context_length)
+    return min(spare_bytes(), pool_nbytes(engine.model.kv_layers, n_tokens, capacity.slots))
 
 
 def new_service(
@@ -137,6 +165,7 @@ def new_service(
         api_key=address.api_key,
         max_body=capacity.max_body_bytes,
         origins=tuple(address.cors or ()),
+        context_len=capacity.context_len,
         shows_expected=is_own,
         keeps_history=not capacity.no_prefix_cache,
     )
@@ -168,18 +197,22 @@ def collect_garbage_again() -> None:
 def served_name(source: str) -> str:
     """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf."""
     path = Path(source)
+    if not path.exists():
+        source = str(hub_name(source) or source)  # an address becomes a hub id
+        path = Path(source)
     return path.name.removesuffix(".gguf") if path.exists() or source.endswith(".gguf") else source
 
 
-def loaded(engine: Engine, source: str, scheduler: Scheduler) -> list[str]:
+def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
     pool, slots = scheduler.pool, scheduler.slots
     context = engine.config.context_length
+    limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
         *engine.notes,
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
-        f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens",
+        f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}",
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from mlx_engine.commands.run_options import CONTEXT_LEN
 from mlx_engine.errors import OptionError, require
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -70,13 +71,22 @@ class CapacityOptions:
     """How much the server does at the same time."""
 
     slots: Annotated[int, typer.Option("--slots", help="Generate at most N answers at the same time.", min=1)] = 4
+    context_len: Annotated[
+        int | None,
+        typer.Option(
+            *CONTEXT_LEN,
+            help="Limit the prompt and the answer of a request together to N tokens.",
+            min=1,
+            show_default="the model's",
+        ),
+    ] = None
     kv_memory: Annotated[
         str | None,
         typer.Option(
             "--kv-memory",
             metavar="SIZE",
             help="Memory for keys and values, such as 2GiB.",
-            show_default="half of what is free, at most a full context per slot",
+            show_default="half of what is free, at most a full context, or --context-len, per slot",
         ),
     ] = None
     queue: Annotated[

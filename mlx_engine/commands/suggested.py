@@ -1,38 +1,84 @@
-"""The sampling that a model's files suggest, as options of the commands, and its description."""
+"""The sampling of `generate` and `chat`: what a model's files suggest, and options that have no effect."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from mlx_engine.checkpoint.suggested import Suggested, suggested_sampling
-from mlx_engine.commands.options import SamplingOptions
-from mlx_engine.errors import OptionError
+from mlx_engine.commands.groups import flags_given
+from mlx_engine.commands.run_options import SamplingOptions
+from mlx_engine.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.backends.sampling import Sampling
 
+# Options that choose among likely tokens; the penalties and the bias change which token is the most likely one.
+IDLE_IF_GREEDY = ("top_k", "top_p", "min_p", "seed")
 
-def with_suggested(
-    invocation: typer.Context, sampling: SamplingOptions, path: Path
-) -> tuple[SamplingOptions, list[str]]:
-    """Return the options with the suggested values where the command line has none, and lines about them.
+
+class Chosen(NamedTuple):
+    """The sampling of a run, with lines about what the model's files suggest and about options without an effect."""
+
+    sampling: SamplingOptions
+    notes: list[str]
+    warnings: list[str]
+
+
+def choose_sampling(invocation: typer.Context, given: SamplingOptions, path: Path, *, suggested: bool) -> Chosen:
+    """Return the given options; with `suggested`, with the suggested values where the command line has none.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
-    suggested = checked(path)
-    values = {name: value for name, value in suggested.values.items() if not _is_given(invocation, name)}
-    lines = []
+    if not suggested:
+        return Chosen(given, [], without_effect(given, given))
+    found, notes, warnings = checked(path), [], []
+    values = {name: value for name, value in found.values.items() if not _is_given(invocation, name)}
     if values:
-        lines.append(f"sampling as {Path(suggested.where).name} suggests: {named(values)}; --no-suggested is greedy")
-    if suggested.unused:
-        lines.append(f"warning: {suggested.where} also has {', '.join(suggested.unused)}, which is not implemented")
-    return replace(sampling, **values), lines
+        notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested is greedy")
+    if not found.values and _is_given(invocation, "suggested"):
+        warnings.append(f"warning: {path} suggests no sampling, so --suggested has no effect")
+    if found.unused:
+        warnings.append(f"warning: {found.where} also has {', '.join(found.unused)}, which is not implemented")
+    used = replace(given, **values)
+    return Chosen(used, notes, [*warnings, *without_effect(given, used)])
+
+
+def offered(invocation: typer.Context, path: Path) -> list[str]:
+    """Return a hint if the model's files suggest another sampling than the default, and --temp was not given."""
+    from mlx_engine.backends.sampling import Sampling
+
+    try:
+        suggested = checked(path)
+    except EngineError:  # a file that is not used must not end a run
+        return []
+    if _is_given(invocation, "temperature") or Sampling(**suggested.values) == Sampling():
+        return []
+    name, values = Path(suggested.where).name, named(suggested.values)
+    return [f"hint: {name} suggests {values}; --suggested samples so, --no-suggested omits this line"]
+
+
+def without_effect(given: SamplingOptions, used: SamplingOptions) -> list[str]:
+    """Return a warning if options were given that do nothing because the decoding is greedy.
+
+    Args:
+        given: the options of the command line.
+        used: the same with what the model's files suggest.
+    """
+    from mlx_engine.backends.sampling import COLDEST
+
+    flags = flags_given(given)
+    idle = [flags[name] for name in IDLE_IF_GREEDY if name in flags]
+    if not idle or used.temperature >= COLDEST:
+        return []
+    have = "has" if len(idle) == 1 else "have"
+    why = "at temperature 0, which always takes the most likely token"
+    return [f"warning: {', '.join(idle)} {have} no effect {why}; --temp T samples"]
 
 
 def checked(path: Path) -> Suggested:

@@ -29,7 +29,7 @@ def print_tensors(listing: Listing, rows: Sequence[TensorRow], *, stats: bool, h
     for line, extra in zip(tensor_lines(rows), values, strict=True):
         print(line)
         if "error" in extra:
-            print(f"    {extra['error']}")
+            print(f"    {plain(extra['error'])}")
         if "stats" in extra:
             known = ((name, value) for name, value in extra["stats"].items() if name != "n_not_finite" or value)
             print("    " + "  ".join(f"{name} {number(value)}" for name, value in known))

@@ -57,7 +57,7 @@ def print_info(tokenizer: Tokenizer) -> None:
     template = tokenizer.chat_template
     rows = [
         ("kind", tokenizer.kind),
-        ("pre-tokenizer", tokenizer.pre or "as tokenizer.json defines it"),
+        ("pre-tokenizer", plain(tokenizer.pre or "") or "as tokenizer.json defines it"),
         ("vocabulary", f"{tokenizer.vocab_size:,} tokens"),
         ("BOS", named(tokenizer, tokenizer.bos_id) + (", added before prompts" if tokenizer.add_bos else "")),
         ("EOS", named(tokenizer, tokenizer.eos_id)),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import FAILED, notice, read_text, reports_errors
+from mlx_engine.commands.console import FAILED, notice, read_text, reports_errors, safe_for
 from mlx_engine.commands.token_list import as_json, print_info, print_lookup, print_tokens
 from mlx_engine.commands.values import plain, print_json
 from mlx_engine.errors import OptionError
@@ -79,7 +80,7 @@ def decode(
     if json:
         print_json({"text": text, "ids": given, "count": len(given)})
     else:
-        print(text)
+        print(safe_for(sys.stdout, text))
 
 
 @tokenize.command()

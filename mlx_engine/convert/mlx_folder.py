@@ -1,4 +1,4 @@
-"""Quantise a Hugging Face folder into a folder for MLX, which mlx-lm and this engine load.
+"""Quantise a Hugging Face folder or a GGUF file into a folder for MLX, which mlx-lm and this engine load.
 
 Matrices of products and embedding tables are quantised, as mlx-lm does; all other tensors keep their bytes. Rows that
 do not fill groups stay as they are.
@@ -9,26 +9,33 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.checkpoint.hf_folder import INDEX, read_json
+from kernels.drafts import draft
+from mlx_engine.checkpoint.hf_folder import INDEX
 from mlx_engine.checkpoint.mlx_quantization import KEYS, WEIGHT
-from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.safetensors_writer import write_safetensors
-from mlx_engine.convert.mlx_config import config_for_mlx
+from mlx_engine.convert.folder_form import from_gguf
+from mlx_engine.convert.mlx_config import INNER, config_for_mlx
+from mlx_engine.convert.mlx_limits import check_loads, notes_on
+from mlx_engine.convert.mlx_names import mlx_form
 from mlx_engine.convert.mlx_parts import KEEP, OTHERS, TABLE, Part, parts_of
 from mlx_engine.convert.mlx_targets import TARGETS, target_type
 from mlx_engine.convert.requantize import Line, squared_difference
-from mlx_engine.errors import ModelError, OptionError, SourceError, require
+from mlx_engine.errors import OptionError, SourceError, require
 from mlx_engine.models import model_file
+from mlx_engine.models.allowed import open_model
 from mlx_engine.models.layer_types import GROUPS, HEAD, LAYER_TYPES
-from mlx_engine.models.plan import check
+from mlx_engine.models.plan import Plan, Tensor, check
+from mlx_engine.models.stored import Stored
 from mlx_engine.quant.group_types import GroupType
 from mlx_engine.quant.group_weight import GroupWeight
 from mlx_engine.quant.weight import Weight
@@ -47,48 +54,61 @@ def to_mlx_folder(
     to: str,
     layers: Mapping[str, str] | None = None,
     *,
+    allow_settings: Sequence[str] = (),
+    note: Callable[[str], None] = lambda line: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Line]:
     """Write the folder `target` and return totals per layer type. The folder appears only when it is complete.
 
     Args:
-        source: a Hugging Face folder, or one that MLX has quantised.
+        source: a GGUF file, a Hugging Face folder, or one that MLX has quantised.
         target: a path where nothing is.
         to: a key of `mlx_targets.TARGETS`.
         layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
+        allow_settings: settings that are left out if they are not implemented.
+        note: called with lines about such settings, and about results of mlx-lm that differ from this engine's.
         progress: called with (tensors written, tensors in total).
 
     Raises:
         OptionError: a target or a layer is unknown, or there is something at `target`.
         SourceError: the source cannot be read, or the target cannot be written.
         FormatError, ModelError: the source is damaged, or not a model that can be written for MLX.
+        TokenizerError: a GGUF file has no tokenizer, or one that is not implemented.
     """
     layers = dict(layers or {})
     _check_options(target, to, layers)
-    if not source.is_dir():
-        raise ModelError(
-            f"{source}: expected a Hugging Face folder, found a GGUF file, from which config.json and tokenizer.json "
-            "cannot be made here yet; quantise the model's original folder"
-        )
-    checkpoint = open_checkpoint(source)
-    tensors = check(checkpoint, model_file(checkpoint).plan(checkpoint))
-    parts = parts_of(checkpoint, tensors, to, layers)
-    config = config_for_mlx(read_json(source / "config.json"), has_head=f"{HEAD}{WEIGHT}" in tensors)
+    checkpoint = open_model(source, allow_settings)
+    plan = model_file(checkpoint).plan(checkpoint)
+    tensors = check(checkpoint, plan)
+    has_head = f"{HEAD}{WEIGHT}" in tensors
+    config, write_others = _beside_weights(source, checkpoint, plan, has_head=has_head)
+    model_type = str(config.get("model_type"))
+    check_loads(checkpoint.where, model_type, plan.config, has_head=has_head)
+    for line in (*checkpoint.notes, *notes_on(model_type, plan.config)):
+        note(line)
+    forms = forms_of(config, plan.config, tensors)
+    parts = parts_of(checkpoint, forms, to, layers)
     config |= dict.fromkeys(KEYS, _quantization(to, parts))
-    made = None
     try:
-        made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}-"))
-        lines = _write_tensors(made, parts, progress)
-        (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
-        _copy_others(source, made)
-        made.chmod(0o755)  # of a new folder; a temporary one is private
-        made.rename(target)
+        with draft(target.absolute(), is_folder=True) as made:
+            lines = _write_tensors(made, parts, progress)
+            (made / "config.json").write_text(json.dumps(dict(sorted(config.items())), indent=4) + "\n")
+            write_others(made)
+            made.rename(target)
     except OSError as error:
         raise SourceError(f"{target}: expected a place where a folder can be written, found {error}") from error
-    finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
     return lines
+
+
+def _beside_weights(
+    source: Path, checkpoint: Checkpoint, plan: Plan, *, has_head: bool
+) -> tuple[dict[str, Any], Callable[[Path], None]]:
+    """Return the contents of config.json, and a function that writes the tokenizer and other files into a folder."""
+    if source.is_dir():
+        config = config_for_mlx(checkpoint.settings, has_head=has_head, known=plan.config.to_hf())
+        return config, partial(_copy_others, source)
+    form = from_gguf(checkpoint, plan, has_head=has_head)
+    return config_for_mlx(form.config, has_head=has_head), partial(_write_files, form.files)
 
 
 def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
@@ -100,6 +120,16 @@ def _check_options(target: Path, to: str, layers: Mapping[str, str]) -> None:
         require(value in allowed, option=f"--layer {name}", expected=" or ".join(allowed), found=value)
     if target.exists() or target.is_symlink():
         raise OptionError(option="OUT", expected="a folder that does not exist yet", found=str(target))
+
+
+def forms_of(config: Mapping[str, Any], sizes: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Stored]]:
+    """Return the tensors and how the new folder stores them, by its config.json and the config of the model."""
+    model_type, n_experts = str(config.get("model_type")), int(getattr(sizes, "n_experts", 0))
+    is_inner = "text_config" in config or model_type in INNER.values()
+    how: dict[str, Any] = {"n_experts": n_experts, "is_inner": is_inner}
+    # A tensor without a name in folders encodes a setting.
+    stored = {name: tensor for name, tensor in tensors.items() if tensor.stored("hf").name}
+    return {name: (tensor, mlx_form(tensor, model_type, **how)) for name, tensor in stored.items()}
 
 
 def _quantization(to: str, parts: Sequence[Part]) -> dict[str, object]:
@@ -170,6 +200,11 @@ def _add(line: Line, before: Weight, new: Weight) -> None:
     line.n_values += math.prod(new.shape)
     if new is not before:
         line.squares += squared_difference(before, new)
+
+
+def _write_files(files: Mapping[str, str], target: Path) -> None:
+    for name, text in files.items():
+        (target / name).write_text(text, encoding="utf-8", newline="")
 
 
 def _copy_others(source: Path, target: Path) -> None:

@@ -1,15 +1,15 @@
-"""The tensors of a folder for MLX: under which names mlx-lm has them, and which tensors of the model each one holds.
+"""The tensors of a folder for MLX: which tensors of the model each one holds, its type, and how it is made.
 
-A matrix that mlx-lm has as transformers has it keeps its name and its bytes, also one that holds several of the model,
-such as Phi-3's queries, keys and values. Experts are stacked. Granite 4's gate and up are cut in two, as mlx-lm does.
+A tensor that the source stores as mlx-lm does keeps its bytes, also one that holds several of the model, such as
+Phi-3's queries, keys and values. All others are put together from the tensors of the model.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from mlx_engine.checkpoint.mlx_quantization import BIASES, SCALES, WEIGHT
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -17,22 +17,24 @@ from mlx_engine.checkpoint.safetensors_writer import Entry
 from mlx_engine.convert.mlx_quantize import quantize
 from mlx_engine.convert.mlx_targets import target_type
 from mlx_engine.convert.requantize import kind_of
-from mlx_engine.errors import ModelError, OptionError
+from mlx_engine.errors import OptionError
 from mlx_engine.models.layer_types import GROUPS, HEAD
 from mlx_engine.models.plan import Tensor
 from mlx_engine.models.stored import Stored
+from mlx_engine.quant import mxfp4
 from mlx_engine.quant.group_types import GroupType
-from mlx_engine.quant.types import BY_NAME, GGMLType
+from mlx_engine.quant.group_weight import GroupWeight, split
+from mlx_engine.quant.regroup import EXACT, in_groups
+from mlx_engine.quant.types import BY_NAME, F32, GGMLType
 from mlx_engine.quant.weight import Weight
 
 KEEP, TABLE, OTHERS = "keep", "token_embd", "others"
 # The types of quants and of scales in safetensors, beside the floats.
 STORED_AS = {"U32": GGMLType(-1, "U32", 1, 4), "U8": GGMLType(-1, "U8", 1, 1), **BY_NAME}
-_EXPERT = re.compile(r"ffn_(gate|up|down)_exps\.\d+\.weight")
-_BIAS = re.compile(r"_exps\.(?:\d+\.)?bias")
-_EXPERTS = re.compile(r"\.(?:experts|switch_mlp)\.")
-_DENSE = re.compile(r"\.ffn_(gate|up|down)\.weight")
-_SHARED = ".shared_mlp."
+# The tensors of the model that one tensor of the new folder holds, and how it holds them.
+Held: TypeAlias = Sequence[tuple[Tensor, Stored]]
+# The end of the layer types of experts. MXFP4, in which gpt-oss publishes them, is kept unless layers ask for a type.
+_EXPERTS = "_exps"
 
 
 @dataclass(frozen=True)
@@ -66,71 +68,81 @@ class Part:
 
     def new(self, before: Weight) -> Weight:
         """Return the tensor in its new type."""
-        if not isinstance(self.type, GroupType) or self.type == before.type:
-            return before
-        return quantize(before, self.type)
+        if not isinstance(self.type, GroupType):
+            return before.as_type(self.type)
+        if self.type == before.type:
+            return GroupWeight(self.name, self.shape, self.type, split(before, self.type))
+        same = in_groups(before)
+        return same if same.type == self.type else quantize(before, self.type)
 
 
-def parts_of(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], to: str, layers: Mapping[str, str]) -> list[Part]:
+def parts_of(
+    checkpoint: Checkpoint, forms: Mapping[str, tuple[Tensor, Stored]], to: str, layers: Mapping[str, str]
+) -> list[Part]:
     """Return the tensors of the new folder.
 
     Args:
-        checkpoint: the folder that is converted.
-        tensors: the model's tensors by GGUF name.
+        checkpoint: the model that is converted.
+        forms: the model's tensors, and how the new folder stores them, by GGUF name.
         to: a key of `mlx_targets.TARGETS`.
         layers: the same, or "keep", for layer types or groups of them, and for `token_embd`.
 
     Raises:
         OptionError: the layers that one matrix holds are to get different types.
-        ModelError: a tensor is stored in a form that mlx-lm does not read.
     """
-    if any(_BIAS.search(name) for name in tensors):
-        raise ModelError(
-            f"{checkpoint.where}: expected experts without biases, found biases; models of the architecture "
-            f"{checkpoint.architecture!r} cannot be written for MLX yet; use a folder that mlx-lm has quantised"
-        )
-    held: dict[str, list[Tensor]] = {}
-    for tensor in tensors.values():
-        held.setdefault(_new_name(tensor), []).append(tensor)
-    return [_part(checkpoint, name, of, to, layers, tensors) for name, of in held.items()]
-
-
-def _new_name(tensor: Tensor) -> str:
-    """Return the name of the tensor of mlx-lm that holds a tensor of the model."""
-    name, expert, dense = tensor.stored("hf").name, _EXPERT.search(tensor.name), _DENSE.search(tensor.name)
-    if expert:
-        return f"{_EXPERTS.split(name)[0]}.switch_mlp.{expert[1]}_proj{WEIGHT}"
-    if dense and _SHARED in name:
-        return f"{name.split(_SHARED)[0]}.mlp.{dense[1]}_proj{WEIGHT}"
-    return name
+    held: dict[str, list[tuple[Tensor, Stored]]] = {}
+    for tensor, stored in forms.values():
+        held.setdefault(stored.name, []).append((tensor, stored))
+    is_tied = f"{HEAD}{WEIGHT}" not in forms
+    return [_part(checkpoint, name, of, to, layers, is_tied=is_tied) for name, of in held.items()]
 
 
 def _part(
-    checkpoint: Checkpoint, name: str, held: Sequence[Tensor], to: str, layers: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
+    checkpoint: Checkpoint, name: str, held: Held, to: str, layers: Mapping[str, str],
+    *, is_tied: bool,
 ) -> Part:  # fmt: skip
-    first, stored = held[0], held[0].stored("hf")
-    if stored.transposed:
-        raise ModelError(
-            f"{checkpoint.where}: {stored.name}: expected a matrix (outputs, inputs), found a transposed one; models "
-            f"of the architecture {checkpoint.architecture!r} cannot be written for MLX yet"
-        )
-    type_before = checkpoint.weight(stored.name).type
-    shape, before = checkpoint.weight(stored.name).shape, partial(checkpoint.weight, stored.name)
-    kinds = [kind_of(tensor.name, len(shape)) for tensor in held]
-    if name != stored.name and stored.expert is None and not _EXPERT.search(first.name):
-        shape, before = first.shape, partial(first.weight, checkpoint)
-    elif _EXPERT.search(first.name):
-        shape, kinds = (len(held), *first.shape), [f"ffn_{_EXPERT.search(first.name)[1]}_exps"]  # type: ignore[index]
-        if name != stored.name:
-            before = partial(_stacked, checkpoint, name, held)
-    kind = kinds[0]
-    if kind is None:
-        return Part(name, OTHERS, shape, type_before, type_before, before)
-    asked = _asked(name, [str(kind) for kind in kinds], to, layers, tied=f"{HEAD}{WEIGHT}" not in tensors)
-    type_ = None if asked == KEEP else target_type(asked, type_before)
-    fits = type_ is not None and shape[-1] % type_.block_size == 0
-    return Part(name, kind, shape, type_before, type_ if type_ is not None and fits else type_before, before)
+    held = sorted(held, key=lambda pair: ((pair[1].expert or (0, 0))[0], (pair[1].rows or (0, 0))[0]))
+    first, form = held[0]
+    shape, type_before = form.shape(first.shape), _type_of(checkpoint, held)
+    kinds = [kind_of(tensor.name, len(shape)) for tensor, _ in held]
+    kind, type_ = kinds[0], type_before
+    if kind is not None:
+        to = KEEP if type_before == mxfp4.MLX and kind.endswith(_EXPERTS) else to
+        asked = _asked(name, [str(kind) for kind in kinds], to, layers, tied=is_tied)
+        type_ = type_before if asked == KEEP else target_type(asked, type_before)
+    if shape[-1] % type_.block_size:
+        type_ = type_before
+    if type_.block_size > 1 and not isinstance(type_, GroupType):
+        # Folders have no blocks of GGUF: the same values in groups, or in float32.
+        type_ = EXACT.get(type_.name, F32) if kind is not None else F32
+    return Part(name, kind or OTHERS, shape, type_before, type_, partial(_before, checkpoint, held))
+
+
+def _type_of(checkpoint: Checkpoint, held: Held) -> GGMLType:
+    """Return the type of the tensor of the new folder before its conversion."""
+    types = {checkpoint.weight(tensor.stored(checkpoint.naming).name).type for tensor, _ in held}
+    if len(types) > 1 or (held[0][1].is_shifted and not _is_as_stored(checkpoint, held)):
+        return F32
+    (found,) = types
+    return mxfp4.MLX if found == mxfp4.GGUF else found
+
+
+def _is_as_stored(checkpoint: Checkpoint, held: Held) -> bool:
+    """Return whether the source has one tensor in the form of the new folder's."""
+    stored = [tensor.stored(checkpoint.naming) for tensor, _ in held]
+    same = all(replace(before, name=form.name) == form for before, (_, form) in zip(stored, held, strict=True))
+    return same and len({before.name for before in stored}) == 1
+
+
+def _before(checkpoint: Checkpoint, held: Held) -> Weight:
+    """Return the tensor of the new folder that holds these tensors of the model, before its conversion."""
+    if _is_as_stored(checkpoint, held):
+        return mxfp4.in_mlx_order(checkpoint.weight(held[0][0].stored(checkpoint.naming).name))
+    weights = [mxfp4.in_mlx_order(tensor.weight(checkpoint)) for tensor, _ in held]
+    if len({weight.type for weight in weights}) > 1:
+        weights = [weight.as_type(F32) for weight in weights]
+    parts = [form.in_file_order(weight) for weight, (_, form) in zip(weights, held, strict=True)]
+    return held[0][1].put(parts, [form.order for _, form in held if form.order is not None])
 
 
 def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], *, tied: bool) -> str:
@@ -146,8 +158,3 @@ def _asked(name: str, kinds: Sequence[str], to: str, layers: Mapping[str, str], 
             option="--layer", expected=f"one type for {name}, which holds {', '.join(kinds)}", found=asked
         )
     return found.pop()
-
-
-def _stacked(checkpoint: Checkpoint, name: str, held: Sequence[Tensor]) -> Weight:
-    """Return the matrices of all experts of a layer as one tensor (experts, outputs, inputs)."""
-    return Stored(name, expert=(0, len(held))).put([tensor.weight(checkpoint) for tensor in held])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.convert.tokenizer_models import byte_level, refused, spm
-from mlx_engine.errors import SourceError
+from mlx_engine.tokenizer.folder import tokenizer_json
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import parse
 from mlx_engine.tokenizer.special import TokenType
@@ -31,12 +31,7 @@ def to_gguf(path: Path, vocab_size: int) -> dict[str, object]:
         SourceError: the file cannot be read.
         TokenizerError: the file is not a tokenizer, or GGUF cannot represent it.
     """
-    if not path.is_file():
-        raise SourceError(
-            f"{path}: expected the tokenizer for the GGUF file, found no such file; download it too, or "
-            "write it with transformers' save_pretrained"
-        )
-    vocabulary, core = parse(path)
+    vocabulary, core = parse(tokenizer_json(path.parent))
     file = json.loads(core.to_str())
     vocabulary = _fitted(_said(vocabulary, file), vocab_size)
     how = byte_level(vocabulary, file) if vocabulary.kind == "byte-level BPE" else spm(vocabulary, file)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,10 @@ from mlx_engine.models import model_file
 from mlx_engine.models.allowed import allow
 from mlx_engine.models.plan import Plan, check
 from mlx_engine.quant import readable_types
+from mlx_engine.quant.group_types import GroupType
+from mlx_engine.quant.statistics import not_finite
+
+Progress = Callable[[int, int], None]
 
 
 class Level(str, Enum):
@@ -36,12 +41,15 @@ class Finding:
     detail: str
 
 
-def verify(path: Path, allow_settings: Sequence[str] = ()) -> list[Finding]:
+def verify(
+    path: Path, allow_settings: Sequence[str] = (), *, progress: Progress = lambda done, total: None
+) -> list[Finding]:
     """Check a GGUF file or a Hugging Face folder: the file, its settings, tensors and tokenizer.
 
-    If no finding is FAIL, the model loads and generates. Only values of norms are checked.
+    If no finding is FAIL, the model loads and generates. All values are read, piece by piece.
 
-    Settings in `allow_settings` that are not implemented are WARN.
+    `progress` is called with (tensors whose values have been checked, tensors in total). Settings in `allow_settings`
+    that are not implemented are WARN.
 
     Raises:
         SourceError: the file or folder does not exist, or cannot be opened.
@@ -61,7 +69,7 @@ def verify(path: Path, allow_settings: Sequence[str] = ()) -> list[Finding]:
     except ModelError as error:
         return [*findings, Finding(Level.FAIL, "settings", str(error))]
     findings += [Finding(Level.WARN, "settings", note) for note in checkpoint.notes]
-    model, vocab_size = _model(checkpoint)
+    model, vocab_size = _model(checkpoint, progress)
     return [*findings, *model, *_tokenizer(checkpoint, path, vocab_size)]
 
 
@@ -90,7 +98,7 @@ def _types(listing: Listing) -> Iterator[Finding]:
         yield Finding(Level.PASS, "types", f"all can be read: {detail}")
 
 
-def _model(checkpoint: Checkpoint) -> tuple[list[Finding], int | None]:
+def _model(checkpoint: Checkpoint, progress: Progress) -> tuple[list[Finding], int | None]:
     """Return the findings about settings and tensors, and the number of embedding rows if known."""
     if not checkpoint.shapes:
         detail = "none at all: a file of a vocabulary alone, which `tokenize` can use but no model"
@@ -100,10 +108,10 @@ def _model(checkpoint: Checkpoint) -> tuple[list[Finding], int | None]:
     except ModelError as error:
         return [Finding(Level.FAIL, "settings", str(error))], None
     settings = Finding(Level.PASS, "settings", f"{checkpoint.architecture}, all understood")
-    return [settings, *_tensors(checkpoint, plan)], plan.config.vocab_size
+    return [settings, *_tensors(checkpoint, plan, progress)], plan.config.vocab_size
 
 
-def _tensors(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
+def _tensors(checkpoint: Checkpoint, plan: Plan, progress: Progress) -> Iterator[Finding]:
     try:
         found = check(checkpoint, plan)
     except TensorMismatchError as error:
@@ -115,22 +123,27 @@ def _tensors(checkpoint: Checkpoint, plan: Plan) -> Iterator[Finding]:
     yield Finding(Level.PASS, "tensors", f"{len(stored):,}, with the names and shapes that the settings call for")
     if "output.weight" not in found:
         yield Finding(Level.WARN, "head", "tied: it has no matrix of its own and uses the embedding table's")
-    yield from _norms(checkpoint, [name for name, tensor in stored.items() if len(tensor.shape) == 1])
+    yield from _values(checkpoint, list(stored), progress)
 
 
-def _norms(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Finding]:
-    readable = readable_types()
-    n_bad = 0
-    for name in names:
+def _values(checkpoint: Checkpoint, names: Sequence[str], progress: Progress) -> Iterator[Finding]:
+    readable, n_bad = {type_.name for type_ in readable_types()}, 0
+    for done, name in enumerate(names, start=1):
+        progress(done, len(names))
         try:
             weight = checkpoint.weight(name)
         except FormatError:
             continue  # reported by the check of types
-        if weight.type in readable and not np.isfinite(weight.dequantize()).all():
+        is_readable = isinstance(weight.type, GroupType) or weight.type.name in readable
+        found = not_finite(weight) if is_readable else None
+        if found is not None:
             n_bad += 1
-            yield Finding(Level.FAIL, "values", f"{name} has values that are not finite; download the file again")
+            place = [int(i) for i in np.unravel_index(found.first, weight.shape)]
+            what = f"{found.count:,} of {math.prod(weight.shape):,}, the first at {place}"
+            detail = f"{name} has values that are not finite: {what}; download the file again"
+            yield Finding(Level.FAIL, "values", detail)
     if not n_bad:
-        yield Finding(Level.PASS, "values", f"those of all {len(names):,} vectors are finite")
+        yield Finding(Level.PASS, "values", f"those of all {len(names):,} tensors are finite")
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path, vocab_size: int | None) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import KVSequence, New
 from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.passes import Part, Passes, Running
 from mlx_engine.decode.sampler import Sampler
@@ -58,6 +59,7 @@ def decode(
 
     Raises:
         CacheFullError: the KV cache is full.
+        NotFiniteError: logits are NaN or infinite.
     """
     sequence, passes = Running(kv, pick, list(prompt)), Passes(model, overlap=overlap, clock=metrics.clock)
 
@@ -69,6 +71,8 @@ def decode(
     try:
         while True:
             step = passes.step(plan)
+            for _, error in step.failed:
+                raise error
             seconds += step.seconds
             if step.chosen:
                 metrics.record_pass(seconds, sampling=step.sampling)
@@ -79,11 +83,16 @@ def decode(
 
 
 def decode_without_cache(model: Model, prompt: Sequence[int], pick: Sampler, metrics: Metrics) -> Iterator[int]:
-    """Yield the same ids as `decode`, but run the whole sequence again for each, to show what the KV cache saves."""
+    """Yield the same ids as `decode`, but run the whole sequence again for each, to show what the KV cache saves.
+
+    Raises:
+        NotFiniteError: logits are NaN or infinite.
+    """
     ids = list(prompt)
 
     def run() -> int:
         logits = forward_logits(model, New(ids, model.scratch_kv(len(ids))))
+        check_logits(model, logits, ids)
         # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
         return pick(logits) if model.backend.lazy else metrics.record_sampling(lambda: pick(logits))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.errors import is_number, is_whole, require
+from mlx_engine.tokenizer.messages import HALF
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mlx_engine.decode.keywords import OptionValues
 
 DEFAULT_MAX_TOKENS = 256
+UNTIL_FULL = -1
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Options:
     """Options of one run.
 
     Attributes:
-        max_tokens: the largest number of new tokens; None means 256, or fewer if the context is full before.
+        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that.
         sampling: the sampling options.
         kv: use a KV cache. Without it each pass runs the whole sequence again.
         stop: the text ends before the first of these strings to appear.
@@ -59,10 +61,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid."""
-        for option in ("max_tokens", "context_len"):
+        for option, unbounded in (("max_tokens", [UNTIL_FULL]), ("context_len", list[int]())):
             n = getattr(self, option)
-            sound = n is None or (is_whole(n) and n >= 1)
-            require(sound, option=option, expected="a whole number >= 1, or none at all", found=n)
+            sound = n is None or (is_whole(n) and (n >= 1 or n in unbounded))
+            expected = ", ".join(["a whole number >= 1", *map(str, unbounded), "or none at all"])
+            require(sound, option=option, expected=expected, found=n)
         sound = self.timeout is None or (is_number(self.timeout) and self.timeout > 0)
         require(sound, option="timeout", expected="a finite number of seconds > 0, or none at all", found=self.timeout)
         for option in ("kv", "ignore_eos"):
@@ -72,8 +75,8 @@ class Options:
         sound = n is None or (is_whole(n) and 0 <= n <= MOST_ALTERNATIVES)
         expected = f"a whole number from 0 to {MOST_ALTERNATIVES}, or none at all"
         require(sound, option="logprobs", expected=expected, found=n)
-        sound = all(isinstance(stop, str) and stop for stop in self.stop)
-        require(sound, option="stop", expected="strings of at least one character", found=self.stop)
+        sound = all(isinstance(stop, str) and stop and not HALF.search(stop) for stop in self.stop)
+        require(sound, option="stop", expected="strings of at least one character, in valid Unicode", found=self.stop)
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:

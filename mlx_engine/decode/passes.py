@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from logging import DEBUG
 from typing import NamedTuple
 
+import numpy as np
+
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.cache import KVSequence, New, begin
+from mlx_engine.decode.finite import FiniteCheck, not_finite
 from mlx_engine.decode.sampler import Choice, Sampler
 from mlx_engine.decode.timing import PassTimer
+from mlx_engine.errors import NotFiniteError
 from mlx_engine.models import Model
 from mlx_engine.observe.log import event
 
@@ -61,6 +65,13 @@ class Chosen(NamedTuple):
     ids: list[int]
 
 
+class Failed(NamedTuple):
+    """A part whose logits are not finite, so that no token was chosen."""
+
+    part: Part
+    error: NotFiniteError
+
+
 class Step(NamedTuple):
     """What a step did.
 
@@ -69,12 +80,14 @@ class Step(NamedTuple):
         chosen: the tokens of those parts that have any.
         seconds: the time of these passes.
         sampling: the part of it that chose tokens, where it was measured.
+        failed: the parts whose logits are not finite; their sequences cannot go on.
     """
 
     parts: Sequence[Part] = ()
     chosen: Sequence[Chosen] = ()
     seconds: float = 0.0
     sampling: float | None = None
+    failed: Sequence[Failed] = ()
 
     @property
     def n_rows(self) -> int:
@@ -84,11 +97,12 @@ class Step(NamedTuple):
 
 @dataclass(eq=False)
 class _Pass:
-    """A submitted pass: its batch, its parts, and the choices of each part."""
+    """A submitted pass: its batch, its parts, the choices of each part, and the check of the logits they are from."""
 
     batch: Batch
     parts: list[Part]
     choices: list[list[Choice]]
+    check: FiniteCheck | None = None
     sampling: float | None = None
 
 
@@ -141,9 +155,9 @@ class Passes:
             if not self._flight:
                 return Step(read, (), self._timer.chunk(resumed)) if read else Step()
             oldest, asked = self._flight[0], self._clock()
-            chosen = self._settle(oldest)
+            chosen, failed = self._settle(oldest)
             seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(resumed)
-        return Step([*read, *oldest.parts], chosen, seconds, oldest.sampling)
+        return Step([*read, *oldest.parts], chosen, seconds, oldest.sampling, failed)
 
     def drop(self, sequence: Running) -> None:
         """Remove a sequence from all passes that are not settled, and discard its pending tokens."""
@@ -172,7 +186,7 @@ class Passes:
                 return []
             if submitted is None:
                 return []
-            if not any(submitted.choices):
+            if not any(part.picks for part in submitted.parts):
                 submitted.batch.commit()
                 self._last_had_no_choice = True
                 return submitted.parts
@@ -213,12 +227,12 @@ class Passes:
         rows = [r for r, part in enumerate(wanted) for _ in part.picks]
         if len(rows) > len(wanted):  # several samplers choose from one row
             logits = be.take(logits, tuple(rows))
+        submitted.check = check = FiniteCheck(be, logits)
+        if not be.lazy and check.bad_rows():
+            # These rows fail when the pass is settled. Until then they have some token, which NaN does not give.
+            logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         tokens = be.choose(logits, [pick.draw() for pick in picks])
-        if self.overlaps:
-            for token in tokens:
-                be.begin(token)
-        else:
-            be.wait(tokens)
+        (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
         choices = iter([pick.add(token, logits, i) for i, (pick, token) in enumerate(zip(picks, tokens, strict=True))])
         submitted.choices = [[next(choices) for _ in part.picks] for part in submitted.parts]
         # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
@@ -229,17 +243,28 @@ class Passes:
         """Return the parts that have choices, with them."""
         return [(part, cs) for part, cs in zip(submitted.parts, submitted.choices, strict=True) if cs]
 
-    def _settle(self, submitted: _Pass) -> list[Chosen]:
-        """Wait for the tokens of the oldest pass, commit what it has run, and return the tokens."""
+    def _settle(self, submitted: _Pass) -> tuple[list[Chosen], list[Failed]]:
+        """Wait for the oldest pass and commit what it has run. Return its tokens, and the parts without finite logits.
+
+        A part that has failed is committed, too: its owner drops the sequence.
+        """
+        check, all_choices = submitted.check, self._choices(submitted)
+        bad = check.bad_rows() if check else {}
+        sound = [(part, choices) for part, choices in all_choices if choices[0].row not in bad]
+        failed = [self._failed(part, cs[0], bad[cs[0].row]) for part, cs in all_choices if cs[0].row in bad]
         chosen = [
             Chosen(part, [pick.settle(choice) for pick, choice in zip(part.picks, choices, strict=True)])
-            for part, choices in self._choices(submitted)
+            for part, choices in sound
         ]
         for part in submitted.parts:
             part.sequence.kv.commit(part.n)
-        for (part, choices), (_, ids) in zip(self._choices(submitted), chosen, strict=True):
+        for (part, choices), (_, ids) in zip(sound, chosen, strict=True):
             unread = part.sequence.unread
             if unread and unread[-1] is choices[0].token:  # no pass has run it yet
                 unread[-1] = ids[0]
         self._flight.popleft()
-        return chosen
+        return chosen, failed
+
+    def _failed(self, part: Part, choice: Choice, logits: np.ndarray) -> Failed:
+        """Return the error of a part whose logits (V,) are not finite."""
+        return Failed(part, not_finite(self._model, part.picks[0].ids[: choice.position], logits))

@@ -60,6 +60,11 @@ class Sampler:
         forked._choice, forked._recent = choice, list(self._recent)
         return forked
 
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the prompt, and those after it. All but the last ones, which are not settled, are ints."""
+        return cast("list[int]", self._recent)
+
     def __call__(self, logits: Array) -> int:
         """Choose from logits (1, V), wait until the id is on the host, and return it."""
         (token,) = self._backend.choose(logits, [self.draw()])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pkgutil import iter_modules
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -18,7 +19,7 @@ from mlx_engine.models.context import for_context
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.parameters import Parameters, Progress
-from mlx_engine.models.plan import Plan, check
+from mlx_engine.models.plan import Plan, Tensor, check
 
 
 class Model(Protocol):
@@ -98,15 +99,28 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
     return convert_model(checkpoint, backend, Conversion()).model
 
 
-def convert_model(
-    checkpoint: Checkpoint,
-    backend: Backend,
-    conversion: Conversion,
-    *,
-    progress: Progress | None = None,
-    context: int | None = None,
-) -> Loaded:
-    """Build a checkpoint's model on a backend, with its linear layers converted, for sequences of `context` tokens.
+class Planned(NamedTuple):
+    """What a model is built from, known before any weight is read: its config and tensors, and their conversion."""
+
+    checkpoint: Checkpoint
+    make: Callable[[Any, Parameters, Backend], Model]
+    config: Any
+    tensors: Mapping[str, Tensor]
+    conversion: Conversion
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters; a tied head counts once, unused tensors do not count."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
+        """Build the model on a backend."""
+        parameters = Parameters(self.checkpoint, self.tensors, backend, conversion=self.conversion, progress=progress)
+        return Loaded(self.make(self.config, parameters, backend), parameters.converted)
+
+
+def plan_model(checkpoint: Checkpoint, conversion: Conversion, context: int | None = None) -> Planned:
+    """Return what a checkpoint's model is built from, for sequences of `context` tokens. No weight is read.
 
     Raises:
         OptionError: the conversion names a layer that the model does not have, or the context is too long.
@@ -123,6 +137,16 @@ def convert_model(
     plan = module.plan(checkpoint)
     tensors = check(checkpoint, plan)
     conversion.check(checkpoint.where, tensors)
-    parameters = Parameters(checkpoint, tensors, backend, conversion=conversion, progress=progress)
-    model = module.Model(for_context(plan.config, context), parameters, backend)
-    return Loaded(model, parameters.converted)
+    return Planned(checkpoint, module.Model, for_context(plan.config, context), tensors, conversion)
+
+
+def convert_model(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    conversion: Conversion,
+    *,
+    progress: Progress | None = None,
+    context: int | None = None,
+) -> Loaded:
+    """Build a checkpoint's model on a backend, with its linear layers converted; errors as for `plan_model`."""
+    return plan_model(checkpoint, conversion, context).build(backend, progress)

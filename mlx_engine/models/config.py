@@ -41,6 +41,9 @@ class Setting(Protocol):
     def to_gguf(self, value: Any) -> Mapping[str, object]:
         """Return the GGUF keys for this value."""
 
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
+        """Return the keys of config.json for this value of a config."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -79,6 +82,10 @@ class Key:
         if self.gguf is None:
             return {}
         return dict.fromkeys((self.gguf if isinstance(self.gguf, str) else self.gguf[0], *self.repeated), value)
+
+    def to_hf(self, value: Any, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {} if self.hf is None else {self.hf if isinstance(self.hf, str) else self.hf[0]: value}
 
 
 @dataclass(frozen=True)
@@ -143,9 +150,30 @@ class Declared:
             keys |= f.metadata[SETTING].to_gguf(getattr(self, f.name))
         return keys
 
+    def to_hf(self) -> dict[str, object]:
+        """Return this config as keys of config.json, with all settings that have one implemented value."""
+        keys: dict[str, object] = {}
+        for key, allowed in self.expected.hf.items():
+            value = allowed[0] if isinstance(allowed, tuple) else allowed
+            if value is not None and not callable(value):
+                keys[key] = value
+        for f in fields(self):
+            keys = merged(keys, f.metadata[SETTING].to_hf(getattr(self, f.name), self))
+        return keys
+
     def differences(self, other: object) -> list[str]:
         """Return the names of the fields in which `other` differs; a missing field counts as None."""
         return [f.name for f in fields(self) if not is_same(getattr(self, f.name), getattr(other, f.name, None))]
+
+
+def merged(keys: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of both; mappings under one key are merged too."""
+    made = dict(keys)
+    for key, value in more.items():
+        before = made.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        made[key] = merged(before, value) if both else value  # type: ignore[arg-type]
+    return made
 
 
 def is_same(a: Any, b: Any) -> bool:

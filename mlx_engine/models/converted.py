@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlx_engine.models.conversion import KEEP, Conversion
 
@@ -25,14 +25,24 @@ class Converted:
         asked: the conversion.
         counts: number of converted layers, by the name of their new type.
         left: layers that were not converted although a type was asked for, by reason.
+        nbytes: bytes of all weights, before a backend expands them, by the name of their type.
     """
 
     asked: Conversion
     counts: Mapping[str, int]
     left: tuple[Left, ...]
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> str:
+        """The type that most bytes of the weights have, and the bytes of all, such as "Q8_0, 16.2 MB of weights"."""
+        most = max(self.nbytes, key=lambda name: self.nbytes[name], default="none")
+        return f"{most}, {sum(self.nbytes.values()) / 1e6:,.1f} MB of weights"
 
     @classmethod
-    def of(cls, asked: Conversion, rows: Sequence[tuple[str, str, str]]) -> Converted:
+    def of(
+        cls, asked: Conversion, rows: Sequence[tuple[str, str, str]], nbytes: Mapping[str, int] | None = None
+    ) -> Converted:
         """Count from one row per layer: (name, new type or "", reason for not converting or "")."""
         types = [quant for _, quant, _ in rows if quant]
         reasons = dict.fromkeys(reason for _, _, reason in rows if reason)
@@ -40,7 +50,7 @@ class Converted:
         for reason in reasons:
             names = [name for name, _, why in rows if why == reason]
             left.append(Left(reason, len(names), names[0]))
-        return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left))
+        return cls(asked, {quant: types.count(quant) for quant in dict.fromkeys(types)}, tuple(left), nbytes or {})
 
     def notes(self) -> tuple[str, ...]:
         """Return one line for the user, or none if no conversion was asked for."""

@@ -128,8 +128,8 @@ def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:
 
 
 def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
-    """Return x plus the feed-forward network of the normed x, which is dense or a mixture of experts."""
-    if w.experts is not None and w.ffn_norm is not None:
+    """Return x plus the feed-forward network of the normed x: dense, a mixture of experts, or both side by side."""
+    if w.experts is not None and w.ffn_norm is not None and w.ffn_up is None:
         return be.norm_experts_add(x, w.ffn_norm, w.experts)
     up, down = w.up_down
     if w.ffn_gate is None:
@@ -138,7 +138,10 @@ def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
         h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, up, w.activation)
     if w.post_ffw_norm is None:
         return be.project_add(h, down, x)
-    return be.project_norm_add(h, down, w.post_ffw_norm, x)
+    if w.experts is None or w.pre_ffw_norm_2 is None or w.post_ffw_norm_1 is None:
+        return be.project_norm_add(h, down, w.post_ffw_norm, x)
+    dense = be.project_norm(h, down, w.post_ffw_norm_1)
+    return be.norm_add(be.norm_experts_add(x, w.pre_ffw_norm_2, w.experts, dense), w.post_ffw_norm, x)
 
 
 def decoder_layers(

@@ -3,7 +3,8 @@
 In the model each expert has matrices of its own, which are views of the file's bytes. Files store them one by one or
 all experts of a layer in one tensor with a leading axis for the expert:
 
-    GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight
+    GGUF                        blk.0.ffn_gate_exps.weight (X, F, D); files of early 2024: blk.0.ffn_gate.3.weight;
+                                Gemma 4, and others if asked for: blk.0.ffn_gate_up_exps.weight (X, 2F, D), gate first
     transformers, published     model.layers.0.mlp.experts.3.gate_proj.weight; Mixtral: w1, w2 and w3
     transformers 5, in memory   model.layers.0.mlp.experts.gate_up_proj (X, 2F, D), gate first; experts.down_proj
     mlx-community               model.layers.0.mlp.switch_mlp.gate_proj.weight; gpt-oss: experts.gate_proj.weight
@@ -37,22 +38,38 @@ class Names:
     """The names of an architecture's experts in transformers.
 
     Attributes:
-        block: the module of a layer that has router and experts.
+        block: the module of a layer that has router and experts; "" for the layer itself.
         parts: the published names of gate, up and down.
         router: the name of the router's module.
         interleaved: whether files have gate and up in alternating rows of one tensor. Their experts and routers have
             biases.
+        is_fused: whether published folders have transformers' fused tensors.
+        stacked: the module in which mlx-lm has all experts of a layer.
+        stem: the prefix of the text model's tensors.
     """
 
     block: str = "mlp"
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
     interleaved: bool = False
+    is_fused: bool = False
+    stacked: str = "switch_mlp"
+    stem: str = "model."
+
+    def blocks(self, i: int) -> list[str]:
+        """Return the modules of layer i that may have router and experts: the published one, and that of mlx-lm."""
+        return [f"{self.stem}layers.{i}.{block}".removesuffix(".") for block in dict.fromkeys((self.block, "mlp"))]
 
 
 @dataclass(frozen=True)
 class Count:
-    """The number of experts in each layer. In config.json its key depends on who wrote the file."""
+    """The number of experts in each layer. In config.json its key depends on who wrote the file.
+
+    Attributes:
+        published: the key in published files of the architecture.
+    """
+
+    published: str = "num_experts"
 
     def read(self, s: Settings, naming: Naming, known: Any) -> int:
         """Return the number; config.json has it as `num_experts` or, from transformers 5 on, `num_local_experts`."""
@@ -60,7 +77,7 @@ class Count:
         if naming == "hf":
             key = "num_experts" if s.whole_or_none("num_local_experts", None) is None else "num_local_experts"
         n = s.whole(key)
-        most = max(1, MOST_EXPERTS // known.n_layers)
+        most = most_experts(known.n_layers)
         if n > most:
             raise s.error(key, f"at most {most:,} in each of {known.n_layers:,} layers", n)
         return n
@@ -68,6 +85,10 @@ class Count:
     def to_gguf(self, value: int) -> Mapping[str, object]:
         """Return the GGUF key."""
         return {"expert_count": value}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.published: value}
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,15 @@ class Normalize:
         """Return no key."""
         return {}
 
+    def to_hf(self, value: bool, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {"norm_topk_prob": value}
+
+
+def most_experts(n_layers: int) -> int:
+    """Return the largest number of experts of a layer that is accepted in a model with this many layers."""
+    return max(1, MOST_EXPERTS // n_layers)
+
 
 def of_all(n_used: int, known: Any) -> str | None:
     """Check the number of experts that a token uses."""
@@ -98,7 +128,7 @@ def with_experts(plan: Plan, checkpoint: Checkpoint, names: Names, expert_size: 
     cfg = plan.config
     made = list(plan.tensors)
     for i in range(cfg.n_layers):
-        blocks = [f"model.layers.{i}.{block}" for block in dict.fromkeys((names.block, "mlp"))]
+        blocks = names.blocks(i)
         router = _existing(checkpoint, [f"{block}.{names.router}.weight" for block in blocks])
         made.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", router, (cfg.n_experts, cfg.hidden_size)))
         for part in range(len(PARTS)):
@@ -114,23 +144,26 @@ def _tensors(
 ) -> list[Tensor]:
     """Return the tensors of one part of all experts of layer i; `size` is (F, D)."""
     stem, shape = f"blk.{i}.ffn_{PARTS[part]}", size[::-1] if PARTS[part] == "down" else size
-
+    half = None if PARTS[part] == "down" else (part * size[0], 2 * size[0])
     gguf = _form(
         checkpoint,
         lambda e: Stored(f"{stem}_exps.weight", expert=(e, n)),
         lambda e: Stored(f"{stem}.{e}.weight"),
+        lambda e: Stored(f"blk.{i}.ffn_gate_up_exps.weight", rows=half, expert=(e, n)),
     )
     if names.interleaved:
         hf = _interleaved(checkpoint, f"{blocks[0]}.experts", PARTS[part], size[0], n)
         return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
+    fused = [lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks]
     hf = _form(
         checkpoint,
+        *(fused if names.is_fused else ()),
         *(lambda e, block=block: Stored(f"{block}.experts.{e}.{names.parts[part]}.weight") for block in blocks),
         *(
-            lambda e, block=block: Stored(f"{block}.switch_mlp.{PARTS[part]}_proj.weight", expert=(e, n))
+            lambda e, block=block: Stored(f"{block}.{names.stacked}.{PARTS[part]}_proj.weight", expert=(e, n))
             for block in blocks
         ),
-        *(lambda e, block=block: _fused(f"{block}.experts", PARTS[part], size[0], (e, n)) for block in blocks),
+        *fused,
     )
     return [Tensor(f"{stem}_exps.{e}.weight", hf(e), shape, gguf=gguf(e)) for e in range(n)]
 
@@ -183,14 +216,14 @@ def _existing(checkpoint: Checkpoint, names: Sequence[str]) -> str:
     return next((name for name in names if name in checkpoint.shapes), names[0])
 
 
-def with_shared_expert(plan: Plan, size: int) -> Plan:
+def with_shared_expert(plan: Plan, names: Names, size: int) -> Plan:
     """Return the plan with the tensors of each layer's shared expert, whose FFN size is `size`.
 
     Its weight is a product with one row, which GGUF files store as a vector.
     """
     made, hidden = list(plan.tensors), plan.config.hidden_size
     for i in range(plan.config.n_layers):
-        block = f"model.layers.{i}.mlp.shared_expert"
+        block = f"{names.blocks(i)[0]}.shared_expert"
         weight = Stored(f"{block}_gate.weight", expert=(0, 1))
         made.append(Tensor(f"blk.{i}.ffn_gate_inp_shexp.weight", weight, (hidden,)))
         for part in PARTS:

@@ -54,6 +54,10 @@ class SoftCap:
         """Return the key. GGUF cannot express "no soft cap": without the key, llama.cpp has the usual one."""
         return {} if value is None else {self.key: value}
 
+    def to_hf(self, value: float | None, config: Any) -> Mapping[str, object]:
+        """Return the key."""
+        return {self.key: value}
+
 
 @dataclass(frozen=True)
 class Config(Declared):

@@ -26,7 +26,7 @@ from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import rotation
 from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import EMBEDDINGS, Row, padded, parts, tensors
+from mlx_engine.models.table import EMBEDDINGS, Row, padded, parts, stem_of, tensors
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURE = "gemma3"
@@ -44,6 +44,7 @@ AROUND_TEXT = {
     "mm_tokens_per_image",
     "tie_word_embeddings",
     "vision_config",
+    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
 }
 # Prefixes of the text model's tensors in a Hugging Face folder: text only, then with images, old and new naming.
 STEMS = ("model.", "language_model.model.", "model.language_model.")
@@ -76,6 +77,12 @@ class LocalLayers:
         is_usual = first_global == self.pattern or len(value) < min(first_global, self.pattern)
         return {} if is_usual else {"attention.sliding_window_pattern": first_global}
 
+    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
+        """Return the name of each layer's kind, and n, which older files have."""
+        first_global = value.index(False) + 1 if False in value else len(value) + 1
+        kinds = ["sliding_attention" if is_local else "full_attention" for is_local in value]
+        return {"layer_types": kinds, "sliding_window_pattern": first_global}
+
 
 @dataclass(frozen=True)
 class AttentionScale:
@@ -96,6 +103,11 @@ class AttentionScale:
     def to_gguf(self, value: float) -> Mapping[str, object]:
         """Return no key: llama.cpp reads no scale for Gemma, so `plan` multiplies queries or their norm by it."""
         return {}
+
+    def to_hf(self, value: float, config: Any) -> Mapping[str, object]:
+        """Return the key, a whole number if the scale is the root of one."""
+        found = value**-2
+        return {"query_pre_attn_scalar": round(found) if isclose(found, round(found), rel_tol=CLOSE) else found}
 
 
 def usual_scale(cfg: Any, layers_of_27b: int) -> float:
@@ -227,7 +239,7 @@ def plan(checkpoint: Checkpoint) -> Plan:
         # The head is tied, but some files have a matrix for it.
         config = padded(config, checkpoint, EMBEDDINGS)
         return Plan(config, tensors(config, TENSORS, "optional"))
-    stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
+    stem = stem_of(checkpoint, STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
     table = {name: replace(row, hf=row.hf.replace(STEMS[0], stem)) for name, row in TENSORS.items()}
     factor = scale_factor(config, LAYERS_OF_27B)

@@ -1,4 +1,4 @@
-"""Gemma 4, the text model, without mixtures of experts: E2B, E4B and 31B.
+"""Gemma 4, the text model: E2B, E4B, 31B, and 26B-A4B with a mixture of experts.
 
 Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 
@@ -7,31 +7,36 @@ Reference: Hugging Face transformers, models/gemma4. Differences from Gemma 3:
 - values are normed per head, without a weight; attention scores have the scale 1; logits have a soft cap;
 - the last `num_kv_shared_layers` layers attend to the keys and values of the last earlier layer of their kind;
 - each layer adds an input of its own (`PerLayer`), made of a second embedding table and of the embeddings;
-- each layer's output is multiplied by a number.
+- each layer's output is multiplied by a number;
+- in 26B-A4B a mixture of experts lies beside each dense FFN. Both read the same hidden states, each after a norm of its
+  own, and are normed and added; the router has a third norm, and each expert a factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Experts, Routing
 from mlx_engine.backends.parameters import Array, PerLayer, Rope, Scores, Token
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import gemma3, llama
 from mlx_engine.models.conditions import believable, divides, halves, n_embeddings
 from mlx_engine.models.config import Declared, Expected, Key, Naming, declared, number, whole
-from mlx_engine.models.gemma3 import Layer, LocalLayers, ScaledEmbeddings
+from mlx_engine.models.experts import Names, experts, with_experts
+from mlx_engine.models.gemma3 import Layer, ScaledEmbeddings
 from mlx_engine.models.gemma4_gguf import FFN, GLOBAL_KV_HEADS, IS_WIDE, K_IS_V, KV_HEADS, SHARED, arrays, flat
-from mlx_engine.models.gemma4_gguf import PATTERN as LAYERS
+from mlx_engine.models.gemma4_settings import KEY_LENGTHS, ExpertSize, GlobalSize, Kinds, count, flag
+from mlx_engine.models.gemma4_tensors import planned, table
 from mlx_engine.models.harmless import HARMLESS
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan, Tensor
 from mlx_engine.models.rotation import Rotation
 from mlx_engine.models.rotation_setting import LAYER_KINDS, rotation
 from mlx_engine.models.settings import Settings
-from mlx_engine.models.table import Row, Table, layer_tensors, padded, parts, tensors
+from mlx_engine.models.table import padded, parts, stem_of
 
 ARCHITECTURES = ("gemma4", "gemma4_text")
 GGUF_ARCHITECTURE = "gemma4"
@@ -43,84 +48,12 @@ AROUND_TEXT = {
     *("audio_config", "vision_config", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index"),
     *("eoi_token_id", "image_token_id", "video_token_id", "audio_token_id", "tie_word_embeddings"),
     "vision_soft_tokens_per_image",
+    "vocab_size",  # that of `text_config` again, where mlx-lm looks for it
 }
 # The parts of a Hugging Face folder that are not read.
 NOT_TEXT = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
-
-
-KEY_LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 # The divisor of frequencies that llama.cpp's converter writes for pairs that are not rotated.
 NOT_ROTATED = 1e30
-
-
-@dataclass(frozen=True)
-class GlobalSize:
-    """The setting of a size of global layers: one key, or `per_layer_config` of transformers 5.
-
-    Attributes:
-        key: the key.
-        each: the key of each layer in `per_layer_config`.
-        usual: the default; None for the size of local layers.
-        gguf: the GGUF keys, which have the same value.
-    """
-
-    key: str
-    each: str
-    usual: int | None
-    gguf: tuple[str, ...]
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the size. Without `attention_k_eq_v`, transformers ignores the key of the KV heads."""
-        if naming == "gguf":
-            size = s.whole(self.gguf[0])
-            for key in self.gguf[1:]:
-                s.expect(key, size)
-            return size
-        local = int(getattr(known, "head_dim" if self.each == "head_dim" else "n_kv_heads"))
-        usual = local if self.usual is None else self.usual
-        layers = s.mapping("per_layer_config")
-        if layers is None:
-            found = s.whole(self.key, usual)
-            return found if self.each == "head_dim" or known.k_is_v else local
-        s.whole_or_none(self.key, None)
-        sizes = {}
-        for i in range(known.n_layers):
-            of = layers.mapping(str(i))
-            sizes[i] = local if of is None else of.whole(self.each, local)
-            if of is not None:
-                of.refuse_rest(("head_dim", "num_key_value_heads"))
-        layers.refuse_rest()
-        everywhere = {sizes[i] for i, is_local in enumerate(known.is_local) if not is_local}
-        if len(everywhere) > 1 or any(sizes[i] != local for i, is_local in enumerate(known.is_local) if is_local):
-            raise s.error("per_layer_config", f"one {self.each} in local layers and one in global layers", sizes)
-        return everywhere.pop() if everywhere else local
-
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the keys."""
-        return dict.fromkeys(self.gguf, value)
-
-
-@dataclass(frozen=True)
-class Kinds(LocalLayers):
-    """The setting of which layers are local. The last layer of a folder is global, as in transformers."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[bool, ...]:
-        """Return for each layer whether it is local."""
-        if naming == "hf":
-            return (*super().read(s, naming, known)[:-1], False)
-        return s.flags(LAYERS, known.n_layers) or ()
-
-    def to_gguf(self, value: tuple[bool, ...]) -> Mapping[str, object]:
-        """Return the key with a flag for each layer."""
-        return {LAYERS: list(value)}
-
-
-def _flag(gguf: str, hf: str) -> Any:
-    return declared(Key(Settings.flag, (gguf, False), (hf, False)))
-
-
-def _count(gguf: str, hf: str, usual: int) -> Any:
-    return declared(Key(Settings.whole_or_zero, (gguf, 0), (hf, usual)))
 
 
 def _same_vocabulary(s: Settings, key: str, config: Any) -> None:
@@ -157,14 +90,17 @@ class Config(Declared):
     )
     window: int = whole("attention.sliding_window", ("sliding_window", 512))
     is_local: tuple[bool, ...] = declared(Kinds(PATTERN))
-    k_is_v: bool = _flag(K_IS_V, "attention_k_eq_v")
+    k_is_v: bool = flag(K_IS_V, "attention_k_eq_v")
     global_head_dim: int = declared(GlobalSize("global_head_dim", "head_dim", 512, KEY_LENGTHS))
     n_global_kv_heads: int = declared(
         GlobalSize("num_global_key_value_heads", "num_key_value_heads", None, (GLOBAL_KV_HEADS,))
     )
-    n_shared: int = _count(SHARED, "num_kv_shared_layers", 0)
-    has_wide_ffn: bool = _flag(IS_WIDE, "use_double_wide_mlp")
-    per_layer_size: int = _count("embedding_length_per_layer_input", "hidden_size_per_layer_input", 256)
+    n_shared: int = count(SHARED, "num_kv_shared_layers", 0)
+    has_wide_ffn: bool = flag(IS_WIDE, "use_double_wide_mlp")
+    per_layer_size: int = count("embedding_length_per_layer_input", "hidden_size_per_layer_input", 256)
+    n_experts: int = declared(ExpertSize("expert_count", "num_experts", is_count=True))
+    n_experts_used: int = declared(ExpertSize("expert_used_count", "top_k_experts"))
+    expert_size: int = declared(ExpertSize("expert_feed_forward_length", "moe_intermediate_size"))
 
     expected: ClassVar[Expected] = Expected(
         gguf={"attention.causal": True, "attention.scale": 1.0},
@@ -172,12 +108,10 @@ class Config(Declared):
             "hidden_activation": "gelu_pytorch_tanh",
             "attention_bias": False,
             "use_bidirectional_attention": (None, False, "vision"),  # of image tokens alone
-            "enable_moe_block": False,
             "tie_word_embeddings": True,
             "vocab_size_per_layer_input": _same_vocabulary,
         },
-        # Of experts, which `enable_moe_block` switches on.
-        harmless=("num_experts", "top_k_experts", "moe_intermediate_size"),
+        harmless=("output_router_logits", "router_aux_loss_coef"),
     )
 
     @property
@@ -207,22 +141,6 @@ class Config(Declared):
         if self.is_local[i]:
             return of
         return replace(of, head_dim=self.global_head_dim, n_kv_heads=self.n_global_kv_heads)
-
-
-# Norm weights are stored as they are, unlike Gemma 3's.
-TENSORS = {
-    **{name: replace(row, plus=0.0) for name, row in gemma3.TENSORS.items()},
-    "blk.*.layer_output_scale.weight": Row("model.layers.*.layer_scalar", "1"),
-}
-PER_LAYER_TENSORS = {
-    "per_layer_token_embd.weight": Row("model.embed_tokens_per_layer.weight", "V LI"),
-    "per_layer_model_proj.weight": Row("model.per_layer_model_projection.weight", "LI D"),
-    "per_layer_proj_norm.weight": Row("model.per_layer_projection_norm.weight", "I"),
-    "blk.*.inp_gate.weight": Row("model.layers.*.per_layer_input_gate.weight", "I D"),
-    "blk.*.proj.weight": Row("model.layers.*.per_layer_projection.weight", "D I"),
-    "blk.*.post_norm.weight": Row("model.layers.*.post_per_layer_input_norm.weight", "D"),
-}
-KEYS, VALUES = ("blk.*.attn_k.weight", "blk.*.attn_k_norm.weight"), "blk.*.attn_v.weight"
 
 
 class Model(ScaledEmbeddings):
@@ -265,6 +183,7 @@ def _layer(config: Config, p: Parameters, i: int, rope: Rope) -> Layer:
         per_layer = PerLayer(config.hidden_size, columns, gate, projection, norm)
     return Layer(
         **parts(p, i, eps),
+        experts=_mixture(config, p, i) if config.n_experts else None,
         rope=rope,
         window=config.windows[i],
         scores=Scores(1.0),
@@ -277,6 +196,15 @@ def _layer(config: Config, p: Parameters, i: int, rope: Rope) -> Layer:
     )
 
 
+def _mixture(config: Config, p: Parameters, i: int) -> Experts:
+    routing = Routing(config.n_experts_used, normalize=True, scales=p.vector(f"blk.{i}.ffn_down_exps_scale"))
+    return replace(
+        experts(p, i, config.n_experts, routing, "gelu"),
+        router_norm=p.rms_norm(f"blk.{i}.ffn_gate_inp_norm", config.norm_eps, config.hidden_size**-0.5),
+        post_norm=p.rms_norm(f"blk.{i}.post_ffw_norm_2", config.norm_eps),
+    )
+
+
 def plan(checkpoint: Checkpoint) -> Plan:
     """Return the config and the expected tensors of a checkpoint.
 
@@ -286,19 +214,18 @@ def plan(checkpoint: Checkpoint) -> Plan:
     if checkpoint.naming == "gguf":
         config = read(flat(checkpoint), "gguf", checkpoint.n_embeddings)
         factors = Tensor(f"{llama.FREQUENCIES}.weight", "", (config.global_head_dim // 2,), required=False)
-        return _planned(config, _table(config), (), factors)
+        return with_mixture(checkpoint, planned(config, table(config), (), factors))
     settings = Settings(checkpoint.settings, where=checkpoint.where)
     text = settings.mapping("text_config") or settings
     if text is not settings:
         settings.refuse_rest(AROUND_TEXT)
     config = read(text)
-    stem = next((stem for stem in gemma3.STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), gemma3.STEMS[0])
+    stem = stem_of(checkpoint, gemma3.STEMS)
     config = padded(config, checkpoint, f"{stem}embed_tokens.weight")
-    table = {name: replace(row, hf=row.hf.replace(gemma3.STEMS[0], stem)) for name, row in _table(config).items()}
     # A second copy of the tied head, and the models of images and sounds.
     unused = ["lm_head.weight", "language_model.lm_head.weight"]
     unused += [name for name in checkpoint.shapes if any(part in name for part in NOT_TEXT) and text is not settings]
-    made = _planned(config, table, unused)
+    made = with_mixture(checkpoint, planned(config, table(config, stem), unused), stem)
     # GGUF has no key for the part of a head that is rotated: pairs that are not rotated have a huge divisor.
     rope = config.rope.for_heads(config.global_head_dim)
     plain = Rope.plain(config.global_head_dim, config.rope.theta)
@@ -306,21 +233,10 @@ def plan(checkpoint: Checkpoint) -> Plan:
     return replace(made, in_tensors=("rope",), gguf_only={f"{llama.FREQUENCIES}.weight": divisors})
 
 
-def _table(config: Config) -> dict[str, Row]:
-    return {**TENSORS, **(PER_LAYER_TENSORS if config.per_layer_size else {})}
-
-
-def _planned(config: Config, table: Table, unused: Sequence[str], *more: Tensor) -> Plan:
-    """Return the plan of a table's tensors. Layers do not read the projections that they share, if a file has them."""
-    is_gguf = bool(more)
-    outside = {name: row for name, row in table.items() if "*" not in name}
-    made = [*tensors(config, outside, "optional" if is_gguf else "absent"), *more]
-    unread = list(unused)
-    for i in range(config.n_layers):
-        absent = _absent(config, i)
-        made += layer_tensors(config.of_layer(i), {name: row for name, row in table.items() if name not in absent}, i)
-        unread += [(name if is_gguf else table[name].hf).replace("*", str(i)) for name in absent]
-    return Plan(config, made, tuple(unread))
+def with_mixture(checkpoint: Checkpoint, made: Plan, stem: str = gemma3.STEMS[0]) -> Plan:
+    """Return the plan with the tensors of the experts, if the model has any."""
+    names = Names(block="", router="router.proj", is_fused=True, stacked="experts.switch_glu", stem=stem)
+    return with_experts(made, checkpoint, names, made.config.expert_size) if made.config.n_experts else made
 
 
 def read(s: Settings, naming: Naming = "hf", n_embeddings: int = 1) -> Config:
@@ -339,14 +255,9 @@ def read(s: Settings, naming: Naming = "hf", n_embeddings: int = 1) -> Config:
         raise s.error("global_head_dim", expected, config.global_head_dim)
     if config.n_heads % config.n_global_kv_heads:
         raise s.error("num_global_key_value_heads", f"a divisor of {config.n_heads}", config.n_global_kv_heads)
+    if config.n_experts_used > config.n_experts:
+        raise s.error("top_k_experts", f"at most the number of experts, {config.n_experts}", config.n_experts_used)
     own = config.is_local[: max(0, config.first_shared)]
     if set(own) != set(config.is_local):
         raise s.error("num_kv_shared_layers", "earlier layers of each kind with keys and values", config.n_shared)
     return config
-
-
-def _absent(config: Config, i: int) -> tuple[str, ...]:
-    """Return the tensors that layer i does not have, by their names in the table."""
-    if config.shares(i) is not None:
-        return (*KEYS, VALUES)
-    return (VALUES,) if config.k_is_v and not config.is_local[i] else ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Array, Layer, Scores, Token
@@ -23,6 +24,7 @@ from mlx_engine.models.stored import Stored
 from mlx_engine.models.table import Head, head_of, padded, parts
 
 ARCHITECTURES = ("gpt2",)
+STEMS = ("transformer.", "", "model.")
 GGUF_ARCHITECTURE = "gpt2"
 
 
@@ -97,8 +99,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     head = head_of(checkpoint, s, tied=True)
-    # Files of the model without a head have no "transformer." prefix.
-    stem = "" if "wte.weight" in checkpoint.shapes else "transformer."
+    # Files of the model without a head have no prefix, and mlx-lm's have their own.
+    stem = next((stem for stem in STEMS if f"{stem}wte.weight" in checkpoint.shapes), STEMS[0])
     table = "token_embd.weight" if checkpoint.naming == "gguf" else f"{stem}wte.weight"
     config = padded(Config.read(s, checkpoint.naming, checkpoint.n_embeddings), checkpoint, table)
     # Some files have the causal mask as a tensor, under one of two names, or a second copy of the tied head.
@@ -109,6 +111,8 @@ def plan(checkpoint: Checkpoint) -> Plan:
 
 def tensors(cfg: Config, head: Head, *, stem: str) -> list[Tensor]:
     """Return the tensors of a model of these sizes, with their GGUF names and their transformers names after `stem`."""
+    # mlx-lm stores matrices as (outputs, inputs).
+    linear = partial(_linear, transposed=stem != STEMS[-1])
     D, F, V = cfg.hidden_size, cfg.intermediate_size, cfg.vocab_size
     table = [
         Tensor("token_embd.weight", f"{stem}wte.weight", (V, D)),
@@ -121,11 +125,11 @@ def tensors(cfg: Config, head: Head, *, stem: str) -> list[Tensor]:
         blk, h = f"blk.{i}.", f"{stem}h.{i}."
         table += _norm(blk + "attn_norm", h + "ln_1", D)
         for part, name in enumerate(("attn_q", "attn_k", "attn_v")):
-            table += _linear(blk + name, h + "attn.c_attn", D, D, rows=(part * D, 3 * D), gguf=blk + "attn_qkv")
-        table += _linear(blk + "attn_output", h + "attn.c_proj", D, D)
+            table += linear(blk + name, h + "attn.c_attn", D, D, rows=(part * D, 3 * D), gguf=blk + "attn_qkv")
+        table += linear(blk + "attn_output", h + "attn.c_proj", D, D)
         table += _norm(blk + "ffn_norm", h + "ln_2", D)
-        table += _linear(blk + "ffn_up", h + "mlp.c_fc", F, D)
-        table += _linear(blk + "ffn_down", h + "mlp.c_proj", D, F)
+        table += linear(blk + "ffn_up", h + "mlp.c_fc", F, D)
+        table += linear(blk + "ffn_down", h + "mlp.c_proj", D, F)
     return table
 
 
@@ -134,12 +138,19 @@ def _norm(name: str, hf: str, width: int) -> list[Tensor]:
 
 
 def _linear(
-    name: str, hf: str, n_out: int, n_in: int, rows: tuple[int, int] | None = None, gguf: str | None = None
+    name: str,
+    hf: str,
+    n_out: int,
+    n_in: int,
+    rows: tuple[int, int] | None = None,
+    gguf: str | None = None,
+    *,
+    transposed: bool,
 ) -> list[Tensor]:
-    """Return the tensors of a linear layer, which transformers stores as a Conv1D, (in, out)."""
+    """Return the tensors of a linear layer, which transformers stores as a Conv1D, (in, out), if `transposed`."""
     gguf = gguf or name
     return [
-        Tensor(f"{name}.weight", Stored(f"{hf}.weight", rows, transposed=True), (n_out, n_in),
+        Tensor(f"{name}.weight", Stored(f"{hf}.weight", rows, transposed=transposed), (n_out, n_in),
                gguf=Stored(f"{gguf}.weight", rows)),
         Tensor(f"{name}.bias", Stored(f"{hf}.bias", rows), (n_out,), gguf=Stored(f"{gguf}.bias", rows)),
     ]  # fmt: skip

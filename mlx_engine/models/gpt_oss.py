@@ -48,6 +48,10 @@ class _LocalLayers:
         """Return no key."""
         return {}
 
+    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
+        """Return the name of each layer's kind."""
+        return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in value]}
+
 
 def has_yarn(s: Settings, key: str, config: Any) -> None:
     """Check that config.json has settings of YaRN: transformers has others for a file without them."""
@@ -62,7 +66,7 @@ class Config(llama.Config):
     intermediate_size: int = whole("expert_feed_forward_length", "intermediate_size", repeated=("feed_forward_length",))
     norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-5))
     rope: Rotation = rotation(theta=THETA, rules=("yarn",), truncates=False)
-    n_experts: int = declared(Count())
+    n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
     window: int = declared(Key(Settings.whole, "attention.sliding_window", ("sliding_window", 128)))
     is_local: tuple[bool, ...] = declared(_LocalLayers())

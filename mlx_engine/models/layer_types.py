@@ -19,9 +19,11 @@ GROUPS = {
         "ssm_out",
     ),
     # The experts of a layer are one layer type; routers (ffn_gate_inp) have none, because they are never quantised.
+    # Some GGUF files have gate and up of all experts in one tensor; the loaded model has the two.
     "ffn": (
         "ffn_gate_exps",
         "ffn_up_exps",
+        "ffn_gate_up_exps",
         "ffn_down_exps",
         "ffn_gate_shexp",
         "ffn_up_shexp",

@@ -55,6 +55,10 @@ class KVHeads:
         """Return the key with a number for each layer."""
         return {"attention.head_count_kv": list(value)}
 
+    def to_hf(self, value: tuple[int, ...], config: Any) -> Mapping[str, object]:
+        """Return the number, and the kind of each layer."""
+        return {"num_key_value_heads": max(value), "layer_types": [ATTENTION if n else CONVOLUTION for n in value]}
+
 
 class FeedForward:
     """The setting of the FFN size; config.json may have a larger number, which the rule of the first Llama reduces."""
@@ -72,6 +76,11 @@ class FeedForward:
     def to_gguf(self, value: int) -> Mapping[str, object]:
         """Return the key."""
         return {"feed_forward_length": value}
+
+    def to_hf(self, value: int, config: Any) -> Mapping[str, object]:
+        """Return the key, that the rule does not apply, and its numbers, which mlx-lm requires all the same."""
+        rule = {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+        return {"intermediate_size": value, **rule}
 
 
 @dataclass(frozen=True)

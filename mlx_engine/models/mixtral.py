@@ -27,7 +27,7 @@ class Config(mistral.Config):
 
     window: int | None = whole_or_none(None, ("sliding_window", None))
     normalize: ClassVar[bool] = True
-    n_experts: int = declared(Count())
+    n_experts: int = declared(Count("num_local_experts"))
     n_experts_used: int = whole("expert_used_count", ("num_experts_per_tok", 2), condition=of_all)
 
     expected = Expected(

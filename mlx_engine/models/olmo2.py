@@ -50,6 +50,10 @@ class LocalLayers:
         """Return the flag of each layer, if a layer has a window."""
         return {"attention.sliding_window_pattern": list(value)} if any(value) else {}
 
+    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
+        """Return the name of each layer's kind."""
+        return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in value]}
+
 
 @dataclass(frozen=True)
 class Config(llama.Config):
@@ -80,7 +84,9 @@ class Config2(Config):
     local_rope: Rotation = rotation(gguf="rope.freq_base_swa", rules=("linear", "dynamic", "yarn"))
     window: int = declared(Key(Settings.whole_or_zero, ("attention.sliding_window", 0), ("sliding_window", 0)))
 
-    expected = Expected(hf={**Config.expected.hf, "sliding_window": None, "layer_types": each_layer("full_attention")})
+    expected = Expected(
+        hf={**Config.expected.hf, "sliding_window": (None, 0), "layer_types": each_layer("full_attention")}
+    )
 
 
 TENSORS = {
@@ -115,5 +121,5 @@ def plan(checkpoint: Checkpoint) -> Plan:
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
-    is_2 = checkpoint.naming == "hf" and checkpoint.architecture == "olmo2"
+    is_2 = checkpoint.architecture == "olmo2" and not checkpoint.settings.get("attention.sliding_window")
     return decoder_plan(checkpoint, Config2 if is_2 else Config, TENSORS)

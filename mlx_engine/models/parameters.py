@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
+from mlx_engine.backends.mapped_pages import release
 from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
@@ -39,6 +41,8 @@ class Parameters:
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
+        # Bytes of the weights by type.
+        self._nbytes: Counter[str] = Counter()
 
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
@@ -47,13 +51,14 @@ class Parameters:
     @property
     def converted(self) -> Converted:
         """The types of the linear layers so far."""
-        return Converted.of(self._conversion, self._rows)
+        return Converted.of(self._conversion, self._rows, self._nbytes)
 
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
         if not self._backend.embeds_stored(weight):
             return self._prepare(f"{name}.weight", weight)
+        self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight
 
@@ -63,7 +68,7 @@ class Parameters:
         stored = self._stored(f"{name}.weight")
         type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
         self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
-        return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_)), bias)
+        return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_), stored), bias)
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
@@ -123,11 +128,17 @@ class Parameters:
     def _vector(self, name: str) -> Array:
         return self._prepare(name, self._stored(name))
 
-    def _prepare(self, name: str, weight: Weight) -> Array:
-        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array."""
+    def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
+        """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array.
+
+        `source` is the weight before its conversion, if there was one.
+        """
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
+            if type(source or weight) is Weight:  # the bytes of other classes are made on demand
+                release((source or weight).data, self._prepared[key])
+            self._nbytes[weight.type.name] += weight.nbytes
             self._done(name)
         return self._prepared[key]
 

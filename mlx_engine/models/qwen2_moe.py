@@ -53,4 +53,4 @@ def plan(checkpoint: Checkpoint) -> Plan:
     """
     made = decoder_plan(checkpoint, Config, TENSORS)
     made = with_experts(made, checkpoint, Names(), made.config.expert_size)
-    return with_shared_expert(made, made.config.shared_size)
+    return with_shared_expert(made, Names(), made.config.shared_size)

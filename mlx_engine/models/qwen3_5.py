@@ -8,36 +8,33 @@ sigmoid gate is multiplied with the output. Norm weights are stored minus 1, exc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mlx_engine.backends.base import Backend
+from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.mixers import Convolution, DeltaNet, DeltaRule
-from mlx_engine.backends.parameters import Layer, LlamaLayer, Rope, Scores
+from mlx_engine.backends.parameters import Layer, Rope, Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conditions import believable, convolves, divides, halves, n_embeddings
-from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
+from mlx_engine.models.config import Declared, Expected, declared, number, whole
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.harmless import HARMLESS
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
-from mlx_engine.models.qwen3_5_tensors import ATTENTION, DELTA, STEMS, table
+from mlx_engine.models.qwen3_5_settings import Kinds, RotaryBase, RotaryDim, ValueDim
+from mlx_engine.models.qwen3_5_tensors import DELTA, STEMS, table
 from mlx_engine.models.settings import Settings
 from mlx_engine.models.table import Head, parts, tensors
 
 ARCHITECTURES = ("qwen35", "qwen3_5", "qwen3_5_text")
 GGUF_ARCHITECTURE = "qwen35"
 
-INTERVAL = 4
 # Far above any model.
 MOST_ROWS = 1 << 20
 # The projections of a delta net, in the order of `DeltaNet`.
 PROJECTIONS = ("attn_qkv", "delta_gate", "ssm_beta", "ssm_alpha")
-# Three position ids (time, height, width) are equal for text: how they share the frequencies does not matter.
-MROPE = ("mrope_section", "mrope_interleaved")
-# The sections that llama.cpp expects in every file.
-SECTIONS = [11, 11, 10, 0]
 # Keys beside `text_config` in config.json that do not change the text model.
 AROUND_TEXT = {
     *HARMLESS,
@@ -53,81 +50,6 @@ AROUND_TEXT = {
 
 # Whether a folder has a matrix for the head, by whether the head is tied.
 HEADS: dict[bool, Head] = {True: "absent", False: "required"}
-
-
-class Kinds:
-    """The setting of each layer's kind: every n-th has attention, or config.json's `layer_types`."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> tuple[str, ...]:
-        """Return the kind of each layer."""
-        interval = s.whole("full_attention_interval", INTERVAL)
-        named = s.words("layer_types", known.n_layers, ATTENTION, DELTA) if naming == "hf" else None
-        return tuple(named or [DELTA if (i + 1) % interval else ATTENTION for i in range(known.n_layers)])
-
-    def to_gguf(self, value: tuple[str, ...]) -> Mapping[str, object]:
-        """Return the key of the interval."""
-        return {"full_attention_interval": value.index(ATTENTION) + 1 if ATTENTION in value else len(value) + 1}
-
-
-class RotaryBase:
-    """The setting of the base of rotary frequencies."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> float:
-        """Return the base."""
-        if naming == "gguf":
-            s.counts("rope.dimension_sections", len(SECTIONS))
-            return s.number("rope.freq_base", 10_000.0)
-        theta, nested = s.number("rope_theta", 10_000.0), s.mapping("rope_parameters") or s.mapping("rope_scaling")
-        if nested is None:
-            return theta
-        nested.choice("rope_type", nested.choice("type", "default", "mrope"), "default", "mrope")
-        found = nested.number("rope_theta", theta)
-        nested.refuse_rest(("partial_rotary_factor", *MROPE))
-        s.expect("rope_theta", found)
-        return found
-
-    def to_gguf(self, value: float) -> Mapping[str, object]:
-        """Return the keys of the base and of the sections, which llama.cpp requires."""
-        return {"rope.freq_base": value, "rope.dimension_sections": SECTIONS}
-
-
-class RotaryDim:
-    """The setting of how many elements of a head are rotated; config.json has their share."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the number, which is even."""
-        if naming == "gguf":
-            found = s.whole("rope.dimension_count", int(known.head_dim) // 4)
-        else:
-            nested, share = (
-                s.mapping("rope_parameters") or s.mapping("rope_scaling"),
-                s.number("partial_rotary_factor", 0.25),
-            )
-            found = int(known.head_dim * (share if nested is None else nested.number("partial_rotary_factor", share)))
-        if found < 2 or found % 2 or found > known.head_dim:
-            raise s.error("partial_rotary_factor", f"an even part of {known.head_dim} elements", found)
-        return int(found)
-
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return the key."""
-        return {"rope.dimension_count": value}
-
-
-class ValueDim:
-    """The setting of the width of a value head; GGUF files have that of all heads together."""
-
-    def read(self, s: Settings, naming: Naming, known: Any) -> int:
-        """Return the width."""
-        if naming == "hf":
-            return s.whole("linear_value_head_dim", 128)
-        inner = s.whole("ssm.inner_size")
-        if inner % known.n_value_heads:
-            raise s.error("ssm.inner_size", f"a multiple of {known.n_value_heads}", inner)
-        return int(inner // known.n_value_heads)
-
-    def to_gguf(self, value: int) -> Mapping[str, object]:
-        """Return no key: `Config.to_gguf` adds it."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -175,7 +97,7 @@ class Config(Declared):
         """The number of channels of a convolution: queries, keys and values."""
         return 2 * self.n_key_heads * self.key_dim + self.n_value_heads * self.value_dim
 
-    @property
+    @cached_property
     def rope(self) -> Rope:
         """The frequencies of a head whose rotated elements are first in each half; the others stand still."""
         rotated = Rope.plain(self.rotary_dim, self.rope_theta).frequencies
@@ -190,18 +112,27 @@ class Model(Decoder):
     """A Qwen3.5 model: gated delta nets, and layers with gated attention."""
 
     def __init__(self, config: Config, parameters: Parameters, backend: Backend) -> None:
-        rope, scores = config.rope, Scores(config.head_dim**-0.5)
         layers = [
-            _delta_layer(config, parameters, i)
+            _delta_layer(config, parameters, i, self.mixture(config, parameters, i))
             if kind == DELTA
-            else LlamaLayer(**parts(parameters, i, config.norm_eps), rope=rope, scores=scores)
+            else _attention_layer(config, parameters, i, self.mixture(config, parameters, i))
             for i, kind in enumerate(config.kinds)
         ]
         output_norm = parameters.rms_norm("output_norm", config.norm_eps)
         super().__init__(config, parameters, backend, layers=layers, output_norm=output_norm)
 
+    @staticmethod
+    def mixture(config: Any, p: Parameters, i: int) -> Experts | None:
+        """Return the experts of layer i; None if its FFN is dense."""
+        return None
 
-def _delta_layer(cfg: Config, p: Parameters, i: int) -> Layer:
+
+def _attention_layer(cfg: Config, p: Parameters, i: int, mixture: Experts | None) -> Layer:
+    made, scores = parts(p, i, cfg.norm_eps), Scores(cfg.head_dim**-0.5)
+    return Layer(**made, rope=cfg.rope, scores=scores, experts=mixture, activation="silu")
+
+
+def _delta_layer(cfg: Config, p: Parameters, i: int, mixture: Experts | None) -> Layer:
     made, name = parts(p, i, cfg.norm_eps), f"blk.{i}"
     qkv, gate, beta, step = (p.linear(f"{name}.{part}") for part in PROJECTIONS)
     conv = Convolution(f"{name}.ssm_conv1d", p.array(f"{name}.ssm_conv1d.weight", transposed=True))
@@ -212,7 +143,8 @@ def _delta_layer(cfg: Config, p: Parameters, i: int) -> Layer:
     state = ((cfg.conv_width - 1, cfg.conv_channels), (cfg.n_value_heads, cfg.key_dim, cfg.value_dim))
     norm = p.rms_norm(f"{name}.ssm_norm", cfg.norm_eps)
     mixer = DeltaNet((qkv, gate, beta, step), conv, rule, norm, state)
-    return Layer(**made, mixer=mixer, attn_output=p.linear(f"{name}.ssm_out"), activation="silu")
+    output = p.linear(f"{name}.ssm_out")
+    return Layer(**made, mixer=mixer, attn_output=output, experts=mixture, activation="silu")
 
 
 def _check_rows(s: Settings, cfg: Config) -> None:
@@ -226,24 +158,24 @@ def _check_rows(s: Settings, cfg: Config) -> None:
         raise s.error("heads and their widths", f"matrices of at most {MOST_ROWS:,} rows", max(attention, delta))
 
 
-def plan(checkpoint: Checkpoint) -> Plan:
-    """Return the config and the expected tensors of a checkpoint.
+def plan(checkpoint: Checkpoint, config_type: type[Config] = Config, *, is_dense: bool = True) -> Plan:
+    """Return the config and the expected tensors of a checkpoint, without an FFN if it is not dense.
 
     Raises:
         UnsupportedConfigError: a setting is missing, invalid or not implemented.
     """
     s = Settings(checkpoint.settings, where=checkpoint.where)
     if checkpoint.naming == "gguf":
-        config = Config.read(s, "gguf", checkpoint.n_embeddings)
+        config = config_type.read(s, "gguf", checkpoint.n_embeddings)
         _check_rows(s, config)
-        return Plan(config, tensors(config, table(config, checkpoint), "optional"))
+        return Plan(config, tensors(config, table(config, checkpoint, is_dense=is_dense), "optional"))
     text = s.mapping("text_config") or s
     tied = text.flag("tie_word_embeddings", False)
     if text is not s:
         tied = s.flag("tie_word_embeddings", tied)
         s.refuse_rest(AROUND_TEXT)
-    config, head = Config.read(text, "hf"), HEADS[tied]
+    config, head = config_type.read(text, "hf"), HEADS[tied]
     _check_rows(text, config)
     unused = [name for name in checkpoint.shapes if name.startswith(("mtp.", "model.visual.", "vision_tower."))]
     heads = [f"{stem.removesuffix('model.')}lm_head.weight" for stem in STEMS] if tied else []
-    return Plan(config, tensors(config, table(config, checkpoint), head), (*unused, *heads))
+    return Plan(config, tensors(config, table(config, checkpoint, is_dense=is_dense), head), (*unused, *heads))

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.stored import Stored
-from mlx_engine.models.table import Row, Table
+from mlx_engine.models.table import Row, Table, stem_of
 
 ATTENTION, DELTA = "full_attention", "linear_attention"
 # Prefixes of the text model's tensors in a folder: text only, with images, and as mlx-lm writes them.
@@ -21,12 +21,21 @@ LAYER = "model.layers.*."
 NET = f"{LAYER}linear_attn."
 HEAD = "lm_head.weight"
 
-
-def rotated_first(head_dim: int, rotary_dim: int) -> tuple[int, ...]:
-    """Return the elements of a head in the model's order: those of the rotated pairs first in each half."""
-    half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
-    still = range(rotary_dim, head_dim)
-    return (*range(half), *still[:rest], *range(half, rotary_dim), *still[rest:])
+# Tensors of every model, beside those of attention and of delta nets.
+EVERYWHERE = {
+    "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
+    "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
+    "output.weight": Row(HEAD, "V D"),
+    "blk.*.attn_norm.weight": Row(f"{LAYER}input_layernorm.weight", "D", plus=1.0),
+    "blk.*.ffn_norm.weight": Row(
+        f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
+    ),
+}
+DENSE = {
+    "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
+    "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
+    "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
+}
 
 
 def value_heads_dealt(n_key_heads: int, n_value_heads: int) -> tuple[int, ...]:
@@ -41,15 +50,15 @@ def _rows(
     return tuple(first + head * apart + e for head in heads for e in elements)
 
 
-def table(cfg: Any, checkpoint: Checkpoint) -> Table:
-    """Return the tensor table of a checkpoint."""
+def table(cfg: Any, checkpoint: Checkpoint, *, is_dense: bool) -> Table:
+    """Return the tensor table of a checkpoint, with the FFN if it is dense."""
     conv = next((shape for name, shape in checkpoint.shapes.items() if name.endswith("conv1d.weight")), (0, 0, 0))
     # mlx-lm writes the convolutions with another order of axes, and adds 1 to norm weights.
     is_mlx = checkpoint.naming == "hf" and conv[-1] == 1 and cfg.conv_width > 1
-    found = {**_outside(), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
+    found = {**EVERYWHERE, **(DENSE if is_dense else {}), **_attention(cfg), **_delta(cfg, is_mlx=is_mlx)}
     if is_mlx:
         found = {name: replace(row, plus=0.0) for name, row in found.items()}
-    stem = next((stem for stem in STEMS if f"{stem}embed_tokens.weight" in checkpoint.shapes), STEMS[0])
+    stem = stem_of(checkpoint, STEMS)
     head = f"language_model.{HEAD}" if f"language_model.{HEAD}" in checkpoint.shapes else HEAD
     return {
         name: replace(row, hf=head if row.hf == HEAD else row.hf.replace(STEMS[0], stem, 1))
@@ -57,39 +66,22 @@ def table(cfg: Any, checkpoint: Checkpoint) -> Table:
     }
 
 
-def _outside() -> dict[str, Row]:
-    return {
-        "token_embd.weight": Row("model.embed_tokens.weight", "V D"),
-        "output_norm.weight": Row("model.norm.weight", "D", plus=1.0),
-        "output.weight": Row(HEAD, "V D"),
-        "blk.*.attn_norm.weight": Row(f"{LAYER}input_layernorm.weight", "D", plus=1.0),
-        "blk.*.ffn_norm.weight": Row(
-            f"{LAYER}post_attention_layernorm.weight", "D", plus=1.0, gguf="blk.*.post_attention_norm.weight"
-        ),
-        "blk.*.ffn_gate.weight": Row(f"{LAYER}mlp.gate_proj.weight", "F D"),
-        "blk.*.ffn_up.weight": Row(f"{LAYER}mlp.up_proj.weight", "F D"),
-        "blk.*.ffn_down.weight": Row(f"{LAYER}mlp.down_proj.weight", "D F"),
-    }
-
-
 def _attention(cfg: Any) -> dict[str, Row]:
     """Return the rows of attention: the gate's rows lie behind the query's, head by head."""
-    E, H, G, kind = cfg.head_dim, cfg.n_heads, cfg.n_kv_heads, ATTENTION
-    turned, in_order = rotated_first(E, cfg.rotary_dim), range(E)
+    E, H, kind = cfg.head_dim, cfg.n_heads, ATTENTION
     both = (0, 2 * H * E)
-    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, turned))
-    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, in_order, first=E))
-    keys, norms = Stored("", order=_rows(range(G), E, turned)), Stored("", order=turned)
+    queries = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E)))
+    gates = Stored("", rows=both, order=_rows(range(H), 2 * E, range(E), first=E))
     name = f"{LAYER}self_attn."
     return {
-        "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, stored=queries),
+        "blk.*.attn_q.weight": Row(f"{name}q_proj.weight", "HE D", kind=kind, rotated="H", stored=queries),
         "blk.*.attn_gate.weight": Row(
             f"{name}q_proj.weight", "HE D", kind=kind, gguf="blk.*.attn_q.weight", stored=gates
         ),
-        "blk.*.attn_k.weight": Row(f"{name}k_proj.weight", "GE D", kind=kind, stored=keys),
+        "blk.*.attn_k.weight": Row(f"{name}k_proj.weight", "GE D", kind=kind, rotated="G"),
         "blk.*.attn_v.weight": Row(f"{name}v_proj.weight", "GE D", kind=kind),
-        "blk.*.attn_q_norm.weight": Row(f"{name}q_norm.weight", "E", kind=kind, plus=1.0, stored=norms),
-        "blk.*.attn_k_norm.weight": Row(f"{name}k_norm.weight", "E", kind=kind, plus=1.0, stored=norms),
+        "blk.*.attn_q_norm.weight": Row(f"{name}q_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
+        "blk.*.attn_k_norm.weight": Row(f"{name}k_norm.weight", "E", kind=kind, plus=1.0, rotated="1"),
         "blk.*.attn_output.weight": Row(f"{name}o_proj.weight", "D HE", kind=kind),
     }
 

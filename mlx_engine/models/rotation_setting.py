@@ -18,6 +18,7 @@ LAYER_KINDS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 SCALING = "rope.scaling."
 EVERY_RULE = ("linear", "dynamic", "llama3", "yarn", "longrope")
+WITH_FACTOR, WITH_CONTEXT = ("linear", "dynamic", "llama3", "yarn", "proportional"), ("llama3", "yarn", "longrope")
 # Old names of longrope.
 OLD_NAMES = {"su": "longrope"}
 
@@ -124,6 +125,19 @@ class RotationSetting:
 
     # ---- config.json ----
 
+    def to_hf(self, value: Rotation, config: Any) -> Mapping[str, object]:
+        """Return the keys of a rotation as transformers 5 names them."""
+        keys: dict[str, object] = {"rope_type": value.rule, "rope_theta": value.theta}
+        if value.n_rotated is not None:
+            keys["partial_rotary_factor"] = value.n_rotated / config.head_dim
+        if value.rule in WITH_FACTOR:
+            keys["factor"] = value.factor
+        if value.rule in WITH_CONTEXT:
+            keys[ORIGINAL] = value.context
+        if value.rule in _WRITTEN:
+            keys |= _WRITTEN[value.rule](value)
+        return {"rope_parameters": keys if self.layers is None else {self.layers: keys}}
+
     def _from_hf(self, s: Settings, known: Any) -> Rotation:
         theta, scaling = s.number(self.hf, self._usual(known)), s.mapping("rope_parameters")
         part = s.number("partial_rotary_factor", 1.0) if self.partial else 1.0
@@ -214,6 +228,24 @@ class RotationSetting:
         )  # fmt: skip
 
 
+def _yarn_to_hf(value: Rotation) -> dict[str, object]:
+    keys: dict[str, object] = {"beta_fast": value.high, "beta_slow": value.low, "truncate": value.truncate}
+    if value.beta:
+        keys["llama_4_scaling_beta"] = value.beta
+    if value.attention_factor == 1:
+        return keys | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    is_usual = isclose(value.attention_factor, yarn_attention(value.factor), rel_tol=CLOSE)
+    return keys if is_usual else keys | {"attention_factor": value.attention_factor}
+
+
+_WRITTEN: Mapping[str, Callable[[Rotation], dict[str, object]]] = {
+    "llama3": lambda of: {"low_freq_factor": of.low, "high_freq_factor": of.high},
+    "yarn": _yarn_to_hf,
+    "longrope": lambda of: {
+        "short_factor": list(of.short), "long_factor": list(of.long), "attention_factor": of.attention_factor,
+    },
+    "proportional": lambda of: {"partial_rotary_factor": of.part},
+}  # fmt: skip
 _READ = {
     "dynamic": RotationSetting._dynamic,
     "llama3": RotationSetting._llama3,

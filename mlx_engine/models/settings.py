@@ -17,6 +17,9 @@ REQUIRED: Any = object()
 # Far above any model: otherwise a damaged count would make a list of millions of missing tensors.
 MOST_LAYERS = 10_000
 
+# Sizes and positions are kept in 32 bits by some kernels; published settings stay far below.
+LARGEST = 2**31 - 1
+
 
 # Types whose values `in` compares as a whole; arrays are compared element by element.
 _COMPARABLE = (str, int, float, list, dict, type(None))
@@ -34,19 +37,19 @@ class Settings:
         self._read, self._required = set[str](), set[str]()
 
     def whole(self, key: str, default: Any = REQUIRED) -> int:
-        """Return a whole number >= 1."""
+        """Return a whole number from 1 to `LARGEST`."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, "a whole number >= 1", value)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise self.error(key, f"a whole number from 1 to {LARGEST:,}", value)
         return value
 
     def whole_or_none(self, key: str, default: Any = REQUIRED) -> int | None:
-        """Return a whole number >= 1, or None for null; the default is for an absent key."""
+        """Return a whole number from 1 to `LARGEST`, or None for null; the default is for an absent key."""
         self._read.add(key)
         return None if self._values.get(key, default) is None else self.whole(key, default)
 
     def whole_or_zero(self, key: str, default: Any = 0) -> int:
-        """Return a whole number >= 0; null is 0."""
+        """Return a whole number from 0 to `LARGEST`; null is 0."""
         return 0 if self._get(key, default) == 0 else self.whole(key, default)
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
@@ -118,15 +121,15 @@ class Settings:
         return tuple(map(bool, flags))
 
     def counts(self, key: str, n: int) -> list[int] | None:
-        """Return n whole numbers >= 0, of which a file may give one for all; None if the key is absent."""
+        """Return n whole numbers from 0 to `LARGEST`, or None if the key is absent; one number stands for all."""
         value = self._get(key, None)
         if value is None:
             return None
         found = [value] * n if isinstance(value, int) else list(value) if isinstance(value, Collection) else []
         if len(found) != n or not all(
-            isinstance(i, int | np.integer) and not isinstance(i, bool) and i >= 0 for i in found
+            isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i <= LARGEST for i in found
         ):
-            raise self.error(key, f"{n} whole numbers >= 0", value)
+            raise self.error(key, f"{n} whole numbers from 0 to {LARGEST:,}", value)
         return [int(i) for i in found]
 
     def indices(self, key: str, n: int) -> list[int]:

@@ -44,6 +44,10 @@ class RotatedLayers:
         """Return no key: llama.cpp knows only models without rotary embedding in every fourth layer."""
         return {}
 
+    def to_hf(self, value: tuple[bool, ...], config: Any) -> Mapping[str, object]:
+        """Return 1 for each layer with rotary embedding, 0 for the others."""
+        return {"no_rope_layers": [int(has_rope) for has_rope in value]}
+
 
 @dataclass(frozen=True)
 class Config(llama.Config):

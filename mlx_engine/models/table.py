@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -19,7 +19,7 @@ from mlx_engine.models.stored import Stored
 AXES = {
     "D": "hidden_size", "F": "intermediate_size", "H": "n_heads", "G": "n_kv_heads", "E": "head_dim", "V": "vocab_size",
     "C": "conv_channels", "W": "conv_width", "U": "n_value_heads", "P": "value_dim", "L": "n_layers",
-    "I": "per_layer_size",
+    "I": "per_layer_size", "X": "n_experts",
 }  # fmt: skip
 EMBEDDINGS, HEAD = "token_embd.weight", "output.weight"
 
@@ -40,7 +40,8 @@ class Row:
         shape: row-major shape in axis letters; "HE D" is a matrix of n_heads * head_dim rows and hidden_size columns,
             "1" is a single value.
         heads: the axis letter of the heads, if GGUF files interleave the rows of each head's two halves.
-        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated.
+        rotated: the axis letter of the heads, if only the first `rotary_dim` rows of each head may be rotated; "1" for
+            a single head.
         before: the rows before this tensor's in the tensor of which a folder has it as a part, in axis letters.
         after: the rows after this tensor's there.
         gguf: the name in GGUF files, if it differs from the model's; with `before` or `after`, of a tensor with the
@@ -77,6 +78,11 @@ def head_of(checkpoint: Checkpoint, s: Settings, *, tied: bool = False) -> Head:
     if checkpoint.naming == "gguf":
         return "optional"
     return "absent" if s.flag("tie_word_embeddings", tied) else "required"
+
+
+def stem_of(checkpoint: Checkpoint, stems: Sequence[str]) -> str:
+    """Return the prefix of the text model's tensors in a folder; the first one if no embedding table has any."""
+    return next((stem for stem in stems if f"{stem}embed_tokens.weight" in checkpoint.shapes), stems[0])
 
 
 def tensors(config: Any, table: Table, head: Head) -> list[Tensor]:
@@ -157,7 +163,7 @@ def parts(p: Parameters, i: int, eps: float) -> dict[str, Any]:
         name = f"blk.{i}.{part}"
         if f"{name}.weight" not in p:
             continue
-        if part.endswith("norm"):
+        if "norm" in part:
             made[part] = p.layer_norm(name, eps) if f"{name}.bias" in p else p.rms_norm(name, eps)
         else:
             made[part] = p.linear(name)

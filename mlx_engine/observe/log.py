@@ -16,6 +16,9 @@ TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
 
+# The warnings that have been printed.
+_warned: set[str] = set()
+
 
 def configure(level: str) -> None:
     """Print events of `level`, a key of `LEVELS`, and above to stderr; "off" leaves only warnings."""
@@ -29,6 +32,13 @@ def configure(level: str) -> None:
 def enabled(level: int) -> bool:
     """Return whether events of this level are logged. Check it before computing costly fields."""
     return LOGGER.isEnabledFor(level)
+
+
+def warn(text: str) -> None:
+    """Warn the user in one line, once per process."""
+    if text not in _warned:
+        _warned.add(text)
+        LOGGER.warning("warning: %s", text)
 
 
 def event(level: int, name: str, **fields: Any) -> None:

@@ -1,7 +1,7 @@
 """MLX's quantised types: groups of consecutive weights of a row share a scale, and in the mode "affine" a bias.
 
 A block of such a type is one group: its scale, its bias, its packed quants, side by side. mlx-lm's folders store the
-three in separate tensors; `group_weight.py` joins them. Quants lie from the lowest bits of the group's bytes upwards.
+three in separate tensors; `group_weight.py` joins them.
 
 Source: `mx.quantize` of MLX 0.32, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 """
@@ -48,6 +48,11 @@ class GroupType(GGMLType):
     def has_biases(self) -> bool:
         """Whether groups have biases."""
         return self.mode == "affine"
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether the quants of a block lie in halves (`nibbles.py`); else in MLX's order, as in the stored tensors."""
+        return self.has_biases and self.bits == 4
 
     @property
     def layout(self) -> np.dtype[np.void]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_engine.quant import nibbles
 from mlx_engine.quant.floats import BF16
 from mlx_engine.quant.group_types import GroupType
 
@@ -20,7 +21,7 @@ from mlx_engine.quant.group_types import GroupType
 def dequantize(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantise (n, block bytes) to (n, group size) weights."""
     block = blocks.view(type_.layout)[:, 0]
-    quants = unpack(block["qs"], type_.bits)
+    quants = nibbles.unpack_halves(block["qs"]) if type_.in_halves else unpack(block["qs"], type_.bits)
     with np.errstate(invalid="ignore", over="ignore"):  # any bytes are weights: a scale may be infinite or NaN
         if type_.has_biases:
             weights = quants.astype(np.float32)
@@ -34,7 +35,7 @@ def dequantize(type_: GroupType, blocks: NDArray[np.uint8]) -> NDArray[np.float3
 
 
 def unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return quants (n, group size), each from 0 to 2**bits - 1, of (n, group size * bits / 8) bytes.
+    """Return quants (n, group size), each from 0 to 2**bits - 1, of (n, group size * bits / 8) bytes in MLX's order.
 
     `bits` bytes hold 8 quants. A quant lies in one byte or in two adjacent ones.
     """

@@ -1,14 +1,14 @@
 """MXFP4 in two orders of its quants: that of GGUF, and that of MLX, which Hugging Face's folders of gpt-oss also have.
 
-A group has 32 quants in 16 bytes. GGUF puts quants 0 to 15 into the low halves of the bytes; MLX puts the even quants
-there. Conversion moves bytes, and weights stay the same, but for the sign of a zero, which GGUF does not have.
+A group has 32 quants in 16 bytes: in halves in GGUF, in pairs in MLX (`nibbles.py`). Conversion moves bits, and weights
+stay the same, but for the sign of a zero, which GGUF does not have.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mlx_engine.quant import nibbles
 from mlx_engine.quant.group_types import fixed
 from mlx_engine.quant.group_weight import GroupWeight, Parts, split
 from mlx_engine.quant.types import BY_NAME
@@ -32,10 +32,7 @@ def in_gguf_order(weight: Weight) -> Weight:
     blocks[:, :1] = parts.scales
     for first in range(0, len(blocks), _PIECE):
         some = slice(first, first + _PIECE)
-        low, high = _halves(parts.quants[some])
-        # Byte j of MLX has quants 2j and 2j + 1; byte j of GGUF has quants j and j + 16.
-        even, odd = low[:, :8] | low[:, 8:] << 4, high[:, :8] | high[:, 8:] << 4
-        blocks[some, 1::2], blocks[some, 2::2] = even, odd
+        nibbles.in_halves(parts.quants[some], blocks[some, 1:])
     return Weight(weight.name, weight.shape, GGUF, blocks.reshape(-1))
 
 
@@ -49,11 +46,6 @@ def in_mlx_order(weight: Weight) -> Weight:
     quants = np.empty((len(blocks), GGUF.block_bytes - 1), dtype=np.uint8)
     for first in range(0, len(blocks), _PIECE):
         some = slice(first, first + _PIECE)
-        low, high = _halves(blocks[some, 1:])
-        quants[some, :8], quants[some, 8:] = low[:, ::2] | low[:, 1::2] << 4, high[:, ::2] | high[:, 1::2] << 4
+        nibbles.in_pairs(blocks[some, 1:], quants[some])
     scales = np.ascontiguousarray(blocks[:, :1])
     return GroupWeight(weight.name, weight.shape, MLX, Parts(quants, scales, None))
-
-
-def _halves(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    return packed & np.uint8(15), packed >> np.uint8(4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +13,8 @@ from mlx_engine.quant.weight import Weight
 
 # Values dequantised at a time.
 _PIECE = 1 << 20
+# The same for sums, which are faster if values and temporaries stay in a core's L2 cache.
+_SUMMED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def statistics(weight: Weight) -> Statistics:
     n = n_not_finite = 0
     low, high, mean, squares = math.inf, -math.inf, 0.0, 0.0
     with np.errstate(invalid="ignore"):  # inf - inf
-        for values in _pieces(weight):
+        for piece in weight.pieces(_PIECE):
+            values = piece.astype(np.float64)
             n_not_finite += values.size - int(np.count_nonzero(np.isfinite(values)))
             low, high = float(np.minimum(low, values.min())), float(np.maximum(high, values.max()))
             # Merge means and sums of squared deviations of two sets (Chan's parallel algorithm).
@@ -64,8 +66,27 @@ def first_values(weight: Weight, n: int) -> NDArray[np.float32]:
     return quant.dequantize(raw, weight.type, where=f"tensor {weight.name!r}")[:n]
 
 
-def _pieces(weight: Weight) -> Iterator[NDArray[np.float64]]:
-    step = _PIECE // weight.type.block_size * weight.type.block_bytes
-    for start in range(0, weight.nbytes, step):
-        raw = weight.data[start : start + step]
-        yield quant.dequantize(raw, weight.type, where=f"tensor {weight.name!r}").astype(np.float64)
+@dataclass(frozen=True)
+class NotFinite:
+    """The number of values that are NaN or infinite, and the index of the first one in row-major order."""
+
+    count: int
+    first: int
+
+
+def not_finite(weight: Weight) -> NotFinite | None:
+    """Return which values are not finite; None if all are.
+
+    Raises:
+        UnsupportedTypeError: the type is known but cannot be read.
+    """
+    count = seen = first = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for values in weight.pieces(_SUMMED):
+            # NaN and infinities remain in a sum. The sum of finite values may overflow.
+            if not np.isfinite(values.sum()):
+                bad = np.flatnonzero(~np.isfinite(values))
+                first = seen + int(bad[0]) if len(bad) and not count else first
+                count += len(bad)
+            seen += values.size
+    return NotFinite(count, first) if count else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,22 @@ class Weight:
             UnsupportedTypeError: the type is known but cannot be read.
         """
         return quant.dequantize(self.data, self.type, where=f"tensor {self.name!r}").reshape(self.shape)
+
+    def pieces(self, n: int) -> Iterator[NDArray[np.float32]]:
+        """Yield all values in row-major order, as float32 vectors of at most `n` values, but at least a block.
+
+        Only one piece at a time is dequantised.
+
+        Raises:
+            UnsupportedTypeError: the type is known but cannot be read.
+        """
+        step = max(1, n // self.type.block_size)
+        for first in range(0, math.prod(self.shape) // self.type.block_size, step):
+            yield quant.dequantize(self._blocks(first, first + step), self.type, where=f"tensor {self.name!r}")
+
+    def _blocks(self, first: int, last: int) -> NDArray[np.uint8]:
+        """Return the bytes of blocks [first, last)."""
+        return self.data[first * self.type.block_bytes : last * self.type.block_bytes]
 
     def as_type(self, type_: GGMLType) -> Weight:
         """Return the weight converted to `type_`, piece by piece; return `self` if it has that type.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlx_engine.backends.memory import available_memory
 from mlx_engine.cache import KVPool, New
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.decode.step import forward_logits
@@ -14,9 +15,7 @@ SPARE_SHARE = 0.5
 
 def spare_bytes() -> int:
     """Return the bytes that the machine can spare for keys and values."""
-    import psutil  # imported here: a single request does not need it
-
-    return int(psutil.virtual_memory().available * SPARE_SHARE)
+    return int(available_memory() * SPARE_SHARE)
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:

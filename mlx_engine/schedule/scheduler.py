@@ -23,7 +23,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
-from mlx_engine.errors import CacheFullError, ContextLengthError
+from mlx_engine.errors import CacheFullError, ContextLengthError, Words
 from mlx_engine.models import Model
 from mlx_engine.schedule.accounting import account
 from mlx_engine.schedule.answer import Answer, answer_of
@@ -135,7 +135,7 @@ class Scheduler:
             raise ContextLengthError(
                 option="prompt and max_tokens",
                 expected=f"at most {self.pool.n_tokens // n:,} tokens, which the memory for keys and values can hold",
-                found=f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more",
+                found=Words(f"a prompt of {len(request.prompt_ids):,} and {request.output.max_tokens:,} more"),
             )
         request.times.submitted = self._clock()
         self.waiting.append(Answer.of(request, self.pool, self._model.backend))
@@ -160,8 +160,9 @@ class Scheduler:
         """Run one step: admit requests, run a forward pass, and append the tokens to the outputs of their requests.
 
         A pass that fails is repeated for each of its sequences alone. The request of one that fails again ends with
-        this error. A step that is interrupted (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses
-        to continue, and its owner makes another.
+        this error. A request whose logits are not finite ends with an error, too. A step that is interrupted
+        (KeyboardInterrupt) may have stopped anywhere: the scheduler then refuses to continue, and its owner makes
+        another.
 
         Raises:
             RuntimeError: an earlier step was interrupted.
@@ -184,9 +185,12 @@ class Scheduler:
         step = self._run()
         n_decode = sum(part.n for part in step.parts if part.n == 1 and answer_of(part).output.token_ids)
         nbytes = account(step, self._traffic)
-        self._keep_prompts(step.parts)
+        for part, error in step.failed:
+            self._fail(answer_of(part), error)
+        self._keep_prompts([part for part in step.parts if answer_of(part).request.error is None])
         for part, ids in step.chosen:
-            self._deliver(answer_of(part), ids)
+            if answer_of(part).request.error is None:  # another answer to the request may have failed
+                self._deliver(answer_of(part), ids)
         reached = list(dict.fromkeys([*(answer_of(part).request for part in step.parts), *self._failed]))
         self._failed = []
         ended = [request for request in reached if request.has_ended]
@@ -298,6 +302,7 @@ class Scheduler:
             [part for step in steps for part in step.parts],
             [chosen for step in steps for chosen in step.chosen],
             sum(step.seconds for step in steps),
+            failed=[failed for step in steps for failed in step.failed],
         )
 
     def _run_with_room(self, plan: Callable[[], Sequence[Part]]) -> Step:

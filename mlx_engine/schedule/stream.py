@@ -10,12 +10,13 @@ import copy
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn, Protocol
 
 from mlx_engine.decode.logprobs import TokenLogprobs
 from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.output import FinishReason
+from mlx_engine.errors import NotCopyableError, NotFiniteError
 from mlx_engine.schedule.request import Request
 
 Progress = Callable[[int, int], None]
@@ -30,19 +31,21 @@ class Generation:
         token_ids: the new tokens, including the end-of-text token if there is one.
         metrics: times of the passes.
         finish_reason: "stop" at an end-of-text token or stop string, "length" at the token limit, "timeout" if the
-            timeout came first; None while the run continues.
+            timeout came first, "error" if it failed; None while the run continues.
         prompt_ids: the tokens of the prompt.
         logprobs: the log-probabilities of each new token, if they were asked for.
         n_cached: tokens of the prompt that were taken from the prefix cache.
+        error: why the run failed, in a batch; a run that is not in a batch raises the error.
     """
 
     text: str
     token_ids: list[int]
     metrics: Metrics
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | Literal["error"] | None
     prompt_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
+    error: NotFiniteError | None = None
 
 
 class Steps(Protocol):
@@ -81,6 +84,15 @@ class Stream:
 
     def __iter__(self) -> Stream:
         return self
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise NotCopyableError(name="stream", hint="its `generation` can be pickled and copied")
 
     def __next__(self) -> str:
         timeout = self.request.options.timeout
@@ -148,3 +160,23 @@ class Stream:
         is_late = self._deadline < math.inf and request.metrics.clock() >= self._deadline
         if is_late and request.output.finish_reason is None:
             scheduler.cancel(request, "timeout")
+
+
+def drained(stream: Stream) -> Generation:
+    """Run a stream to its end and return the result."""
+    for _ in stream:
+        pass
+    return stream.generation
+
+
+def outcome(stream: Stream) -> Generation:
+    """Run a stream to its end and return the result; if its logits are not finite, the result so far with the error."""
+    try:
+        return drained(stream)
+    except NotFiniteError as error:
+        return failed(stream, error)
+
+
+def failed(stream: Stream, error: NotFiniteError) -> Generation:
+    """Return the result so far of a stream that has raised an error, with the error."""
+    return replace(stream.generation, finish_reason="error", error=error.with_traceback(None))

@@ -91,7 +91,7 @@ async def _job(
         for read in reads:
             ids = read()
             limit = service.room(ids, params.n_choices) if params.limit is None else params.limit
-            options = Options.of(limit, logprobs=params.n_logprobs or 0, **given)
+            options = Options.of(limit, logprobs=params.n_logprobs or 0, context_len=service.context_len, **given)
             requests.append(service.engine.request(ids, options, n=params.n_choices))
         return requests
 

@@ -100,6 +100,10 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """
         expected = f"1 to {slots}, the number of slots of this server"
         _require(1 <= self.n_choices <= slots, "n", expected, self.n)
+        # -1 has a meaning in `Options` alone: here None is "as many as fit".
+        for name in ("max_tokens", "max_completion_tokens"):
+            n = getattr(self, name, None)
+            _require(n is None or n >= 1, name, "a whole number >= 1, or none at all", n)
         without_stream = self.stream_options is not None and not self.stream
         _require(not without_stream, "stream_options", "stream to be true if stream_options are given", self.stream)
 

@@ -36,6 +36,7 @@ class Service:
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
         recorder: writes the journal; None for none.
+        context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
         sampling: options of sampling for requests that leave them out, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
     """
@@ -52,6 +53,7 @@ class Service:
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
     recorder: Recorder | None = None
+    context_len: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -82,7 +84,7 @@ class Service:
         """
         by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
         context: int = self.engine.config.context_length
-        return max(1, min(context, by_memory) - len(ids))
+        return max(1, min(context, self.context_len or context, by_memory) - len(ids))
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names; a request may also leave it out.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from mlx_engine.errors import SourceError
+from mlx_engine.tokenizer.folder import tokenizer_json
 from mlx_engine.tokenizer.gguf import from_gguf
 from mlx_engine.tokenizer.hf import from_json
 from mlx_engine.tokenizer.stream import StreamDecoder
@@ -40,9 +40,7 @@ def load_tokenizer(source: str | os.PathLike[str] | HasMetadata) -> Tokenizer:
         return from_gguf(source.metadata, where=str(getattr(source, "path", "metadata")))
     path = Path(source)
     if path.is_dir():
-        if not (path / "tokenizer.json").is_file():
-            raise SourceError(f"{path}: expected a folder with a tokenizer.json, found none; name a file instead")
-        return from_json(path / "tokenizer.json")
+        return from_json(tokenizer_json(path))
     if path.suffix == ".json":
         return from_json(path)
     from mlx_engine.checkpoint.gguf import open_gguf

@@ -73,17 +73,26 @@ def byte_level_bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges, 
     Raises:
         TokenizerError: a merge does not join two tokens into a third.
     """
-    kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
-    unmade = {vocabulary.tokens[i] for i in kept}
-    pairs: Sequence[tuple[str, str]] = merges
-    if any(map(merges.make, unmade)):
-        merges.check(ids)  # the library does not see the merges left out below
-        pairs = [pair for pair in pairs if unmade.isdisjoint({*pair, "".join(pair)})]
     try:
         with refusals(vocabulary.where, f"expected {_KEY} to join tokens of the vocabulary, found others"):
+            pairs = without_control(vocabulary, ids, merges)
             core = tokenizers.Tokenizer(models.BPE(ids, pairs, ignore_merges=split.whole_words))
             core.pre_tokenizer = split.pre_tokenizer()
     except TokenizerError:
         merges.check(ids)
         raise
     return core
+
+
+def without_control(vocabulary: Vocabulary, ids: dict[str, int], merges: Merges) -> Sequence[tuple[str, str]]:
+    """Return the merges that neither produce nor read a control token, so that its spelling in plain text stays text.
+
+    Raises:
+        TokenizerError: some do, and a merge produces no token.
+    """
+    kept = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED, TokenType.UNDEFINED)
+    unmade = {vocabulary.tokens[i] for i in kept}
+    if not any(map(merges.make, unmade)):
+        return merges
+    merges.check(ids)  # the library does not see the merges left out below
+    return [pair for pair in merges if unmade.isdisjoint({*pair, "".join(pair)})]

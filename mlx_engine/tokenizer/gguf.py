@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_engine.tokenizer.bpe import Merges, byte_level_bpe
+from mlx_engine.tokenizer.character_bpe import character_bpe
 from mlx_engine.tokenizer.metadata import Metadata
 from mlx_engine.tokenizer.special import END_KEYS, END_NAMES, TokenType, named_end_ids
 from mlx_engine.tokenizer.split import SPLITS
@@ -17,7 +19,8 @@ from mlx_engine.tokenizer.tokenizer import Tokenizer, mark_special
 from mlx_engine.tokenizer.vocabulary import BYTE_TOKEN, SPACE_MARK, Kind, SpacePrefix, Vocabulary, type_array
 
 _log = logging.getLogger(__name__)
-_KINDS: dict[str, Kind] = {"gpt2": "byte-level BPE", "llama": "SPM"}
+# Gemma 4's tokens are written as SPM's; merges produce them in place of scores.
+_KINDS: dict[str, Kind] = {"gpt2": "byte-level BPE", "llama": "SPM", "gemma4": "SPM"}
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -43,7 +46,7 @@ def from_gguf(metadata: Mapping[str, object], *, where: str) -> Tokenizer:
             "nothing" if model is None else f"{model!r:.40}",
             "the file has no tokenizer, or one of a kind that is not implemented here",
         )
-    return _byte_level(read) if _KINDS[model] == "byte-level BPE" else _spm(read)
+    return {"gpt2": _byte_level, "llama": _spm, "gemma4": _gemma4}[model](read)
 
 
 def _byte_level(read: Metadata) -> Tokenizer:
@@ -73,19 +76,37 @@ def _spm(read: Metadata) -> Tokenizer:
         tokens[i] = tokens[i].replace(
             SPACE_MARK, " "
         )  # matched against unnormalised text; newer files store them with spaces
-    for i in np.flatnonzero(types == TokenType.BYTE).tolist():
-        if not BYTE_TOKEN.fullmatch(tokens[i]):
-            raise read.error(f"{_TOKENS}[{i:,}], a byte token,", "written <0x00> to <0xFF>", f"{tokens[i]!r:.40}")
+    _check_bytes(read, tokens, types)
     scores = read.numbers("tokenizer.ggml.scores", count=len(tokens), kinds="fiu")
     if scores is None:
         raise read.error("tokenizer.ggml.scores", f"{len(tokens):,} numbers, one per token", "nothing")
     pre = read.text("tokenizer.ggml.pre")
     ids = _ids(read, tokens)
-    vocabulary = _vocabulary(read, tokens, types, kind="SPM", pre=pre, add_bos=True)
+    vocabulary = _vocabulary(read, tokens, types, kind="SPM", pre=pre, add_bos=True, has_usual=True)
     unknown_id = read.token_id("tokenizer.ggml.unknown_token_id", len(tokens))
     core = spm(vocabulary, ids, scores, _usual(unknown_id, 0, TokenType.UNKNOWN, types))
     mark_special(core, vocabulary)
     return Tokenizer(vocabulary, core)
+
+
+def _gemma4(read: Metadata) -> Tokenizer:
+    """As llama.cpp, with a BOS before the text whatever the file says, and without a space before it."""
+    tokens = read.strings(_TOKENS)
+    types = _types(read, len(tokens), [i for i, token in enumerate(tokens) if token in END_NAMES])
+    _check_bytes(read, tokens, types)
+    ids = _ids(read, tokens)
+    vocabulary = _vocabulary(read, tokens, types, kind="SPM", pre=None, add_bos=True)
+    vocabulary = replace(vocabulary, add_bos=vocabulary.bos_id is not None)
+    unknown_id = read.token_id("tokenizer.ggml.unknown_token_id", len(tokens))
+    core = character_bpe(vocabulary, ids, Merges(read), unknown_id)
+    mark_special(core, vocabulary)
+    return Tokenizer(vocabulary, core)
+
+
+def _check_bytes(read: Metadata, tokens: list[str], types: NDArray[np.int8]) -> None:
+    for i in np.flatnonzero(types == TokenType.BYTE).tolist():
+        if not BYTE_TOKEN.fullmatch(tokens[i]):
+            raise read.error(f"{_TOKENS}[{i:,}], a byte token,", "written <0x00> to <0xFF>", f"{tokens[i]!r:.40}")
 
 
 def _vocabulary(
@@ -96,11 +117,13 @@ def _vocabulary(
     kind: Kind,
     pre: str | None,
     add_bos: bool,
+    has_usual: bool = False,
 ) -> Vocabulary:
+    """Return the vocabulary; `has_usual` is whether keys that are absent have the usual values of SPM."""
     bos_id = read.token_id("tokenizer.ggml.bos_token_id", len(tokens))
     eos_id = read.token_id("tokenizer.ggml.eos_token_id", len(tokens))
     space_prefix = SpacePrefix.NEVER
-    if kind == "SPM":
+    if has_usual:
         bos_id = _usual(bos_id, 1, TokenType.CONTROL, types)
         eos_id = _usual(eos_id, 2, TokenType.CONTROL, types)
         if read.flag("tokenizer.ggml.add_space_prefix") is not False:

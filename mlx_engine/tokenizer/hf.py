@@ -17,7 +17,8 @@ import numpy as np
 import tokenizers
 
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
-from mlx_engine.errors import SourceError, TokenizerError
+from mlx_engine.checkpoint.paths import read_file
+from mlx_engine.errors import TokenizerError
 from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
@@ -49,8 +50,11 @@ def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
         TokenizerError: it is not a tokenizer, or one that is neither byte-level BPE nor SPM.
     """
     where = str(path)
+    text = _read(path)
+    if not text:
+        raise TokenizerError(f"{where}: expected a tokenizer.json, found an empty file; download the file again")
     with refusals(where, "expected a tokenizer.json, found something else; download the file again"):
-        core = tokenizers.Tokenizer.from_str(_read(path))
+        core = tokenizers.Tokenizer.from_str(text)
         core.no_truncation()
         core.no_padding()
     beside = _Beside(path.parent)
@@ -86,9 +90,7 @@ def parse(path: Path) -> tuple[Vocabulary, tokenizers.Tokenizer]:
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as problem:
-        raise SourceError(f"{path}: cannot be read: {problem.strerror or problem}; check the path") from None
+        text = read_file(path).decode("utf-8")
     except UnicodeDecodeError:
         raise TokenizerError(f"{path}: expected JSON in UTF-8, found other bytes; download it again") from None
     refuse_pointer(path, text[:POINTER_BYTES].encode(), f"a {path.name}")
@@ -219,7 +221,7 @@ class _Beside:
         """Return the chat template from its own file or the configuration (of several, the one named `default`)."""
         path = self.folder / "chat_template.jinja"
         if path.exists():
-            return _read(path)
+            return _read(path).replace("\r\n", "\n")
         template = self._tokenizer_config.get("chat_template")
         if isinstance(template, list):
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from mlx_engine.forks import kept_over_forks
 from mlx_engine.tokenizer.markers import MARK, Markers
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ class History:
         self._max_entries, self._max_tokens = max_entries, max_tokens
         self._texts: OrderedDict[bytes, str] = OrderedDict()  # by ids, the most recently used last
         self._n_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = kept_over_forks(threading.Lock())
 
     def __len__(self) -> int:
         return len(self._texts)

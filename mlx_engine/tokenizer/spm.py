@@ -34,13 +34,7 @@ def spm(
     Raises:
         TokenizerError: the vocabulary has neither all byte tokens nor an unknown token, for characters without a token.
     """
-    tokens = vocabulary.tokens
-    has_bytes = {tokens[i] for i in vocabulary.ids_of(TokenType.BYTE)} >= {f"<0x{byte:02X}>" for byte in range(256)}
-    if not has_bytes and unknown_id is None:
-        raise TokenizerError(
-            f"{vocabulary.where}: expected tokens for all 256 bytes, <0x00> to <0xFF>, or an unknown token, "
-            f"found neither; {CONVERT_AGAIN}"
-        )
+    has_bytes, tokens = has_all_bytes(vocabulary, unknown_id), vocabulary.tokens
     with refusals(vocabulary.where, "tokens and scores do not make a vocabulary"):
         core = tokenizers.Tokenizer(
             models.BPE(
@@ -56,6 +50,22 @@ def spm(
             steps.insert(0, normalizers.Prepend(SPACE_MARK))
         core.normalizer = normalizers.Sequence(steps)
     return core
+
+
+def has_all_bytes(vocabulary: Vocabulary, unknown_id: int | None) -> bool:
+    """Return whether there is a token for each byte, for characters without a token.
+
+    Raises:
+        TokenizerError: there is not, and no unknown token either.
+    """
+    tokens = vocabulary.tokens
+    has_bytes = {tokens[i] for i in vocabulary.ids_of(TokenType.BYTE)} >= {f"<0x{byte:02X}>" for byte in range(256)}
+    if not has_bytes and unknown_id is None:
+        raise TokenizerError(
+            f"{vocabulary.where}: expected tokens for all 256 bytes, <0x00> to <0xFF>, or an unknown token, "
+            f"found neither; {CONVERT_AGAIN}"
+        )
+    return has_bytes
 
 
 def _merges(vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
+from mlx_engine.forks import kept_over_forks
 from mlx_engine.tokenizer.rust import refusals
 from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.stream import StreamDecoder
@@ -30,7 +31,8 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
-        self._lock = threading.Lock()  # recognising special tokens is a setting of `core`, not an argument
+        # Recognising special tokens is a setting of `core`, not an argument.
+        self._lock = kept_over_forks(threading.Lock())
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
         self.user_defined_tokens: dict[str, int] = {
@@ -39,6 +41,10 @@ class Tokenizer:
         self._lacks_bytes = vocabulary.kind == "byte-level BPE" and any(
             core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
         )
+
+    def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
+        """Return the vocabulary, and a copy of the library's tokenizer, from which files can be written."""
+        return self._vocabulary, tokenizers.Tokenizer.from_str(self._core.to_str())
 
     def padded(self, size: int) -> Tokenizer:
         """Return a tokenizer with at least `size` ids; those that are added have no text and are never encoded."""
@@ -110,7 +116,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as problem:
             raise TokenizerError(
-                f"{where}: expected text that UTF-8 can write, found {text[problem.start]!r} at index "
+                f"the text to encode: expected text that UTF-8 can write, found {text[problem.start]!r} at index "
                 f"{problem.start:,}, half of a surrogate pair; replace it before encoding"
             ) from None
         with self._lock, refusals(where, f"a text of {len(text):,} characters cannot be encoded"):

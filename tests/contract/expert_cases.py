@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,9 @@ def combine(t: int, c: int) -> Run:
 
 def block(
     t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False,
-    gating: Gating = "silu", bias: bool = False, width: int = 32, shared: int = 0,
+    gating: Gating = "silu", bias: bool = False, width: int = 32, shared: int = 0, beside: bool = False,
 ) -> Run:  # fmt: skip
-    """`ties`: every second expert has the logits of the one before."""
+    """`ties`: every second expert has the logits of the one before; `beside`: as beside a dense FFN, with all norms."""
 
     def run(be: Backend, rng: np.random.Generator) -> Any:
         rows = normal(rng, 6, 64, scale=0.125)
@@ -72,15 +73,14 @@ def block(
         router = Linear("w", weight(be, np.repeat(rows[:3], 2, axis=0) if ties else rows), of_router)
         sizes = ((width, 64), (width, 64), (64, width))
         parts = [stack(be, rng, 6, *size, type_name, bias=bias) for size in sizes]
-        experts = Experts(
-            "moe",
-            router,
-            Routing(n_used, normalize),
-            *parts,
-            gating,
-            shared_expert(be, rng, shared) if shared else None,
-        )
-        return be.norm_experts_add(be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind), experts)
+        of_all = shared_expert(be, rng, shared) if shared else None
+        experts = Experts("moe", router, Routing(n_used, normalize), *parts, gating, of_all)
+        x, norm = be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind)
+        if not beside:
+            return be.norm_experts_add(x, norm, experts)
+        routing = replace(experts.routing, scales=weight(be, normal(rng, 6)))
+        norms = {name: norm_of(be, rng, 64, "rms") for name in ("router_norm", "post_norm")}
+        return be.norm_experts_add(x, norm, replace(experts, routing=routing, **norms), be.array(normal(rng, t, 64)))
 
     return run
 
@@ -92,6 +92,14 @@ def shared_expert(be: Backend, rng: np.random.Generator, width: int) -> SharedEx
 
 def shared_alone(t: int) -> Run:
     return lambda be, rng: be.shared_expert(be.array(normal(rng, t, 64)), shared_expert(be, rng, 48))
+
+
+def norm_add(t: int, kind: str = "rms") -> Run:
+    def run(be: Backend, rng: np.random.Generator) -> Any:
+        norm = norm_of(be, rng, 40, kind)
+        return be.norm_add(be.array(normal(rng, t, 40)), norm, be.array(normal(rng, t, 40)))
+
+    return run
 
 
 def clamped_swiglu(scale: float) -> Run:
@@ -146,4 +154,10 @@ CASES = [
     OpCase("norm_experts_add", "clamped_swiglu-one-row", block(1, "Q8_0", gating="clamped_swiglu", bias=True)),
     OpCase("norm_experts_add", "clamped_swiglu", block(30, "Q8_0", gating="clamped_swiglu", bias=True)),
     OpCase("norm_experts_add", "layer-norm", block(3, kind="layer")),
+    OpCase("norm_experts_add", "beside-a-dense-ffn-one-row", block(1, gating="gelu", beside=True)),
+    OpCase("norm_experts_add", "beside-a-dense-ffn", block(21, "Q8_0", gating="gelu", beside=True)),
+    OpCase("norm_experts_add", "beside-and-shared", block(5, shared=16, beside=True)),
+    OpCase("norm_add", "one-row", norm_add(1)),
+    OpCase("norm_add", "rows", norm_add(19)),
+    OpCase("norm_add", "layer-norm", norm_add(3, "layer")),
 ]

@@ -29,6 +29,8 @@ NOT_OPERATIONS = {
         "kv_copy",
         "session",
         "begin",
+        "close",
+        "row_sums",
         "wait",
         "read_ahead",
     ),

@@ -98,8 +98,7 @@ QWEN3_5 = {
     "mlp.down_proj": "ffn_down",
 }
 QWEN3 = {**LLAMA, "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp"}
-QWEN2_MOE = {
-    **LLAMA,
+SHARED_EXPERT = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
@@ -114,11 +113,12 @@ NAMES = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
-    "qwen2_moe": QWEN2_MOE,
+    "qwen2_moe": {**LLAMA, **SHARED_EXPERT},
     "qwen3_moe": QWEN3,
     "mixtral": MIXTRAL,
     "lfm2": LFM2,
     "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe_text": {**QWEN3_5, **SHARED_EXPERT},
 }
 # Values of config.json's model_type that have another name in GGUF.
 ARCHITECTURES = {
@@ -128,6 +128,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 # Matrices that are never quantised.
 FLOATS = ("position_embd", "shortconv.conv", "ssm_conv1d", "ffn_gate_inp")
@@ -138,9 +139,12 @@ def convert(folder: Path, path: Path, type_: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
     writer = gguf.GGUFWriter(path, ARCHITECTURES.get(kind, kind))
-    {"gpt2": _gpt2_settings, "lfm2": _lfm2_settings, "qwen3_5_text": _qwen3_5_settings}.get(kind, _settings)(
-        writer, config
-    )
+    {
+        "gpt2": _gpt2_settings,
+        "lfm2": _lfm2_settings,
+        "qwen3_5_text": _qwen3_5_settings,
+        "qwen3_5_moe_text": _qwen3_5_settings,
+    }.get(kind, _settings)(writer, config)
     for name, values in stacked(read_safetensors(folder / "model.safetensors")).items():
         *stem, part = name.split(".")
         layer = [f"blk.{stem[2]}"] if stem[1:2] in (["h"], ["layers"]) else []
@@ -152,7 +156,7 @@ def convert(folder: Path, path: Path, type_: str) -> None:
         if kind in ("llama", "mistral", "mixtral") and known in ("attn_q", "attn_k"):
             heads = config["num_attention_heads" if known == "attn_q" else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        if kind == "qwen3_5_text":
+        if kind.startswith("qwen3_5"):
             known, part, values = _qwen3_5_tensor(config, known, part, values)
         if known == "ffn_gate_inp_shexp":
             values = values[0]
@@ -203,7 +207,8 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -213,20 +218,12 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
         return
     if config["model_type"] == "lfm2":
         return
+    _expert_settings(writer, config)
     if config["model_type"] == "qwen2_moe":
-        writer.add_expert_count(config["num_local_experts" if "num_local_experts" in config else "num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
         return
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    if "num_local_experts" in config:
-        writer.add_expert_count(config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe", "qwen3_5_text"):
+    if config["model_type"] in ("mistral", "mixtral", "qwen3_moe", "qwen3_5_text", "qwen3_5_moe_text"):
         return
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -234,6 +231,17 @@ def _settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_sliding_window(config["sliding_window"])
     # Real files leave this key out, because it follows from their sizes.
     writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+
+
+def _expert_settings(writer: gguf.GGUFWriter, config: dict) -> None:
+    if "num_experts_per_tok" not in config:
+        return
+    writer.add_expert_count(config["num_local_experts" if "num_local_experts" in config else "num_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
 
 
 def _lfm2_settings(writer: gguf.GGUFWriter, config: dict) -> None:
@@ -251,7 +259,7 @@ def _qwen3_5_settings(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_ssm_group_count(config["linear_num_key_heads"])
     writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
-    writer.add_full_attention_interval(4)
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
 
 
 def _qwen3_5_tensor(config: dict, known: str, part: str, values: np.ndarray) -> tuple[str, str, np.ndarray]:

@@ -30,7 +30,7 @@ from transformers.models.phi3 import modeling_phi3
 from transformers.models.smollm3 import modeling_smollm3
 
 from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
-from tests.golden.make_llama_goldens import to_q8_0
+from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 MODULES = (
     rope_utils, modeling_gemma4, modeling_granite, modeling_granitemoehybrid, modeling_ministral3, modeling_olmo2,
@@ -93,6 +93,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
         "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "rope_parameters": PROPORTIONAL,
     },
+    # Like 26B-A4B: a mixture of experts beside each dense FFN.
+    "gemma4moe": {
+        "model_type": "gemma4_text", "num_hidden_layers": 3, "sliding_window": 8, "global_head_dim": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "rope_parameters": PROPORTIONAL,
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+        "experts_implementation": "eager",
+    },
     "olmo2": {"model_type": "olmo2", "rope_parameters": PLAIN, "tie_word_embeddings": False},
     "olmo3": {
         "model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
@@ -102,7 +111,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # Attention scores of these models have the scale 1: the norms of queries make up for the head dim.
-SMALL_QUERIES = ("gemma4", "gemma4e")
+SMALL_QUERIES = ("gemma4", "gemma4e", "gemma4moe")
 PROMPTS = (5, 39)
 # Longer than the training context of LongRoPE; without greedy ids, and for a model that is loaded for such a context.
 LONG = {"phi3": 100}
@@ -144,8 +153,8 @@ def build(name: str, seed: int) -> PreTrainedModel:
             if stem.endswith("q_norm.weight") and name in SMALL_QUERIES:
                 values *= 0.25
         else:
-            small = 0.5 if stem.split(".")[-2] in ("o_proj", "down_proj", "output_linear") else 1.2
-            values = random.normal(0, 0.5 if "embed" in stem else small * parameter.shape[1] ** -0.5, parameter.shape)
+            small = 0.5 if {"o_proj", "down_proj", "output_linear"} & set(stem.split(".")) else 1.2
+            values = random.normal(0, 0.5 if "embed" in stem else small * parameter.shape[-1] ** -0.5, parameter.shape)
         parameter.data = torch.from_numpy(values).to(torch.bfloat16).to(torch.float64)
     for stem, buffer in made.named_buffers():
         if stem.endswith("layer_scalar"):
@@ -187,6 +196,7 @@ def computed(name: str, seed: int, folder: Any) -> dict[str, np.ndarray]:
         for suffix in ("", "_q8"):
             if suffix:
                 to_q8_0(model)
+            stack.enter_context(clear_choices(model))
             for i, prompt in enumerate(prompts):
                 golden[f"prompt{i}"] = np.array(prompt, np.int32)
                 golden[f"logits{i}{suffix}"] = logits_of(model, prompt).astype(np.float32)

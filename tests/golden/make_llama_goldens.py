@@ -67,6 +67,8 @@ GEMMA2 = {
 PROMPTS = (1, 7, 41)
 # The least lead of an expert that is chosen over one that is not, as a share of the spread of the router's logits.
 CLEAR_CHOICE = 1e-4
+# The names of tensors that are not quantised, at their ends.
+FLOATS = ("mlp.gate.weight", "router.proj.weight", "shared_expert_gate.weight", "conv1d.weight", "conv.conv.weight")
 # The class, its settings, and a seed for which no greedy step is nearly a tie.
 MODELS = {
     "llama": (modeling_llama.LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=1e-5), 1),
@@ -132,7 +134,7 @@ def clear_choices(model: PreTrainedModel) -> Iterator[None]:
         top = logits.sort(dim=-1, descending=True).values
         lead = ((top[:, chosen - 1] - top[:, chosen]) / (top[:, 0] - top[:, -1])).min().item()
         if lead < CLEAR_CHOICE:
-            raise SystemExit(f"an expert leads by {lead:.1e} of the spread of the logits; choose another seed")
+            raise ValueError(f"an expert leads by {lead:.1e} of the spread of the logits; choose another seed")
 
     routers = [module for module in model.modules() if type(module).__name__.endswith("Router")]
     hooks = [router.register_forward_hook(check) for router in routers]
@@ -142,10 +144,10 @@ def clear_choices(model: PreTrainedModel) -> Iterator[None]:
 
 
 def to_q8_0(model: PreTrainedModel) -> None:
-    """Replace the matrices by their Q8_0 roundings, except routers."""
+    """Replace the matrices by their Q8_0 roundings, except routers; convolutions are no matrices."""
     kind = gguf.GGMLQuantizationType.Q8_0
     for stem, parameter in model.named_parameters():
-        if parameter.ndim >= 2 and not stem.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
+        if parameter.ndim >= 2 and not stem.endswith(FLOATS):
             blocks = gguf.quants.quantize(parameter.detach().numpy().astype(np.float32), kind)
             parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).astype(np.float64))
 

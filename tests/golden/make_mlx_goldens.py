@@ -77,16 +77,20 @@ def build(config: dict[str, Any], seed: int) -> nn.Module:
 
 def in_float32(folder: Path) -> nn.Module:
     """Load a folder with mlx-lm, and make it compute in float32."""
-    model, _ = load_model(folder)
+    loaded, _ = load_model(folder)
+    model = getattr(loaded, "language_model", loaded)
     model.set_dtype(mx.float32)
 
-    class Embedding(type(model.model.embed_tokens)):
-        """An embedding that returns float32; `mx.dequantize` returns bfloat16 in the modes without biases."""
+    tables = [module for _, module in model.named_modules() if isinstance(module, nn.Embedding | nn.QuantizedEmbedding)]
+    for table in tables:
 
-        def __call__(self, x: mx.array) -> mx.array:
-            return super().__call__(x).astype(mx.float32)
+        class Embedding(type(table)):
+            """An embedding that returns float32; `mx.dequantize` returns bfloat16 in the modes without biases."""
 
-    model.model.embed_tokens.__class__ = Embedding
+            def __call__(self, x: mx.array) -> mx.array:
+                return super().__call__(x).astype(mx.float32)
+
+        table.__class__ = Embedding
     return model
 
 

@@ -24,6 +24,7 @@ ARCHITECTURES = (
     "qwen2moe",
     "qwen3moe",
     "qwen3_5",
+    "qwen3_5moe",
 )
 WITH_TOKENIZER = ("gpt2", "gemma3")
 NAMES = [f"{architecture}-{file}" for architecture in ARCHITECTURES for file in ("hf", "F32", "Q8_0")]

@@ -33,6 +33,13 @@ SEQUENCES = (1, 2, 5, 9, 32)
 PAGES = (16, 64, 256)
 # Tokens of the sequence that is compared, and how many of them are read before the batch.
 LENGTH, READ = 300, 150
+# What these consist of is tested with other architectures: by default one case is enough.
+ONCE, CASE = ("gemma4", "qwen35moe"), ("Q8_0", 2)
+CASES = [
+    pytest.param(name, *case, marks=[pytest.mark.slow] * (name in ONCE and case != CASE))
+    for name in SETTINGS
+    for case in itertools.product(TYPES, (1, 2))
+]
 
 
 @cache
@@ -95,9 +102,7 @@ def wrong(of: Model, want: np.ndarray, some: Iterable[tuple[int, list[int], int,
     }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("architecture", SETTINGS)
+@pytest.mark.parametrize(("architecture", "type_name", "threads"), CASES)
 def test_a_sequence_has_the_same_bits_at_every_place_of_every_batch(architecture: str, type_name: str, threads: int):
     of, want = model(architecture, type_name, threads), alone(architecture, type_name)
     assert np.isfinite(want).all()

@@ -23,6 +23,7 @@ FILES = {name: (name, {}) for name in ("Q4_0", "Q4_1", "Q4_K", "Q6_K")} | {
     "mixed 32": ("Q5_0", {"attn_v": "Q5_1", "ffn_down": "IQ4_NL", "token_embd": "Q5_1", "ffn_up": "MXFP4"}),
 }
 IDS = [5, 9, 299, 17, 2, 44, 8, 100, 31, 7, 250]
+pytestmark = pytest.mark.usefixtures("many_cores")
 
 
 def shapes() -> dict[str, tuple[int, int]]:

@@ -17,7 +17,7 @@ from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, Golden, check_close, engine, greedy, in_chunks
 from tests.golden.test_dense import with_tokenizer
 
-NAMES = ("gemma4", "gemma4e")
+NAMES = ("gemma4", "gemma4e", "gemma4moe")
 
 
 def folder(name: str) -> Path:

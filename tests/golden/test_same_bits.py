@@ -31,7 +31,7 @@ from tests.golden.test_formats import random_weights, write
 # Models of random blocks; the mixed ones have matrices of several formats.
 RANDOM = ("Q4_0", "Q4_K", "Q6_K", "mixed", "mixed K", "mixed 32")
 # By name: formats and architectures. Gemma 2 to 4 have a sliding window of 8 tokens, Gemma 2 soft caps, Gemma 4 layers
-# that share keys and values, GPT-2 layer norms and biases.
+# that share keys and values or experts beside the FFN, GPT-2 layer norms and biases.
 STORED: dict[str, str | Path] = {
     "builtin": "builtin",
     "qwen3-F32": DATA / "qwen3-micro" / "model-f32.gguf",
@@ -41,6 +41,7 @@ STORED: dict[str, str | Path] = {
     "gemma3": DATA / "gemma3-micro" / "hf",
     "gemma4": DATA / "gemma4-micro" / "hf",
     "gemma4e": DATA / "gemma4e-micro" / "hf",
+    "gemma4moe": DATA / "gemma4moe-micro" / "hf",
     "gpt2": DATA / "gpt2-micro" / "hf",
     "llama": DATA / "llama-micro" / "hf",
     "mistral": DATA / "mistral-micro" / "hf",
@@ -53,6 +54,7 @@ BACKENDS = [("parallel", 2), ("parallel", 1), ("simd", 1)]
 PASSES = (1, 2, 3, 5, 7, 8, 9, 16, 77, 100, 1000)
 # More than one block of keys, where a model's context allows it.
 LENGTH = 150
+pytestmark = pytest.mark.usefixtures("many_cores")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import tokenizers
 
-from mlx_engine.tokenizer import Tokenizer, load_tokenizer
+from mlx_engine.checkpoint.gguf import open_gguf
+from mlx_engine.convert.tokenizer_to_json import to_json
+from mlx_engine.tokenizer import Tokenizer, from_gguf, load_tokenizer
 
 NAMES = ["gpt-2", "qwen2", "llama-spm"]
 _BESIDE = Path(__file__).parents[2].parent / "shared" / "vocab"
@@ -50,6 +53,23 @@ def test_ids_are_those_of_llama_cpp_and_come_back_as_the_text(name):
     for text, ids in listed:
         assert tokenizer.encode(text) == ids, repr(text)
         assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_written_tokenizer_json_has_the_same_ids(name, tmp_path):
+    """Read by this engine and by the tokenizers library."""
+    with open_gguf(vocab_file(name)) as file:
+        files = to_json(from_gguf(file.metadata, where=name), context_length=2048)
+    for file_name, text in files.items():
+        (tmp_path / file_name).write_text(text, encoding="utf-8")
+    ours, theirs = load_tokenizer(tmp_path), tokenizers.Tokenizer.from_str(files["tokenizer.json"])
+    for text, ids in cases(name):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids == ids, repr(text)
+        assert ours.decode(ids) == theirs.decode(ids) == text
+    of = real(name)
+    assert theirs.encode("a").ids == [of.bos_id] * of.add_bos + of.encode("a")
+    for role in ("kind", "vocab_size", "bos_id", "eos_id", "add_bos", "special_tokens", "chat_template"):
+        assert getattr(ours, role) == getattr(of, role), role
 
 
 @pytest.mark.parametrize(
@@ -101,8 +121,6 @@ def merged_by_score(tokenizer: Tokenizer, scores: dict[str, float], text: str) -
 
 
 def test_spm_as_bpe_equals_spm_by_its_definition():
-    from mlx_engine.checkpoint.gguf import open_gguf
-
     with open_gguf(vocab_file("llama-spm")) as file:
         keys = [file.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type")]
     scores = {token: float(score) for token, score, kind in zip(*keys, strict=True) if kind == 1}

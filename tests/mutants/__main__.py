@@ -1,7 +1,8 @@
 """Plant bugs, one at a time, and expect the default tests to fail: `python -m tests.mutants [--part K/N] [NAME ...]`.
 
 Each bug is planted in a copy of the checkout; the tests that run are the default ones, stopped at the first failure.
-Test files that name the changed module run first, because they usually catch the bug in seconds.
+They run once without a bug, which records what each test executes. The shortest tests that execute the bug's lines run
+first, then the test files that name its module, which finds the tests of compiled code, then all.
 `--part 2/8` runs the second of eight equal parts. Exits with 1 if a bug survives, with 2 if the tests fail without one.
 """
 
@@ -14,32 +15,50 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.mutants import MUTANTS
-from tests.mutants.plant import Mutant, planted
+from tests.mutants.executed import FOLDER, Executed
+from tests.mutants.plant import Mutant, lines, planted
 
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 
 # They look for the code that the bug has replaced, or at its hash, and would catch every bug.
 NOT_RUN = ("test_mutants.py", "test_benchmarks_page.py")
-# pytest's exit status if all tests of the given files are deselected.
-NOTHING_RAN = 5
+# pytest's exit status if a test failed, and if all tests of the given files are deselected.
+FAILED, NOTHING_RAN = 1, 5
 
 
-def first_failure(mutant: Mutant | None) -> str | None:
-    """Return the test that catches the bug, or None; without a mutant, a test that fails by itself."""
+def first_failure(mutant: Mutant, executed: Executed) -> str | None:
+    """Return the test that catches the bug, or None."""
+    with copied() as root:
+        path = root / mutant.file
+        source = path.read_text()
+        path.write_text(planted(mutant, source))
+        tests = executed.tests(mutant.file, lines(mutant, source))
+        # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
+        # name.
+        caught = _failure(tests, root, only=FAILED) if tests else None
+        near = naming(root, mutant.file)
+        return caught or (_failure(near, root) if near else None) or _failure([], root)
+
+
+def failure_without_bug(records: Path) -> str | None:
+    """Run the tests once, on all cores, and record what each executes; return a test that fails."""
+    plugin = ["-p", "tests.mutants.executed", "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
+    return _failure(plugin, ROOT, record=records)
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """Lend a copy of the checkout."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "copy"
         shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*NOT_COPIED))
-        if mutant is not None:
-            path = root / mutant.file
-            path.write_text(planted(mutant, path.read_text()))
-        # The copy comes first on the path, also in tests that start a process of their own.
-        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-        near = [] if mutant is None else naming(root, mutant.file)
-        return (_failure(near, root, environment) if near else None) or _failure([], root, environment)
+        yield root
 
 
 def naming(root: Path, file: str) -> list[str]:
@@ -56,15 +75,17 @@ def naming(root: Path, file: str) -> list[str]:
     ]
 
 
-def _failure(files: list[str], root: Path, environment: dict[str, str]) -> str | None:
-    """Run these test files, or all, and return the first test that fails."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *files]
+def _failure(words: list[str], root: Path, only: int | None = None, record: Path | None = None) -> str | None:
+    """Run the tests that these words choose, or all, and return the first failure; `only`: with this status alone."""
+    # The copy comes first on the path, also in tests that start a process of their own.
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", FOLDER: str(record)}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *words]
     command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
     result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode in (0, NOTHING_RAN):
+    if result.returncode in (0, NOTHING_RAN) or only not in (None, result.returncode):
         return None
-    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return lines[0].split(" - ")[0] if lines else f"pytest ended with {result.returncode}"
+    found = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return found[0].split(" - ")[0] if found else f"pytest ended with {result.returncode}"
 
 
 def chosen(names: list[str], part: str) -> list[Mutant]:
@@ -81,16 +102,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of mutants; all without")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="only the K-th of N equal parts")
     options = parser.parse_args(arguments)
-    wrong = first_failure(None)
-    if wrong is not None:
-        print(f"without any bug the tests already fail: {wrong}")
-        return 2
     survivors, mutants = [], chosen(options.names, options.part)
-    for mutant in mutants:
-        start = time.monotonic()
-        caught = first_failure(mutant)
-        survivors += [] if caught else [mutant.name]
-        print(f"{mutant.name:<45}{caught or 'SURVIVES':<90}{time.monotonic() - start:6.1f} s", flush=True)
+    with tempfile.TemporaryDirectory() as records:
+        wrong = failure_without_bug(Path(records))
+        if wrong is not None:
+            print(f"without any bug the tests already fail: {wrong}")
+            return 2
+        executed = Executed(Path(records), ROOT)
+        for mutant in mutants:
+            start = time.monotonic()
+            caught = first_failure(mutant, executed)
+            survivors += [] if caught else [mutant.name]
+            print(f"{mutant.name:<45} {caught or 'SURVIVES':<90}{time.monotonic() - start:6.1f} s", flush=True)
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} caught")
     return 1 if survivors else 0
 

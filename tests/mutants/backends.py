@@ -56,7 +56,7 @@ MUTANTS = [
         "threads share a pool without turns",
         "mlx_engine/backends/compiled.py",
         "CompiledBackend.session",
-        "with self._lock, super().session():\n    ...",
+        "with self.guard.held(), super().session():\n    ...",
         "with super().session():\n    ...",
     ),
     Mutant(
@@ -75,8 +75,8 @@ MUTANTS = [
     ),
     Mutant(
         "limit of the innermost group alone",
-        "mlx_engine/backends/cores.py",
-        "_quotas",
+        "mlx_engine/backends/control_groups.py",
+        "groups_of",
         "range(len(parts), -1, -1)",
         "range(len(parts), len(parts) - 1, -1)",
     ),

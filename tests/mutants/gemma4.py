@@ -3,6 +3,7 @@
 from tests.mutants.plant import Mutant
 
 DECODER, GEMMA4 = "mlx_engine/models/decoder.py", "mlx_engine/models/gemma4.py"
+MLX_CONFIG = "mlx_engine/convert/mlx_config.py"
 
 MUTANTS = [
     Mutant("shares the first layer of its kind", GEMMA4, "Config.shares", "max", "min"),
@@ -35,5 +36,14 @@ MUTANTS = [
         "(0.0,) * (len(frequencies) - n)",
         "frequencies[n:]",
     ),
+    Mutant("experts read the dense FFN's norm", DECODER, "feed_forward",
+           "be.norm_experts_add(x, w.pre_ffw_norm_2, w.experts, dense)",
+           "be.norm_experts_add(x, w.ffn_norm, w.experts, dense)"),
+    Mutant("the dense FFN is added without its norm", DECODER, "feed_forward",
+           "be.project_norm(h, down, w.post_ffw_norm_1)", "be.linear(h, down)"),
+    Mutant("the router's input has the length of the hidden states", GEMMA4, "_mixture",
+           "config.hidden_size**-0.5", "1.0"),
+    Mutant("rotary settings of Qwen3.5 that mlx-lm does not read", MLX_CONFIG, "",
+           '("ministral3", *INNER, *INNER.values(), *GEMMA4)', '("ministral3", *GEMMA4)'),
     Mutant("products of the first row", "kernels/cpu/program.py", "_multiply", "b_row * t + i", "i"),
 ]  # fmt: skip

@@ -181,8 +181,8 @@ MUTANTS = [
     ),
     Mutant(
         "a stream of the thread that made the backend",
-        "mlx_engine/backends/mlx.py",
-        "MlxBackend.__init__",
+        "mlx_engine/backends/mlx_stream.py",
+        "_take",
         "mx.new_thread_unsafe_stream",
         "mx.new_stream",
     ),

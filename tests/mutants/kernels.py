@@ -190,6 +190,20 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
+        "code compiled anew by the process that waited for it",
+        "kernels/cpu/library.py",
+        "_made",
+        "part not in found",
+        "part",
+    ),
+    Mutant(
+        "a compiling process waits for the one that started it",
+        "kernels/cpu/compile_lock.py",
+        "locked",
+        "os.environ.get(COMPILING)",
+        "False",
+    ),
+    Mutant(
         "a bundled application starts itself",
         "kernels/cpu/machine_code.py",
         "build",

@@ -41,13 +41,7 @@ def planted(mutant: Mutant, source: str) -> str:
         NotFoundError: there is no place for it.
         SyntaxError: the code of the mutant is no Python.
     """
-    scopes = [node for name, node in _scopes(ast.parse(source), "") if name == mutant.where]
-    is_expression = _is_expression(mutant.old) and _is_expression(mutant.new)
-    find = _expressions if is_expression else _statements
-    spans = [span for scope in scopes for span in find(scope, mutant.old)]
-    if not spans:
-        missing = f"the code {mutant.old!r}" if scopes else f"a function of this name, {mutant.where!r}"
-        raise NotFoundError(f"mutant {mutant.name!r}: expected {missing} in {mutant.file}; change the mutant with it")
+    is_expression, spans = _places(mutant, source)
     # Positions count bytes; from the last one on, so that those before stay true.
     text = source.encode()
     starts = [0, *(i + 1 for i, byte in enumerate(text) if byte == 0x0A)]
@@ -59,8 +53,25 @@ def planted(mutant: Mutant, source: str) -> str:
     return text.decode()
 
 
+def lines(mutant: Mutant, source: str) -> set[int]:
+    """Return the numbers of the lines that the bug changes, from 1."""
+    return {line for first, last, _ in _places(mutant, source)[1] for line in range(first[0], last[0] + 1)}
+
+
 Position = tuple[int, int]
 Span = tuple[Position, Position, int]
+
+
+def _places(mutant: Mutant, source: str) -> tuple[bool, list[Span]]:
+    """Return whether the bug replaces expressions, and where they, or the statements, stand."""
+    scopes = [node for name, node in _scopes(ast.parse(source), "") if name == mutant.where]
+    is_expression = _is_expression(mutant.old) and _is_expression(mutant.new)
+    find = _expressions if is_expression else _statements
+    spans = [span for scope in scopes for span in find(scope, mutant.old)]
+    if not spans:
+        missing = f"the code {mutant.old!r}" if scopes else f"a function of this name, {mutant.where!r}"
+        raise NotFoundError(f"mutant {mutant.name!r}: expected {missing} in {mutant.file}; change the mutant with it")
+    return is_expression, spans
 
 
 def _scopes(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:

@@ -267,20 +267,20 @@ MUTANTS = [
     ),
     Mutant(
         "prompt fits one token too many",
-        "mlx_engine/engine.py",
-        "Engine._fitting",
-        "room < (max_tokens or 1)",
-        "room + 1 < (max_tokens or 1)",
+        "mlx_engine/prompts.py",
+        "Prompts.fitting",
+        "room < least",
+        "room + 1 < least",
     ),
     Mutant(
         "BOS forgotten",
-        "mlx_engine/engine.py",
-        "Engine.prompt_ids",
+        "mlx_engine/prompts.py",
+        "Prompts.ids",
         "self.tokenizer.bos_id if self.tokenizer.add_bos else None",
         "None",
     ),
     Mutant(
-        "the context asked for ignored", "mlx_engine/engine.py", "Engine._fitting", "min(whole, context_len)", "whole"
+        "the context asked for ignored", "mlx_engine/prompts.py", "Prompts.fitting", "min(whole, context_len)", "whole"
     ),
     Mutant(
         "BOS written twice",

@@ -77,9 +77,23 @@ MUTANTS = [
     Mutant(
         "blank lines are prompts",
         "mlx_engine/commands/prompts.py",
-        "PromptOptions.read",
-        '[line for line in text.replace("\\r\\n", "\\n").split("\\n") if line.strip()]',
-        '[line for line in text.replace("\\r\\n", "\\n").split("\\n")]',
+        "PromptOptions._batch",
+        '[line for line in text.removeprefix(BOM).replace("\\r\\n", "\\n").split("\\n") if line.strip()]',
+        '[line for line in text.removeprefix(BOM).replace("\\r\\n", "\\n").split("\\n")]',
+    ),
+    Mutant(
+        "all line ends of a prompt are dropped",
+        "mlx_engine/commands/prompts.py",
+        "without_line_end",
+        'text.removesuffix("\\r\\n") if text.endswith("\\r\\n") else text.removesuffix("\\n")',
+        'text.rstrip("\\r\\n")',
+    ),
+    Mutant(
+        "a silent pipe ends as the example, whatever the model",
+        "mlx_engine/commands/prompts.py",
+        "piped",
+        "if is_example:\n    return ''",
+        "return ''",
     ),
     Mutant(
         "blocks count what their primitives do",

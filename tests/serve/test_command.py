@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import httpx
 import psutil
@@ -20,9 +21,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from mlx_engine.commands import serve
 from mlx_engine.commands.app import app
 from mlx_engine.commands.serve import served_name
-from mlx_engine.commands.serve_options import AddressOptions, bytes_of
+from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, bytes_of
 from mlx_engine.errors import OptionError
 from tests.serve.served import HTTP
 
@@ -84,6 +86,18 @@ def test_requests_leave_no_garbage():
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["serve", *arguments])
+
+
+def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(serve, "collect_garbage_again", lambda: None)  # it is for a process of its own
+    capacity = CapacityOptions(slots=2, context_len=128)
+    _, scheduler = serve.load_engine("builtin", "simd", capacity, {}, [])
+    assert scheduler.pool.n_tokens == 256
+    assert "context is 512 tokens; a request may have 128 of them" in capsys.readouterr().err
+    given = CapacityOptions(slots=2, context_len=128, kv_memory="3MB")
+    assert serve.load_engine("builtin", "simd", given, {}, [])[1].pool.n_tokens > 256
+    service = serve.new_service(MagicMock(), "builtin", AddressOptions(), capacity, is_own=True)
+    assert service.context_len == 128
 
 
 def test_wrong_options_are_refused_before_anything_is_loaded():

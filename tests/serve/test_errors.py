@@ -40,6 +40,8 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
         ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0]", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
         ({"max_tokens": "8"}, "max_tokens", "invalid_type"),
         ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
         ({"max_tokens": True}, "max_tokens", "invalid_type"),
@@ -109,6 +111,17 @@ def test_nothing_is_truncated(server: Served, stream: bool):
     message = failure(response, 400, "messages", "context_length_exceeded").message
     assert "4,096" in message
     assert "and 8 more" in message
+
+
+def test_the_context_of_a_server_may_be_smaller_than_the_model_s():
+    with served(context_len=60, slots=1) as small:
+        reply = small.chat("a", max_tokens=None).json()
+        assert (reply["usage"]["total_tokens"], reply["choices"][0]["finish_reason"]) == (60, "length")
+        message = failure(small.chat("word " * 30), 400, "messages", "context_length_exceeded").message
+        assert "at most 60 tokens, context_len" in message
+        assert (
+            "at most 60" in small.post("/v1/completions", {"prompt": "a", "max_tokens": 60}).json()["error"]["message"]
+        )
 
 
 def test_memory_is_a_limit_as_the_context_is():

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from mlx_engine.backends.batch import Batch
@@ -59,6 +60,28 @@ def error_of(reply: bytes) -> Any:
 
 
 # ---- faults of the engine ----
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logits_that_are_not_finite_are_an_error_of_one_request(
+    server: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    embed = micro().model.embed
+
+    def faulty(ids: list[int], positions: Any) -> Any:
+        return np.where(np.array(ids)[:, None] == BAD[0], np.float32("nan"), embed(ids, positions))
+
+    monkeypatch.setattr(micro().model, "embed", faulty)
+    with ThreadPoolExecutor(1) as clients:
+        good = clients.submit(server.post, COMPLETIONS, body("good", max_tokens=200))
+        wait_for(lambda: server.scheduler.running)
+        bad = server.post(COMPLETIONS, body(BAD, stream=stream))
+        assert good.result().json()["usage"]["completion_tokens"] == 200
+    error = checked(events(bad.content)[-1] if stream else bad.json(), Failure).error
+    assert (error.code, error.type, error.param) == ("engine_error", "server_error", None)
+    assert error.message.startswith("logits after 3 tokens: expected finite numbers, found NaN (")
+    assert bad.status_code == (200 if stream else 500)
+    assert server.post(COMPLETIONS, body("good")).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,11 +13,13 @@ from mlx_engine import backends
 from mlx_engine.backends import Entry
 from mlx_engine.bench import machine, origin, roofline, run
 from mlx_engine.bench.samples import Test as Cell
+from mlx_engine.engine import open_source
 from mlx_engine.errors import BackendUnavailableError, OptionError, SourceError
 from mlx_engine.models.conversion import Conversion
 
 DATA = Path(__file__).parents[1] / "data"
 MICRO = DATA / "qwen3-micro" / "model-q8_0.gguf"
+pytestmark = pytest.mark.usefixtures("many_cores")
 SHORT, ONE = Cell(4), Cell(0, 1)
 
 
@@ -38,11 +40,11 @@ def loads(monkeypatch):
     """The names of the backends for which the model was loaded."""
     names = []
 
-    def load(path, backend, *args, **options):
+    def opened(path, backend, *args, **options):
         names.append(backend)
-        return mlx_engine.load(path, backend, *args, **options)
+        return open_source(path, backend, *args, **options)
 
-    monkeypatch.setattr(run, "load", load)
+    monkeypatch.setattr(run, "open_source", opened)
     return names
 
 
@@ -234,11 +236,11 @@ def test_a_row_says_whether_the_log_watched(level):
 def test_the_options_reach_the_model(monkeypatch):
     seen = []
 
-    def load(path, backend, *, quant, threads, jit, **options):
+    def opened(path, backend, *, quant, threads, jit, **options):
         seen.append((backend, quant, threads, jit))
-        return mlx_engine.load(path, backend, quant, threads, jit=jit, **options)
+        return open_source(path, backend, quant, threads, jit=jit, **options)
 
-    monkeypatch.setattr(run, "load", load)
+    monkeypatch.setattr(run, "open_source", opened)
     rows(quant=Conversion("q4_0"), threads=3)
     rows(jit=False)
     assert seen == [("simd", "q4_0", 3, True), ("simd", "keep", None, False)]

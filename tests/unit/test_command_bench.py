@@ -257,6 +257,22 @@ def test_on_a_terminal_the_bar_moves_only_when_it_is_told(monkeypatch):
     assert "parallel" in terminal.getvalue()
 
 
+def test_an_interrupted_benchmark_keeps_the_cells_that_are_finished(tmp_path, monkeypatch):
+    from mlx_engine.bench import run
+
+    def interrupted(engine, test, **options):
+        if test.n_gen:
+            raise KeyboardInterrupt
+        return measured(engine, test, **options)
+
+    measured = run.measure
+    monkeypatch.setattr(run, "measure", interrupted)
+    result = bench("-p", 2, "-n", 1, "--out", tmp_path)
+    assert result.code == 130
+    assert " pp2 |" in result.out
+    assert [row["n_prompt"] for row in json.loads((tmp_path / "bench.json").read_text())] == [2]
+
+
 def test_an_interrupted_benchmark_is_exit_code_130(monkeypatch):
     from mlx_engine.bench import run
 

@@ -141,7 +141,7 @@ def test_a_plot_without_matplotlib_is_left_out(tmp_path, monkeypatch):
         (("--concurrency", 2, "--sweep"), "found '--sweep'"),
         (("--concurrency", 2, "--api-key", "x"), "found '--api-key'"),
         (("--url", "http://x", "--no-overlap"), "--url: expected no option that it would ignore"),
-        (("--shared-prefix", 9), "--shared-prefix: expected --concurrency or --url, found 'neither'"),
+        (("--shared-prefix", 9), "--shared-prefix: expected --concurrency or --url, found neither"),
         (("--requests", 9), "--requests: expected --concurrency or --url"),
         (("--concurrency", 2, "-p", 99_999), "pp99999+tg64: expected at most"),
     ],

@@ -51,7 +51,7 @@ def only_line(result):
 
 
 def test_text_goes_to_stdout_and_everything_else_to_stderr():
-    result = generate("Once upon a time", "-n", 8)
+    result = generate("Once upon a time", "-n", 8, "--verbose")
     as_json = json.loads(generate("Once upon a time", "-n", 8, "--json").out)
     assert result.code == 0
     assert result.out == "Once upon a time" + as_json["text"] + "\n"
@@ -68,11 +68,11 @@ def test_no_echo_prints_the_generated_text_alone():
 
 
 def test_a_prompt_is_printed_as_it_was_read(tmp_path):
-    prompt = "Über\n  zwei Zeilen\n"
-    (tmp_path / "prompt.txt").write_bytes(prompt.encode())
+    prompt = "Über\n  zwei Zeilen "
+    (tmp_path / "prompt.txt").write_bytes(f"{prompt}\n".encode())
     text = json.loads(generate(prompt, "-n", 4, "--json").out)["text"]
-    for given in (("--prompt-file", tmp_path / "prompt.txt"), ("-",)):
-        assert generate(*given, "-n", 4, stdin=prompt.encode()).out == prompt + text + "\n"
+    for given in (("--prompt-file", tmp_path / "prompt.txt"), ("-",), ()):
+        assert generate(*given, "-n", 4, stdin=f"{prompt}\n".encode()).out == prompt + text + "\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
@@ -259,7 +259,7 @@ def ids_of(result):
 
 
 def test_the_prompt_comes_from_an_argument_stdin_or_a_file(tmp_path):
-    text = "Über\n  zwei Zeilen\n"
+    text = "Über\n  zwei Zeilen"
     (tmp_path / "prompt.txt").write_text(text, encoding="utf-8")
     want = ids_of(generate(text, "-n", 1, "--json"))
     assert ids_of(generate("-", "-n", 1, "--json", stdin=text)) == want

@@ -304,6 +304,14 @@ def test_values_and_types_that_no_model_can_use_fail(tmp_path):
     assert values.startswith("output_norm.weight has values that are not finite")
 
 
+def test_a_matrix_with_a_value_that_is_not_finite_fails(tmp_path):
+    matrix = np.zeros((160, 64), np.float32)
+    matrix[3, 17], matrix[5] = np.inf, np.nan
+    found = Weight.pack("blk.1.ffn_up.weight", matrix, F16)
+    (values,) = failures(rewritten(tmp_path / "m.gguf", replace=[found]))
+    assert values.startswith("blk.1.ffn_up.weight has values that are not finite: 65 of 10,240, the first at [3, 17];")
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [

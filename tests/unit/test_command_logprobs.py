@@ -37,7 +37,8 @@ def test_log_probabilities_are_a_table_on_stderr_after_the_text():
         quoted = json.dumps(token["text"], ensure_ascii=False)
         assert line.split(maxsplit=2)[:2] == [str(token["id"]), f"{token['logprob']:.4f}"]
         assert line.endswith(f"  {quoted}  ({quoted} {token['logprob']:.4f})")
-    assert lines[head + 4] == ""
+    assert lines[head + 4].startswith("1 prompt token and 3 generated tokens")
+    assert generate("Once", "-n", 3, "--logprobs", 1, "-v").err.count("logprob") == 1
     assert "logprob" not in generate("Once", "-n", 3, "--logprobs", 1, "-q").err
 
 

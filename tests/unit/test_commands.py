@@ -45,6 +45,7 @@ def test_the_help_of_every_command_begins_with_what_it_does():
         "models": "List the supported architectures",
         "tokenize": "Convert text to token ids",
         "backends": "List the backends",
+        "cache": "List and remove what is kept on disk",
         "kernels": "List, check and measure the GPU kernels",
     }
     commands = typer.main.get_command(app).commands

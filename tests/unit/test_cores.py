@@ -10,6 +10,10 @@ import pytest
 import mlx_engine
 from mlx_engine.backends import cores, create_backend
 from mlx_engine.backends.cores import usable_cores
+from mlx_engine.bench import sweep
+from mlx_engine.bench.sweep_plan import Plan
+from mlx_engine.observe import log
+from tests.unit.test_command_generate import cli
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 
@@ -124,6 +128,35 @@ def test_a_parallel_backend_has_the_threads_it_is_told_or_all_cores(jit: bool, m
     monkeypatch.setattr(cores, "usable_cores", lambda: 5)
     assert create_backend("parallel", threads=3, jit=jit).threads == 3
     assert create_backend("parallel", jit=jit).threads == 5
+
+
+def test_more_threads_than_cores_are_not_made_and_the_user_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    for _ in range(2):
+        assert mlx_engine.load(MICRO, "parallel", threads=100_000).backend.threads == 2
+    expected = "warning: threads: expected at most 2, the cores that this process may use, found 100000; using 2"
+    assert caplog.messages == [expected]
+
+
+@pytest.mark.parametrize("quiet", [[], ["-q"], ["--json"]], ids=str)
+def test_a_command_warns_of_too_many_threads_in_one_line(quiet: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    found = cli("generate", "-m", MICRO, "-b", "parallel", "-t", 1000, "-n", 1, "a", *quiet)
+    assert (found.code, found.err.count("threads: expected at most 1, the core that")) == (0, 1)
+    assert len(found.err.splitlines()) == 1 or not quiet
+
+
+def test_a_sweep_makes_no_backend_of_too_many_threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    made = []
+    monkeypatch.setattr(
+        sweep, "create_backend", lambda name, **how: made.append(how["threads"]) or create_backend(name)
+    )
+    next(sweep.sweep(str(MICRO), Plan(threads=100_000, budget=1e-9), lambda *report: None))
+    assert set(made) == {1}
 
 
 def test_an_engine_hands_its_threads_on(monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 from llvmlite import binding, ir
 
 from kernels.cpu import memory
-from tests.assembly import ARM64, AVX2, AVX512, FORMATS, assembly, kernels
+from tests.assembly import AFFINE, ARM64, AVX2, AVX512, FORMATS, assembly, kernels
 
 Target = tuple[str, str, str]
 
@@ -52,7 +52,7 @@ def test_the_sum_of_exponentials_rounds_every_product(target: Target):
 
 
 @TARGETS
-@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith(FORMATS)])
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith((*FORMATS, *AFFINE))])
 def test_no_quant_is_converted_alone(name: str, target: Target):
     """Scalar conversion gives the same floats, and takes longer than reading the weights."""
     assert re.search(ONE_QUANT, assembly(target)[name]) is None
@@ -90,6 +90,15 @@ def test_sums_of_a_tile_stay_in_registers(name: str, target: Target, spill: str)
     bodies = [body for body in bodies if re.search(MULTIPLY_ADD, body)]
     assert bodies
     assert [body for body in bodies if re.search(spill, body)] == []
+
+
+@pytest.mark.parametrize("name", ["q4_0.four_rows", "q4_k.four_rows", "q6_k.four_rows", "affine4_g64_bf16.four_rows"])
+def test_the_products_of_one_vector_are_added_in_registers_of_avx2(name: str):
+    """LLVM would load the weights of four rows first, and write a sum or a weight to the stack for each product."""
+    bodies = [body for body in loops(assembly(AVX2)[name]) if re.search(MULTIPLY_ADD, "\n".join(body))]
+    four_rows = max(bodies, key=len)
+    spilled = [line for line in four_rows if re.search(r"%ymm\d+, -?\d*\(%r[sb]p\)", line)]
+    assert len(spilled) <= sum("vfmadd" in line for line in four_rows) // 8
 
 
 @TARGETS

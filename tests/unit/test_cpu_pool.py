@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import resource
 import sys
 import threading
 import time
@@ -128,6 +129,53 @@ def test_alone_the_same_chunks_are_done(four: pool.Pool):
 def test_a_pool_needs_a_thread():
     with pytest.raises(ValueError, match="at least one thread, found 0"):
         pool.Pool(0, load())
+
+
+# ---- waiting ----
+
+
+@Task
+def unequal(job: Any, chunk: int, scratch: int) -> None:
+    """Take long for chunk 1, job[1] polls; chunk 0 ends when chunk 1 has begun."""
+    words = carray(job, 64)
+    if chunk == 0:
+        looks = 0
+        while read(words, 0) == 0 and looks < words[1]:
+            relax()
+            looks += 1
+    else:
+        fetch_add(words, 0, 1)
+        for _ in range(words[1]):
+            relax()
+
+
+def sleeps() -> int:
+    """Return how often threads of this process have given their core back. Times of the CPU depend on other loads."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+def test_a_thread_that_waits_for_a_long_chunk_sleeps():
+    """It would take the core from the thread that has the chunk, if there are too few of them."""
+    made = pool.Pool(2, load())
+    made.control[layout.JOB :][:2] = 0, PATIENCE << 1
+    made.control[layout.ON] = 1
+    made.shared.wake()
+    before = sleeps()
+    jobs.run(made.control, unequal.address, 2)
+    n = sleeps() - before
+    made.close()
+    assert n > 20
+
+
+def test_threads_sleep_while_the_next_job_is_late():
+    """The submitting thread may have lost its core to another process."""
+    made = pool.Pool(3, load())
+    made.control[layout.ON] = 1  # no thread parks
+    made.shared.wake()
+    before = sleeps()
+    assert within(0.5, lambda: sleeps() - before > 500)  # `within` itself sleeps 500 times in a second
+    assert made.shared.parked == 0
+    made.close()
 
 
 # ---- parking ----

@@ -61,6 +61,7 @@ class LazyBackend(SimdBackend):
         super().__init__()
         self.clock, self.device_s, self.build_s, self.busy_until = Clock(), device, build, 0.0
         self.log: list[str] = []
+        self.n_begun: list[int] = []
         self.n_open = 0
 
     @contextmanager
@@ -88,13 +89,16 @@ class LazyBackend(SimdBackend):
 
     def begin(self, x):
         self.log.append("begin")
-        x.done = self.busy_until = max(self.busy_until, self.clock.now) + self.device_s
+        self.n_begun.append(len(x))
+        for token in x:
+            if isinstance(token, Promise):
+                token.done = self.busy_until = max(self.busy_until, self.clock.now) + self.device_s
 
     def token_id(self, token):
         assert self.n_open
         self.log.append("settle")
         if token.done is None:
-            self.begin(token)
+            self.begin([token])
             self.log.pop()
         self.clock.now = max(self.clock.now, token.done)
         return token.token
@@ -167,6 +171,7 @@ def test_each_pass_is_begun_before_the_token_that_it_reads_is_known():
     run(micro(be), 4, room=1)
     step = ["build", "begin"]
     assert be.log == [*step, *step, "settle", *step, "settle", *step, "settle", *step, "settle"]
+    assert be.n_begun == [2] * 5  # the token, and the sum of the logits
 
 
 def test_a_prompt_is_computed_chunk_by_chunk():

@@ -54,7 +54,8 @@ FOLDERS = {
     "TensorFlow": ({"config.json": {}, "tf_model.h5": {}}, "weights of TensorFlow (tf_model.h5)", "safetensors"),
     "other names": ({"config.json": {}, "w.safetensors": {}}, "no model.safetensors, only w.safetensors", "index"),
     "config alone": ({"config.json": {}}, "no model.safetensors", "hf download"),
-    "nothing": ({}, "no config.json", "name a GGUF file or another folder"),
+    "notes alone": ({"README.md": {}}, "no config.json", "name a GGUF file or another folder"),
+    "nothing": ({}, "an empty folder", "name a GGUF file or another folder"),
 }
 
 

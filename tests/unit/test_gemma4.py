@@ -1,7 +1,6 @@
 """Gemma 4's settings: which layers share, the sizes of layers, and what is refused by name."""
 
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +11,19 @@ import pytest
 
 import mlx_engine
 from mlx_engine.bench.sizes import sizes
+from mlx_engine.checkpoint.gguf import open_gguf
+from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
-from mlx_engine.errors import ModelError, UnsupportedConfigError
+from mlx_engine.convert.requantize import requantize
+from mlx_engine.errors import UnsupportedConfigError
 from mlx_engine.models import gemma4
+from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.gemma4_gguf import flat
 from mlx_engine.models.settings import Settings
+from mlx_engine.quant.types import F32
+from mlx_engine.quant.weight import Weight
 from tests.golden.goldens import DATA
+from tests.golden.test_dense import with_tokenizer
 
 FOLDER = DATA / "gemma4e-micro" / "hf"
 ROPES = {
@@ -31,6 +37,9 @@ E2B: dict[str, Any] = {
     "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "num_kv_shared_layers": 20,
     "use_double_wide_mlp": True, "final_logit_softcapping": 30.0, "rope_parameters": ROPES,
 }  # fmt: skip
+
+
+MIXTURE = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704}
 
 
 def read(**changes: object) -> gemma4.Config:
@@ -72,7 +81,11 @@ def test_the_last_layer_is_global():
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block"),
+        ({"enable_moe_block": True}, "num_experts"),
+        ({**MIXTURE, "top_k_experts": None}, "top_k_experts"),
+        ({**MIXTURE, "top_k_experts": 9}, "at most the number of experts, 8"),
+        ({**MIXTURE, "num_experts": 10**6}, "at most 2,857"),
+        ({**MIXTURE, "enable_moe_block": 1}, "enable_moe_block"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ({"num_kv_shared_layers": 32}, "num_kv_shared_layers"),
         ({"num_kv_shared_layers": 35}, "num_kv_shared_layers"),
@@ -106,12 +119,40 @@ def test_a_model_with_images_and_sounds_is_read_as_text(tmp_path: Path):
     np.testing.assert_array_equal(np.asarray(found), np.asarray(raw.logits(ids)))
 
 
-def test_mixtures_are_refused_by_name(tmp_path: Path):
-    shutil.copytree(FOLDER, tmp_path / "hf")
-    config = json.loads((FOLDER / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, "enable_moe_block": True}))
-    with pytest.raises(ModelError, match="enable_moe_block"):
-        mlx_engine.load(tmp_path / "hf", "simd")
+def test_sizes_of_experts_have_no_meaning_without_them():
+    """config.json of models without experts has them too; GGUF files do not."""
+    config = read(num_experts=None, top_k_experts=8, moe_intermediate_size=704)
+    assert (config.n_experts, config.n_experts_used, config.expert_size) == (0, 0, 0)
+    assert not any("expert" in key for key in config.to_gguf())
+    config = read(**MIXTURE)
+    assert (config.n_experts, config.n_experts_used, config.expert_size) == (8, 2, 704)
+    keys = {key: value for key, value in config.to_gguf().items() if "expert" in key}
+    assert keys == {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 704}
+
+
+def test_a_gguf_file_with_gate_and_up_in_one_tensor(tmp_path: Path):
+    """llama.cpp's converter writes experts so, as published folders have them."""
+    folder = DATA / "gemma4moe-micro" / "hf"
+    apart, fused, ids = tmp_path / "apart.gguf", tmp_path / "fused.gguf", [1, 2, 3, 4, 5]
+    requantize(with_tokenizer(folder, tmp_path / "hf"), apart, Conversion("f32"))
+    with open_gguf(apart) as file:
+        tensors = {name: file.weight(name) for name in file.tensors}
+        for i in range(3):
+            halves = [tensors.pop(f"blk.{i}.ffn_{part}_exps.weight").dequantize() for part in ("gate", "up")]
+            name = f"blk.{i}.ffn_gate_up_exps.weight"
+            tensors[name] = Weight.pack(name, np.concatenate(halves, axis=1), F32)
+        write_gguf(fused, file.typed_metadata(), tensors.values())
+    want = np.asarray(mlx_engine.load(folder, "simd").logits(ids))
+    for path in (apart, fused):
+        np.testing.assert_array_equal(np.asarray(mlx_engine.load(path, "simd").logits(ids)), want)
+        requantize(path, path.with_suffix(".q8.gguf"), Conversion("q8_0"))
+    quantized = [
+        np.asarray(mlx_engine.load(path.with_suffix(".q8.gguf"), "simd").logits(ids)) for path in (apart, fused)
+    ]
+    np.testing.assert_array_equal(*quantized)
+    assert not np.array_equal(quantized[0], want)
+    with open_gguf(fused.with_suffix(".q8.gguf")) as file:
+        assert file.weight("blk.0.ffn_gate_up_exps.weight").type.name == "Q8_0"
 
 
 def test_sizes_that_forecasts_read():
@@ -162,9 +203,11 @@ def test_gguf_keys():
         ("attention__value_length", 16),
         ("rope__dimension_count", 16),
         ("block_count", 100_000),
-        ("expert_count", 8),
+        ("expert_count", 8),  # without the other sizes of experts
+        ("expert_used_count", 8),
+        ("expert_count", 10**6),
     ],
 )
 def test_gguf_keys_that_are_not_implemented(key: str, value: object):
-    with pytest.raises(UnsupportedConfigError, match=key.replace("__", ".")):
+    with pytest.raises(UnsupportedConfigError, match="expert" if "expert" in key else key.replace("__", ".")):
         read_gguf(**{key: value})

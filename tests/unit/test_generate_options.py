@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from mlx_engine.backends.program import Fused
 from mlx_engine.checkpoint import hub
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
@@ -68,8 +69,8 @@ def test_a_marker_in_the_prompt_is_text():
 
 
 def test_a_chat_is_asked_through_stdin_too():
-    text = "one\n\n  two\n"
-    assert ids_and_text(generate("--chat", "-", "-n", 1, "--json", stdin=text)) == (
+    text = "one\n\n  two"
+    assert ids_and_text(generate("--chat", "-", "-n", 1, "--json", stdin=f"{text}\n")) == (
         ids_and_text(generate("--chat", text, "-n", 1, "--json"))
     )
 
@@ -112,11 +113,17 @@ def test_a_batch_runs_every_line_that_is_not_blank(batch):
     assert result.out == "".join(f"[{i}] {text}" for i, text in enumerate(alone, start=1))
     assert [text.startswith(prompt) for text, prompt in zip(alone, PROMPTS, strict=True)] == [True] * 3
     texts = [generate(prompt, "-n", 6, "--no-echo").out for prompt in PROMPTS]
-    silent = generate("--batch-file", batch, "-n", 6, "--no-echo")
+    silent = generate("--batch-file", batch, "-n", 6, "--no-echo", "--verbose")
     assert silent.out == "".join(f"[{i}] {text}" for i, text in enumerate(texts, start=1))
-    assert re.search(r"^3 prompts in [\d.]+s \([\d.]+ prompts/sec\)$", result.err, re.MULTILINE)
+    assert re.search(r"^3 prompts in [\d.]+s \([\d.]+ prompts/sec\)$", silent.err, re.MULTILINE)
     n_tokens = sum(len(json.loads(generate(p, "-n", 6, "--json").out)["token_ids"]) for p in PROMPTS)
-    assert re.search(rf"^{n_tokens} tokens in [\d.]+s \([\d.]+ tokens/sec\)$", result.err, re.MULTILINE)
+    assert re.search(
+        rf"^{n_tokens} tokens in [\d.]+s \([\d.]+ tokens/sec\), prompt included$", silent.err, re.MULTILINE
+    )
+    (line, hint) = result.err.splitlines()
+    rates = rf"3 prompts in [\d.]+s \([\d.]+ prompts/sec\), {n_tokens} generated tokens \([\d.,]+ tokens/s\)"
+    assert re.fullmatch(rf"{rates} on backend simd \(cpu\)", line)
+    assert hint.startswith("hint: ")
 
 
 def test_a_batch_as_json_is_an_object_a_line(batch):
@@ -224,16 +231,51 @@ LINES = [
     r"Tokenizer: 512 tokens \(byte-level BPE, model-f32\.gguf\)",
     r"KV cache: 0\.0\d+ MB \(3 layers x 2 heads x \d+ x 32 x f32 x 2\)",
     r"Generated in [\d.]+s",
-    r"8 tokens in [\d.]+s \([\d.]+ tokens/sec\)",
+    r"8 tokens in [\d.]+s \([\d.]+ tokens/sec\), prompt included; decode alone: [\d.]+ tokens/sec",
 ]
 
 
-def test_what_was_loaded_and_how_long_it_took_is_on_stderr():
-    result = generate("Once", "-n", 8, "--ignore-eos")
+@pytest.mark.parametrize("verbose", [("-v",), ("--verbose",), ("--verbose", "--json")], ids=" ".join)
+def test_what_was_loaded_and_how_long_it_took_is_on_stderr(verbose):
+    result = generate("Once", "-n", 8, "--ignore-eos", *verbose)
     places = [re.search(f"^{line}$", result.err, re.MULTILINE) for line in LINES]
     assert None not in places, (LINES[places.index(None)], result.err)
     assert [place.start() for place in places] == sorted(place.start() for place in places)
     assert "0 tensors" not in result.err.splitlines()[2]
+
+
+def test_one_line_is_said_without_verbose(plain):
+    result = generate("One two", "-n", 8, "--ignore-eos", model=plain)
+    n_prompt = len(json.loads(generate("One two", "-n", 1, "--json", model=plain).out)["prompt_ids"])
+    tokens = f"{n_prompt} prompt tokens and 8 generated tokens on backend simd (cpu), ended by length"
+    rates = r": first token after [\d.,]+ ms, then [\d.,]+ tokens/s\n"
+    assert re.fullmatch(re.escape(tokens) + rates, result.err)
+    one = generate("Once", "-n", 1, model=plain).err
+    assert re.search(r" 1 generated token on .*: first token after [\d.,]+ ms\n$", one)
+
+
+def test_what_was_asked_for_is_said_without_verbose(plain):
+    passes = generate("Once", "-n", 2, "--ignore-eos", "--per-pass", model=plain).err.splitlines()
+    assert passes[1] == "metrics:"
+    assert "  forward 2: " in passes[-1]
+    assert "quantised 22 linear layers" in generate("Once", "-n", 1, "--quant", "q8_0", model=plain).err
+
+
+def test_verbose_and_quiet_are_wrong_use():
+    result = generate("Once", "-q", "-v", model="nope.gguf")
+    assert (result.code, "--verbose" in only_line(result)) == (2, True)
+
+
+def test_a_template_is_offered_to_who_has_a_prompt_and_did_not_ask_for_it(plain, tmp_path):
+    def offered(*args, model=MODEL, **kwargs):
+        return [line for line in generate(*args, "-n", 1, model=model, **kwargs).err.splitlines() if "--chat" in line]
+
+    (tmp_path / "batch.txt").write_text("a\nb\n")
+    (hint,) = offered("Hello")
+    assert hint == "hint: this model has a chat template; --chat sends the prompt through it, as a message to answer"
+    assert offered("--batch-file", tmp_path / "batch.txt") == offered("-v", "Hello") == [hint]
+    assert offered("--chat", "Hello") == offered("Hello", model=plain) == offered("-q", "Hello") == []
+    assert offered() == offered("--json", "Hello") == []
 
 
 @pytest.mark.parametrize("how", ["-q", "--quiet", "--json"])
@@ -246,29 +288,31 @@ def test_nothing_is_said_to_who_does_not_want_to_hear_it(how):
 def test_notes_of_the_engine_are_said(monkeypatch):
     from mlx_engine import engine
 
-    def noted(*args, **kwargs):
-        loaded = original(*args, **kwargs)
-        loaded.notes = ("fused 2 pairs", "and more")
-        return loaded
+    class Noted(engine.Engine):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.notes = ("fused 2 pairs", "and more")
 
-    original = engine.load
-    monkeypatch.setattr(engine, "load", noted)
-    assert "s\nfused 2 pairs\nand more\nWarm-up" in generate("Once", "-n", 1).err
+    monkeypatch.setattr(engine, "Engine", Noted)
+    assert "s\nfused 2 pairs\nand more\nWarm-up" in generate("Once", "-n", 1, "-v").err
+    assert generate("Once", "-n", 1).err.startswith("fused 2 pairs\nand more\n")
+    monkeypatch.setattr(Fused, "notes", lambda self: ("fused 2 pairs",))
+    assert generate("Once", "-n", 1).err.startswith("and more\n")
 
 
 def test_the_size_of_the_cache_is_said_for_the_context_asked_for_and_for_what_is_reserved():
-    result = generate("Once", "-n", 8, "--context-len", 4000)
+    result = generate("Once", "-n", 8, "--context-len", 4000, "-v")
     assert "KV cache: 5.9 MB (3 layers x 2 heads x 4,000 x 32 x f32 x 2)" in result.err
     n_read = len(ids_and_text(generate("Once", "-n", 8, "--json"))[0]) + 7
     megabytes = 3 * 2 * n_read * 32 * 4 * 2 / 2**20
     assert f"Reserved: {megabytes:.3f} MB (3 layers x 2 heads x {n_read} x 32 x f32 x 2)\n" in result.err
-    assert "KV cache: none" in generate("Once", "-n", 8, "--no-kv").err
+    assert "KV cache: none" in generate("Once", "-n", 8, "--no-kv", "-v").err
 
 
 def test_gemma_s_windows_are_said():
     folder = DATA.parent / "gemma3-micro" / "hf"
     config = json.loads((folder / "config.json").read_text())
-    result = generate("a", "-n", 60, "--ignore-eos", "--context-len", 4096, model=str(folder))
+    result = generate("a", "-n", 60, "--ignore-eos", "--context-len", 4096, "-v", model=str(folder))
     assert result.code == 0, result.err
     assert f"sliding windows of {config['sliding_window']} tokens in " in result.err
 
@@ -286,8 +330,8 @@ def test_a_hub_model_says_whether_it_was_here(monkeypatch, tmp_path):
         return snapshot / "model.gguf"
 
     monkeypatch.setattr(hub, "download", lambda repo, file: fetch())
-    assert "Model: org/repo (downloaded " in generate("a", "-n", 1, model="org/repo").err
-    assert "Model: org/repo (cached " in generate("a", "-n", 1, model="org/repo").err
+    assert "Model: org/repo (downloaded " in generate("a", "-n", 1, "-v", model="org/repo").err
+    assert "Model: org/repo (cached " in generate("a", "-n", 1, "-v", model="org/repo").err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")

@@ -242,7 +242,10 @@ def test_the_first_attention_makes_no_second_store(be: MetalBackend):
 # ---- a whole model ----
 
 
-@pytest.mark.parametrize("name", ["qwen3-micro/model-q8_0.gguf", "gemma2-micro/hf", "gemma4e-micro/hf"])
+SLOW = pytest.param("gemma4moe-micro/hf", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["qwen3-micro/model-q8_0.gguf", "gemma2-micro/hf", "gemma4e-micro/hf", SLOW])
 def test_logits_have_the_same_bits_in_any_batch(name: str):
     """Alone in one pass, in chunks, and beside another sequence, in pages of any size."""
     engine = load(EMULATED, DATA / name)

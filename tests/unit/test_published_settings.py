@@ -168,3 +168,10 @@ def test_saved_rotary_tables_are_ignored_and_nothing_else(name: str, is_derived:
         return
     with pytest.raises(TensorMismatchError, match=name):
         mlx_engine.load(folder, "simd", jit=False)
+
+
+@pytest.mark.parametrize("found", [0, -1, 2**31, 2**64, 1.0, True, "1"])
+def test_a_whole_number_fits_in_32_bits(found):
+    assert Settings({"n": 2**31 - 1}, where="here").whole("n") == 2**31 - 1
+    with pytest.raises(UnsupportedConfigError, match="a whole number from 1 to 2,147,483,647"):
+        Settings({"n": found}, where="here").whole("n")

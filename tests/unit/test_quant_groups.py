@@ -88,6 +88,13 @@ def test_rows_of_a_weight_in_parts_are_those_of_the_whole(type_):
             stored.rows(ids)
 
 
+def test_the_parts_of_a_single_group_are_copies():
+    weight = random_weight(affine(4, 64, "F16"), (1, 64))
+    before = weight.data.copy()
+    split(weight, weight.type)
+    np.testing.assert_array_equal(weight.data, before)
+
+
 def test_parts_that_do_not_fit_are_refused():
     type_ = affine(4, 64, "F16")
     parts = split(random_weight(type_), type_)

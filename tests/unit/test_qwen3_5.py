@@ -14,7 +14,7 @@ from mlx_engine.convert import gguf_form
 from mlx_engine.convert.requantize import requantize
 from mlx_engine.errors import UnsupportedConfigError, UnsupportedTypeError
 from mlx_engine.models.conversion import Conversion
-from mlx_engine.models.qwen3_5_tensors import rotated_first, value_heads_dealt
+from mlx_engine.models.qwen3_5_tensors import value_heads_dealt
 from tests.golden.convert import read_safetensors, write_safetensors
 from tests.golden.goldens import DATA
 
@@ -38,11 +38,6 @@ def written(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) 
 
 def read(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return json.loads((folder(name) / "config.json").read_text()), read_safetensors(folder(name) / "model.safetensors")
-
-
-def test_rotated_elements_come_first_in_each_half():
-    assert rotated_first(16, 4) == (0, 1, 4, 5, 6, 7, 8, 9, 2, 3, 10, 11, 12, 13, 14, 15)
-    assert rotated_first(8, 8) == tuple(range(8))
 
 
 def test_value_heads_are_dealt_among_the_key_heads():

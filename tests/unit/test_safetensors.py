@@ -164,6 +164,13 @@ HOSTILE = {
     "offsets out of the file": raw({"a": row(offsets=(8, 32))}, VALUES.tobytes()),
     "offsets far out of the file": raw({"a": row(offsets=(2**62, 2**62 + 24))}, VALUES.tobytes()),
     "offsets beyond 64 bits": raw({"a": row(offsets=(2**64, 2**64 + 24))}, VALUES.tobytes()),
+    "tensors that overlap": raw({"a": row(), "b": row("F32", (1,), (20, 24))}, VALUES.tobytes()),
+    "tensors that overlap, in other order": raw({"b": row("F32", (1,), (20, 24)), "a": row()}, VALUES.tobytes()),
+    "one tensor twice": raw({"a": row(), "b": row()}, VALUES.tobytes()),
+    "a hole between tensors": raw({"a": row(), "b": row("F32", (1,), (28, 32))}, VALUES.tobytes() + bytes(8)),
+    "a hole before the first tensor": raw({"a": row(offsets=(4, 28))}, bytes(4) + VALUES.tobytes()),
+    "bytes after the last tensor": raw({"a": row()}, VALUES.tobytes() + bytes(4)),
+    "bytes and no tensor": raw({}, bytes(4)),
     "a name twice": raw(b'{"a": %s, "a": %s}' % ((json.dumps(row()).encode(),) * 2), VALUES.tobytes()),
     "a key of a tensor twice": raw(
         b'{"a": {"dtype": "F32", "dtype": "F16", "shape": [6], "data_offsets": [0, 24]}}', VALUES.tobytes()
@@ -182,6 +189,20 @@ def test_a_damaged_file_is_one_format_error(opened, tmp_path, case):
     assert error.hint
     assert len(str(error)) < len(str(tmp_path)) + 500, "the message repeats the file"
     assert not isinstance(error, UnsupportedTypeError)
+
+
+def test_an_overlap_and_a_hole_are_named_with_both_tensors(opened):
+    for offsets, found in (((20, 24), "an overlap"), ((32, 36), "a hole of 8 bytes")):
+        with pytest.raises(FormatError) as caught:
+            opened(raw({"before": row(), "after": row("F32", (1,), offsets)}, bytes(36)))
+        assert "tensor 'after' to begin at byte" in caught.value.expected
+        assert "where tensor 'before' ends" in caught.value.expected
+        assert caught.value.found.endswith(found)
+
+
+def test_tensors_may_be_in_any_order_and_empty(opened):
+    rows = {"b": row("F32", (1,), (24, 28)), "empty": row("F32", (0, 4), (24, 24)), "a": row()}
+    assert list(opened(raw(rows, VALUES.tobytes() + bytes(4))).tensors) == ["b", "empty", "a"]
 
 
 def test_a_file_cut_at_any_byte_is_one_format_error(opened):

@@ -14,23 +14,25 @@ from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape
+from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.convert.verify import Level, verify
 from mlx_engine.errors import SourceError
 from mlx_engine.quant.types import F32
 
 TINY = Qwen3Shape(2, 64, 96, 4, 2, 32, 700, 128, 1e4)
+TINY_DELTA = Qwen35Shape(4, 64, 96, 2, 1, 64, 700, 128, 1e4, 2, 32, 4)
 FOLDERS = {
     "tiny-gpt2": GPT2Shape(2, 64, 4, 700, 32),
     "tiny-gemma3": Gemma3Shape(7, 64, 96, 4, 1, 32, 700, 128, 8),
 }
-ALL = ["tiny", *FOLDERS]
+ALL = ["tiny", "tiny-qwen3.5", *FOLDERS]
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where there are no compiled kernels either
-    for name, shape in {"tiny": TINY, **FOLDERS}.items():
+    for name, shape in {"tiny": TINY, "tiny-qwen3.5": TINY_DELTA, **FOLDERS}.items():
         monkeypatch.setitem(shapes.SHAPES, name, shape)
     return tmp_path
 

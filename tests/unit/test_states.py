@@ -21,7 +21,7 @@ from tests.random_models import VOCAB, random_model
 
 IDS = [int(i) for i in np.random.default_rng(3).integers(0, VOCAB, 80)]
 LAYERS = [StateLayer(((2, 4), (3, 5))), KVLayer(1, 2), StateLayer(((2, 4), (3, 5)))]
-ARCHITECTURES = ("lfm2", "qwen35")
+ARCHITECTURES = ("lfm2", "qwen35", "qwen35moe")
 
 
 def pool_of(n_sequences: int = 2, page: int = 4, **options: object) -> KVPool:

@@ -1,6 +1,7 @@
 """Suggested sampling: what files say, what overrides it, and which commands use it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,11 +95,67 @@ def test_an_option_that_is_given_overrides_the_suggestion_also_at_its_default(ho
 def test_generate_samples_as_suggested_only_if_asked_to(hot):
     greedy = cli("generate", "--model", hot, "--backend", "simd", "-n", 8, "Hi")
     assert greedy.out == cli("generate", "--model", MODEL, "--backend", "simd", "-n", 8, "Hi").out
+    offers = [line for line in greedy.err.splitlines() if "--suggested" in line]
+    assert offers == [
+        "hint: hot.gguf suggests temperature 1.5, top_k None, min_p 0.01; --suggested samples so, --no-suggested omits "
+        "this line"
+    ]
     asked = ("-n", 8, "--seed", 3, "Hi")
     as_suggested = cli("generate", "--model", hot, "--backend", "simd", "--suggested", *asked)
     by_hand = cli("generate", "--model", hot, "--backend", "simd", "--temp", 1.5, "--min-p", 0.01, *asked)
     assert as_suggested.out == by_hand.out
     assert "sampling as hot.gguf suggests" in as_suggested.err
+
+
+@pytest.mark.parametrize("more", [("--no-suggested",), ("--temp", 0), ("--temp", 0.7), ("-q",), ("--json",)], ids=str)
+def test_no_sampling_is_offered_to_who_has_chosen(hot, more):
+    run = cli("generate", "--model", hot, "--backend", "simd", "-n", 2, *more, "Hi")
+    assert (run.code, "suggest" in run.err) == (0, False)
+
+
+def test_a_file_that_suggests_the_impossible_is_an_error_only_if_it_is_used(tmp_path):
+    with open_gguf(MODEL) as file:
+        metadata = {**file.typed_metadata(), "general.sampling.top_p": 7.0}
+        write_gguf(tmp_path / "odd.gguf", metadata, [file.weight(name) for name in file.tensors])
+    options = ("generate", "--model", tmp_path / "odd.gguf", "--backend", "simd", "-n", 2, "Hi")
+    run = cli(*options)
+    assert (run.code, "hint: odd.gguf" in run.err) == (0, False)
+    assert cli(*options, "--suggested").code == 2
+
+
+def test_asking_for_suggestions_of_a_file_without_any_is_a_warning():
+    run = cli("generate", "--model", MODEL, "--backend", "simd", "-n", 2, "--suggested", "-q", "Hi")
+    assert re.fullmatch("warning: .*model-f32.gguf suggests no sampling, so --suggested has no effect\n", run.err)
+    run = cli("chat", "--model", MODEL, "--backend", "simd", stdin="")
+    assert (run.code, "suggests" in run.err) == (0, False)
+
+
+IDLE = "no effect at temperature 0, which always takes the most likely token; --temp T samples\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (("--top-k", 40), f"warning: --top-k has {IDLE}"),
+        (("--top-p", 0.9, "--min-p", 0.1), f"warning: --top-p, --min-p have {IDLE}"),
+        (("--seed", 0, "--temp", 0), f"warning: --seed has {IDLE}"),
+        (("--seed", 1, "--temp", 0.5), ""),
+        (("--top-p", 1, "--repetition-penalty", 1.1), ""),
+    ],
+    ids=str,
+)
+def test_options_that_do_nothing_without_a_temperature_are_a_warning(options, warning):
+    for how in ("-q", "--json"):
+        assert cli("generate", "--model", MODEL, "--backend", "simd", "-n", 1, how, *options, "Hi").err == warning
+    assert cli("chat", "--model", MODEL, "--backend", "simd", "-q", *options, stdin="").err == warning
+
+
+def test_a_suggested_temperature_gives_the_other_options_an_effect(hot):
+    for more, warned in (((), False), (("--no-suggested",), True), (("--temp", 0), True)):
+        run = cli("chat", "--model", hot, "--backend", "simd", "--seed", 1, *more, stdin="")
+        assert ("warning: --seed has no effect" in run.err) == warned
+    # The suggested values themselves are no options that somebody has given.
+    assert "warning" not in cli("chat", "--model", hot, "--backend", "simd", "--temp", 0, stdin="").err
 
 
 def test_the_server_takes_suggestions_for_what_a_request_leaves_out(hot):

@@ -22,6 +22,7 @@ from mlx_engine.engine import Engine
 ROOT = Path(__file__).parents[2]
 MICRO = ROOT / "tests" / "data" / "qwen3-micro"
 IDS = np.random.default_rng(0).integers(0, 512, 90).tolist()
+pytestmark = pytest.mark.usefixtures("many_cores")
 
 files = pytest.mark.parametrize("file", ["model-q8_0.gguf", "model-f32.gguf"])
 
@@ -139,6 +140,8 @@ def test_two_threads_on_one_engine_get_what_each_would_get_alone(jit: bool):
 PROCESS = """
 import signal, sys
 import mlx_engine
+from mlx_engine.backends import cores
+cores.usable_cores = lambda: 8
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 path, how = sys.argv[1:]

@@ -24,7 +24,7 @@ from mlx_engine.bench.run import threads_of
 from mlx_engine.bench.samples import Test
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.engine import Engine, load
+from mlx_engine.engine import Engine, load, open_source
 from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import AUTO, KEEP, Conversion
 
@@ -88,8 +88,8 @@ def report(
     path = resolve(settings.model)
     progress(0, 1, "loading")
     how = {"threads": settings.threads, "allow_settings": settings.allow_settings, **settings.conversion.options()}
+    check(settings.test, open_source(path, settings.backend, **how))
     engine, phases = loaded(lambda: load(path, settings.backend, **how))
-    check(settings.test, engine)
     checkpoint = open_model(path, settings.allow_settings)
     known = {"kind": KIND, **origin(), "command": command(asdict(settings)), "settings": asdict(settings)}
     known |= described(engine, checkpoint, digest(path))

@@ -79,7 +79,7 @@ def measure(
 def run_plain(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> Metrics:
     """Run the test as `generate` does."""
     model, be = engine.model, engine.backend
-    pick, metrics = Sampler(be, Sampling(), ()), Metrics(clock)
+    pick, metrics = Sampler(be, Sampling(), ids), Metrics(clock)
     with be.session():
         kv = model.new_kv(test.depth + test.n_tokens)
         if test.depth:
@@ -94,7 +94,7 @@ def run_apart(engine: Engine, test: Test, ids: Sequence[int], clock: Clock) -> l
     profiler = Profiler(clock, keep=True)
     model = copy.copy(engine.model)
     model.backend = be = profiled(engine.backend, profiler)
-    pick, found = Sampler(be, Sampling(), ()), list[Pass]()
+    pick, found = Sampler(be, Sampling(), ids), list[Pass]()
     with be.session():
         kv = model.new_kv(test.depth + test.n_tokens)
         if test.depth:

@@ -14,7 +14,7 @@ from mlx_engine.bench.origin import describe, digest, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import Bench
 from mlx_engine.checkpoint.sources import resolve
-from mlx_engine.engine import load
+from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import require
 from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import STORED, Conversion
@@ -51,9 +51,11 @@ def engine_rows(
             found += [{**about, **plan.load.numbers, "concurrency": n} for n in plan.concurrency]
             yield found
             continue
-        engine = load(path, name, threads=threads, jit=jit, allow_settings=allow_settings, **quant.options())
-        context, longest = engine.config.context_length, plan.load.longest
+        how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
+        opened = open_source(path, name, **how)
+        context, longest = opened.config.context_length, plan.load.longest
         require(longest <= context, option=plan.load.name, expected=f"at most {context:,} tokens", found=longest)
+        engine = Engine(opened)
         bench = Bench(engine, checkpoint, quant=quant, jit=jit)
         settings: dict[str, Any] = {"slots": max(plan.concurrency), "longest": longest, "overlap": overlap}
         try:

@@ -1,0 +1,102 @@
+"""A model whose layers have states, beside llama.cpp: decode and prefill at several depths, and the bytes of the state.
+
+    python -m benchmarks.states --python PATH      appends to benchmarks/results/states.jsonl
+    python -m benchmarks.states --python PATH --model FILE.gguf --depths 0 --rounds 3 --out new.jsonl
+
+PATH is a Python that has llama-cpp-python. Each engine has one process. A state cannot go back, so before each test
+both engines read the tokens before it anew, which is not timed; the engines are interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.log import Log
+from benchmarks.peers.engines import ENGINES, LLAMA, OURS
+from benchmarks.peers.plan import Contestant
+from benchmarks.peers.process import Process
+from benchmarks.peers.processes import SPARE, asked
+from benchmarks.text import Row
+from mlx_engine.backends.cores import usable_cores
+from mlx_engine.bench.origin import describe
+from mlx_engine.bench.samples import Test
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.sources import resolve
+
+RESULTS = Path(__file__).parent / "results" / "states.jsonl"
+MODEL = "shape:qwen3.5-0.8b"
+DEPTHS, ROUNDS, N_PROMPT, N_GEN = (0, 4096), 5, 512, 32
+WARM = Test(n_prompt=64, n_gen=4)
+
+
+def main() -> None:
+    """Measure, and print a line per test and depth."""
+    parser = argparse.ArgumentParser(prog="benchmarks.states", description="Measure a model with states.")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has llama-cpp-python")
+    parser.add_argument("--model", default=MODEL, help=f"a GGUF file, or {MODEL}")
+    parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="tokens before the measured ones")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"append to this file instead of {RESULTS.name}")
+    options = parser.parse_args()
+    log = Log("states", options.out)
+    depths = [int(depth) for depth in options.depths.split(",")]
+    for row in rows(resolve(options.model), options.python, depths, options.rounds):
+        log.append(row)
+
+
+def rows(path: Path, python: str, depths: Sequence[int], rounds: int) -> Iterator[Row]:
+    """Yield a row per test and engine."""
+    facts, context = describe(open_checkpoint(path)), max(depths) + N_PROMPT + SPARE
+    contestants = (Contestant(OURS, {"backend": "parallel"}), Contestant(LLAMA, threads=usable_cores()))
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                Process(
+                    ENGINES[one.engine].module, sys.executable if one.engine == OURS else python,
+                    model=str(path), context=context, **one.opening,
+                )
+            )
+            for one in contestants
+        ]  # fmt: skip
+        pairs = list(zip(contestants, processes, strict=True))
+        for contestant, process in pairs:
+            timed(process, contestant, WARM)
+        for depth in depths:
+            for test in (Test(n_gen=N_GEN, depth=depth), Test(n_prompt=N_PROMPT, depth=depth)):
+                done = [[timed(process, one, test) for one, process in pairs] for _ in range(rounds)]
+                print(line(test, done), flush=True)
+                for i, one in enumerate(contestants):
+                    seconds, caches = [found[i]["seconds"] for found in done], [found[i]["cache"] for found in done]
+                    yield {"what": test.name, "engine": one.engine, "setting": one.setting, "depth": depth, **facts,
+                           "n_prompt": test.n_prompt, "n_gen": test.n_gen, "seconds": seconds,
+                           "cache": caches[0]}  # fmt: skip
+
+
+def timed(process: Process, contestant: Contestant, test: Test) -> dict[str, Any]:
+    """Return the seconds of a test after `test.depth` tokens, and the bytes of the cache at its end."""
+    if test.depth:
+        process.ask("fill", n=test.depth)
+    return {**process.ask("run", **asked(test, contestant)), "cache": process.ask("cache")}
+
+
+def line(test: Test, done: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """Return rates of both engines, the median factor over rounds, and the bytes of our cache."""
+    ours, theirs = ([found[i]["seconds"] for found in done] for i in (0, 1))
+    rates = [test.n_tokens / statistics.median(seconds) for seconds in (ours, theirs)]
+    factor = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+    cache = done[0][0]["cache"]
+    return (
+        f"{test.name}: {rates[0]:.1f} tokens/s, llama.cpp {rates[1]:.1f}, factor {factor:.2f}; after "
+        f"{cache['tokens']:,} tokens the state has {cache['state_bytes'] / 1e6:.1f} MB, "
+        f"keys and values {cache['kv_bytes'] / 1e6:.1f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main()

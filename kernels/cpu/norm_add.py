@@ -1,0 +1,44 @@
+"""A norm of rows, added to other rows: `residual + norm(x)`. The backend's definition in NumPy is the twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.cpu.jit import entry, jit
+from kernels.cpu.memory import floats, number, words
+from kernels.cpu.norms import norm
+from kernels.cpu.vectors import get, put
+
+
+@jit
+def norm_rows(x: Any, n_rows: int, width: int, weight: int, bias: int, eps: Any, out: Any) -> None:
+    """Norm contiguous rows; out may be x."""
+    for t in range(n_rows):
+        norm(x, t * width, width, weight, bias, eps, out, t * width)
+
+
+@jit
+def norm_add_to(of: int, n_rows: int, width: int, x: int, residual: int, out: int) -> None:
+    """Write `residual + norm(x)`. At address `of` are the norm's words: its weight, its eps and its bias or 0."""
+    words_of, y, added = words(of), floats(out), floats(residual)
+    norm_rows(floats(x), n_rows, width, words_of[0], words_of[2], np.float32(number(words_of[1])), y)
+    for i in range(n_rows * width):
+        put(y, i, get(added, i) + get(y, i))
+
+
+@entry
+def norm_add(address: int, of: int, n_rows: int, width: int, x: int, residual: int, out: int) -> None:
+    """Write `residual + norm(x)` of contiguous rows, in one thread.
+
+    Args:
+        address: address of the pool's control block.
+        of: address of the norm's words.
+        n_rows: number of rows.
+        width: their width.
+        x: address of the rows.
+        residual: address of what is added, of the same shape.
+        out: address of the result, other than the inputs.
+    """
+    norm_add_to(of, n_rows, width, x, residual, out)

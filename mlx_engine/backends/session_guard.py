@@ -1,0 +1,74 @@
+"""The guard of a backend's sessions: it refuses sessions of closed backends, and in processes that cannot have them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from mlx_engine.errors import BackendUnavailableError, ClosedError
+from mlx_engine.forks import is_abandoned, kept_over_forks
+
+
+class SessionGuard:
+    """Checks sessions and, for backends that need it, lets one thread at a time hold one.
+
+    Copies of a backend share the guard of the original.
+    """
+
+    def __init__(self, name: str, *, survives_fork: bool = True) -> None:
+        self._name, self._survives_fork, self._process = name, survives_fork, os.getpid()
+        self._lock, self._is_closed = threading.RLock(), False
+        if survives_fork:
+            kept_over_forks(self._lock, is_outer=True)
+
+    def check(self) -> None:
+        """Check that a session is possible.
+
+        Raises:
+            ClosedError: the backend has been closed.
+            BackendUnavailableError: this process was forked, and the backend does not work here.
+        """
+        if self._is_closed:
+            raise ClosedError
+        if self._is_of_parent:
+            raise BackendUnavailableError(
+                name=self._name,
+                reason="this process was forked from the one that made the engine, and has none of MLX's threads",
+                hint="load the model in this process, or start the process by 'spawn' in place of 'fork'",
+            )
+        if is_abandoned(self._lock):
+            raise BackendUnavailableError(
+                name=self._name,
+                reason="this process was forked while another thread was in a long forward pass",
+                hint="fork between passes, or load the model in this process",
+            )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the only session. A thread may hold it several times.
+
+        Raises:
+            ClosedError, BackendUnavailableError: as `check`.
+        """
+        self.check()
+        with self._lock:
+            self.check()  # another thread may have closed the backend while this one waited
+            yield
+
+    @contextmanager
+    def close(self) -> Iterator[None]:
+        """Refuse all later sessions, wait for the end of those that are held, and keep others out in the block."""
+        self._is_closed = True
+        is_lost = self._is_of_parent or is_abandoned(self._lock)  # a thread that does not exist here may hold it
+        with nullcontext() if is_lost else self._lock:
+            yield
+
+    @property
+    def _is_of_parent(self) -> bool:
+        return not self._survives_fork and self._process != os.getpid()
+
+    def hold_for_ever(self, seconds: float) -> bool:
+        """Hold the session until the process ends; return False if another thread has held it for so many seconds."""
+        return not self._is_of_parent and self._lock.acquire(timeout=seconds)

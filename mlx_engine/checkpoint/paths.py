@@ -1,0 +1,72 @@
+"""Look at a path before it is read: what is there in place of a file, and what a file is that is no GGUF file."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from mlx_engine.errors import SourceError
+
+# What else may be at a path. Reading a pipe would block until it has a writer, and a device may have no end.
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+# The first bytes of other files that are named in place of a GGUF file, what they are, and what helps.
+_TORCH = "convert its folder to safetensors with transformers' save_pretrained, and name the new folder"
+_GGML = ("a file of GGML, which is older than GGUF", "download the GGUF file of this model")
+_SIGNATURES = {
+    b"PK\x03\x04": ("a ZIP archive, as PyTorch writes weights", _TORCH),
+    b"\x80": ("a pickle, as PyTorch writes weights", _TORCH),
+    b"\x89HDF": ("an HDF5 file, as TensorFlow writes weights", "download safetensors or a GGUF file of the model"),
+    b"<": ("a page in HTML or XML", "download the file again: the server sent a page in its place"),
+    b"\x1f\x8b": ("a compressed file (gzip)", "unpack it first"),
+    **dict.fromkeys((b"ggml", b"tjgg", b"fmgg", b"lmgg"), _GGML),
+}
+
+
+def refuse_other_paths(path: Path, expected: str) -> None:
+    """Check that there is a regular file at `path`.
+
+    Raises:
+        SourceError: there is nothing, or something else: a folder, a pipe, a device.
+        OSError: the path cannot be looked at.
+        ValueError: the path has a NUL character.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise SourceError(f"{path}: expected {expected}, found no such file; check the path") from None
+    if stat.S_ISDIR(mode):
+        raise SourceError(f"{path}: expected {expected}, found a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        found = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+        raise SourceError(f"{path}: expected {expected}, found {found}; write its content to a file, and name the file")
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        SourceError: there is something else at the path, or it cannot be read.
+    """
+    try:
+        refuse_other_paths(path, "a readable file")
+        return path.read_bytes()
+    except SourceError:
+        raise
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise SourceError(f"{path}: expected a readable file, found {found}; check the path") from error
+
+
+def other_kind(path: Path, head: bytes) -> tuple[str, str] | None:
+    """Return what a file is whose first bytes are not those of GGUF, and what helps; None if it is not known."""
+    name_folder = f"name its folder, {path.parent if path.parent.name else path.parent.absolute()}"
+    if head[8:9] == b"{" or path.suffix == ".safetensors":
+        return "a safetensors file, which has no settings of a model", name_folder
+    if head.lstrip()[:1] == b"{":
+        return "a JSON file, which has no weights", name_folder
+    return next((kind for magic, kind in _SIGNATURES.items() if head.startswith(magic)), None)

@@ -1,0 +1,95 @@
+"""The command `cache`: list what is kept on disk with its sizes, and remove it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlx_engine.commands.console import notice, reports_errors
+from mlx_engine.commands.values import columns, exact, plain, print_json, size
+from mlx_engine.errors import OptionError, Words, require
+
+if TYPE_CHECKING:
+    from mlx_engine.checkpoint.on_disk import Kept
+
+cache = typer.Typer(no_args_is_help=True, help="List and remove what is kept on disk: models and compiled kernels.")
+
+
+@cache.command("list")
+@reports_errors
+def list_(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List downloaded models, models with random weights, and compiled kernels, with sizes and paths."""
+    from mlx_engine.checkpoint.on_disk import kept
+
+    items = kept()
+    total = sum(item.nbytes for item in items)
+    if json:
+        rows = [{"name": i.name, "kind": i.kind, "bytes": i.nbytes, "path": str(i.path)} for i in items]
+        print_json({"items": rows, "bytes": total})
+        return
+    for line in lines_of(items):
+        print(line)
+    print(f"{len(items):,} {'item' if len(items) == 1 else 'items'}, {size(total)} ({exact(total)} bytes)")
+
+
+@cache.command()
+@reports_errors
+def remove(
+    names: Annotated[list[str] | None, typer.Argument(help="Names as `cache list` prints them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove everything that `cache list` prints.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove models or compiled kernels from disk. Other programs that use the hub share its downloads."""
+    from mlx_engine.checkpoint import on_disk
+
+    require(bool(names) != everything, option="cache remove", expected="names or --all", found=Words(both(names)))
+    items = on_disk.kept()
+    chosen = items if everything else [named(items, name) for name in dict.fromkeys(names or ())]
+    for line in lines_of(chosen):
+        notice(line)
+    if not chosen or not (yes or confirmed(chosen)):
+        notice("nothing was removed")
+        return
+    for item in chosen:
+        on_disk.remove(item)
+    notice(f"removed {size(sum(item.nbytes for item in chosen))}")
+
+
+def both(names: Sequence[str] | None) -> str:
+    """Return what was found in place of either names or --all."""
+    return "both" if names else "neither"
+
+
+def named(items: Sequence[Kept], name: str) -> Kept:
+    """Return the item of this name.
+
+    Raises:
+        OptionError: there is none.
+    """
+    item = next((item for item in items if item.name == name), None)
+    if item is None:
+        known = ", ".join(item.name for item in items) or "nothing"
+        raise OptionError(option="cache remove", expected=f"a name of `cache list`, which has {known}", found=name)
+    return item
+
+
+def confirmed(items: Sequence[Kept]) -> bool:
+    """Ask on the terminal whether to remove the items.
+
+    Raises:
+        OptionError: stdin is no terminal.
+    """
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
+    require(is_terminal, option="--yes", expected="it, or a terminal to ask on", found=Words("neither"))
+    total = size(sum(item.nbytes for item in items))
+    return typer.confirm(f"Remove {'it' if len(items) == 1 else 'these'}, {total} in all?", err=True)
+
+
+def lines_of(items: Sequence[Kept]) -> list[str]:
+    """Return a line per item: name, size, whether it must be downloaded again, path."""
+    again = {"download": "downloaded", "made": "made when needed"}
+    rows = [(plain(item.name), size(item.nbytes), again[item.kind], plain(str(item.path))) for item in items]
+    return columns(rows, "<><<") if rows else []

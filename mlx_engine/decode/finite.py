@@ -1,0 +1,116 @@
+"""The check that logits are finite, and the search for the first value of a forward pass that is not.
+
+The check reads one sum per row of logits. The search runs only when the check has failed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.taps import tapped
+from mlx_engine.cache import New
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.decode.step import forward
+from mlx_engine.errors import NotFiniteError
+from mlx_engine.models import Model
+
+# The names of intermediate values that belong to a layer.
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+class FiniteCheck:
+    """The check of the logits (R, V) of one pass.
+
+    Attributes:
+        sums: the sums (R,) of the rows, which a lazy backend computes with the tokens of the pass.
+    """
+
+    def __init__(self, backend: Backend, logits: Array) -> None:
+        self._backend, self._logits, self.sums = backend, logits, backend.row_sums(logits)
+        self._bad: dict[int, np.ndarray] | None = None
+
+    def bad_rows(self) -> dict[int, np.ndarray]:
+        """Wait for the sums, and return the logits (V,) of each row that has NaN or infinities, by row."""
+        if self._bad is None:
+            sums = self._backend.host(self.sums).tolist()
+            rows = {r: self._backend.host(self._logits)[r] for r, total in enumerate(sums) if not math.isfinite(total)}
+            # A sum over finite logits may overflow.
+            self._bad = {r: row for r, row in rows.items() if not np.isfinite(row).all()}
+        return self._bad
+
+
+def check_logits(model: Model, logits: Array, ids: Sequence[int]) -> None:
+    """Check the logits (R, V) of the last R of the tokens `ids`, whose pass began with the first token.
+
+    Raises:
+        NotFiniteError: a row has NaN or infinities.
+    """
+    check = FiniteCheck(model.backend, logits)
+    for r, row in check.bad_rows().items():
+        raise not_finite(model, ids[: len(ids) - len(model.backend.host(logits)) + r + 1], row)
+
+
+def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteError:
+    """Return the error for logits (V,) after the tokens `ids`, with the first value that is not finite.
+
+    The tokens are run again from the first one, with every operation in its composed form.
+    """
+    verify = "`inspect --verify` checks the file's weights"
+    try:
+        found = _first(model, ids)
+    except Exception as error:  # the search needs memory of its own; the error must be raised without it, too
+        origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
+        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
+    if found is None:
+        origin = "which no operation gave when the pass was repeated; report this as a bug of the backend"
+        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
+    name, values = found
+    match = _LAYER.match(name)
+    layer = int(match[1]) if match else None
+    place = "outside of the layers" if layer is None else f"in layer {layer} (0 to {model.config.n_layers - 1})"
+    origin = f"first in {name}, {place}; {verify}"
+    return NotFiniteError(n_tokens=len(ids), found=_described(values), origin=origin, first=name, layer=layer)
+
+
+class _FoundError(Exception):
+    """Ends the search."""
+
+    def __init__(self, name: str, values: np.ndarray) -> None:
+        self.name, self.values = name, values
+
+
+def _first(model: Model, ids: Sequence[int]) -> tuple[str, np.ndarray] | None:
+    """Return the first intermediate value that is not finite, with its name; None if all are finite."""
+    backend, twin = model.backend, copy.copy(model)
+
+    def check(name: str, x: Array) -> None:
+        values = backend.host(x)
+        if not np.isfinite(values).all():
+            raise _FoundError(name, values)
+
+    twin.backend = tapped(backend, check)
+    with backend.session(), np.errstate(all="ignore"):
+        kv = twin.new_kv(len(ids))
+        try:
+            for start in range(0, len(ids), LONGEST_PASS):
+                is_last = start + LONGEST_PASS >= len(ids)
+                logits = forward(twin, New(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))
+                if logits is not None:
+                    check("output", logits)
+        except _FoundError as found:
+            return found.name, found.values
+    return None
+
+
+def _described(values: np.ndarray) -> str:
+    """Return what is not finite among these values."""
+    n_nan, n_bad = int(np.isnan(values).sum()), int((~np.isfinite(values)).sum())
+    kind = "infinity" if n_nan == 0 else "NaN" if n_nan == n_bad else "NaN and infinity"
+    return f"{kind} ({n_bad:,} of {values.size:,} values)"

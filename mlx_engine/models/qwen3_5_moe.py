@@ -1,0 +1,73 @@
+"""Qwen3.5 and Qwen3.6 with a mixture of experts, such as Qwen3.6-35B-A3B, the text model.
+
+Reference: Hugging Face transformers, models/qwen3_5_moe. Difference from Qwen3.5: every FFN is a mixture of experts, of
+which each token uses a few, and an expert that all tokens share, as in Qwen2-MoE. The weights of a token's experts add
+up to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlx_engine.backends.experts import Experts, Routing
+from mlx_engine.checkpoint.model_files import Checkpoint
+from mlx_engine.models import qwen3_5
+from mlx_engine.models.config import Expected, declared, whole
+from mlx_engine.models.experts import Count, Names, experts, of_all, with_experts, with_shared_expert
+from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.plan import Plan
+from mlx_engine.models.qwen3_5_tensors import STEMS
+from mlx_engine.models.settings import Settings
+from mlx_engine.models.table import stem_of
+
+ARCHITECTURES = ("qwen35moe", "qwen3_5_moe", "qwen3_5_moe_text")
+GGUF_ARCHITECTURE = "qwen35moe"
+
+
+def _of_dense_layers(s: Settings, key: str, config: object) -> None:
+    """Accept the FFN size of dense layers, of which there are none."""
+    s.whole_or_zero(key)
+
+
+@dataclass(frozen=True)
+class Config(qwen3_5.Config):
+    """The sizes of a Qwen3.5 model with experts; `intermediate_size` is that of one expert."""
+
+    intermediate_size: int = whole("expert_feed_forward_length", "moe_intermediate_size")
+    n_experts: int = declared(Count())
+    n_experts_used: int = whole("expert_used_count", "num_experts_per_tok", condition=of_all)
+    shared_size: int = whole("expert_shared_feed_forward_length", "shared_expert_intermediate_size")
+
+    expected = Expected(
+        gguf={**qwen3_5.Config.expected.gguf, "feed_forward_length": _of_dense_layers},
+        hf={
+            **qwen3_5.Config.expected.hf,
+            "decoder_sparse_step": 1,
+            "intermediate_size": _of_dense_layers,
+            "norm_topk_prob": True,
+        },
+        harmless=(*qwen3_5.Config.expected.harmless, "output_router_logits", "router_aux_loss_coef"),
+    )
+
+
+class Model(qwen3_5.Model):
+    """A Qwen3.5 model whose FFNs are mixtures of experts with a shared expert."""
+
+    @staticmethod
+    def mixture(config: Config, p: Parameters, i: int) -> Experts:
+        """Return the experts of layer i."""
+        return experts(p, i, config.n_experts, Routing(config.n_experts_used, normalize=True))
+
+
+def plan(checkpoint: Checkpoint) -> Plan:
+    """Return the config and the expected tensors of a checkpoint.
+
+    Raises:
+        UnsupportedConfigError: a setting is missing, invalid or not implemented.
+    """
+    made, names = (
+        qwen3_5.plan(checkpoint, Config, is_dense=False),
+        Names(is_fused=True, stem=stem_of(checkpoint, STEMS)),
+    )
+    made = with_experts(made, checkpoint, names, made.config.intermediate_size)
+    return with_shared_expert(made, names, made.config.shared_size)

@@ -1,0 +1,117 @@
+"""A process that is forked while another thread generates: the child answers, or raises one error; it never hangs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.scheduling import MICRO
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+# A child has 5 seconds. It exits with 0 if it gives the parent's tokens
+# on threads of its own, and with 7 if the engine raises an error.
+SCRIPT = """
+import os, signal, sys, threading, time
+import mlx_engine
+from mlx_engine import forks
+from mlx_engine.errors import BackendUnavailableError
+
+path, how, tries = sys.argv[1], sys.argv[2], int(sys.argv[3])
+backend, _, mode = how.partition(" ")
+threads = 2 if backend == "parallel" else None
+
+def loaded():
+    return mlx_engine.load(path, backend, threads=threads, jit=mode != "numpy")
+
+def tokens(of):
+    return of.generate("a b", 6, ignore_eos=True).token_ids
+
+def has_workers():
+    workers = engine.backend.pool._workers if how == "parallel" else ()
+    return all(worker.is_alive() for worker in workers)
+
+engine, begun, ended = loaded(), threading.Event(), threading.Event()
+want = tokens(engine)
+
+def generate():
+    while not ended.is_set():
+        engine.generate(list(range(1, 40)), 20, ignore_eos=True)
+        begun.set()
+
+def hold():
+    with engine.backend.session():
+        begun.set()
+        ended.wait()
+
+def child(body):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    signal.alarm(5)
+    try:
+        code = 0 if body() == want and has_workers() else 3
+    except BackendUnavailableError as error:
+        print(error, flush=True)
+        code = 7
+    if mode == "exit":
+        engine.close()
+        sys.exit(code)
+    os._exit(code)
+
+if mode == "held":
+    forks.PATIENCE = 0.1
+thread = threading.Thread(target=hold if mode == "held" else generate)
+if mode not in ("exit", "load"):
+    thread.start()
+    assert begun.wait(20)
+codes = []
+for i in range(tries):
+    time.sleep(0.002 * (i % 7))
+    codes.append(child(lambda: tokens(loaded() if mode == "load" else engine)))
+    if codes[-1] not in (0, 7):
+        break
+ended.set()
+if thread.is_alive():
+    thread.join()
+assert tokens(engine) == want
+print(sorted(set(codes)))
+"""
+
+
+def forked(how: str, tries: int) -> list[str]:
+    """Return the lines that children and parent print."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(MICRO), how, str(tries)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr) == (0, "")
+    return found.stdout.splitlines()
+
+
+@pytest.mark.parametrize("how", ["parallel", "parallel numpy"])
+def test_the_child_gives_the_same_tokens(how: str):
+    assert forked(how, 15) == ["[0]"]
+
+
+def test_the_child_has_one_error_on_mlx():
+    *errors, codes = forked("mlx", 5)
+    assert codes == "[7]"
+    assert set(errors) == {
+        "backend 'mlx' is not available: this process was forked from the one that made the engine, and has none of "
+        "MLX's threads; load the model in this process, or start the process by 'spawn' in place of 'fork'"
+    }
+
+
+def test_a_fork_does_not_wait_for_ever():
+    error, codes = forked("parallel held", 1)
+    assert codes == "[7]"
+    assert "forked while another thread was in a long forward pass; fork between passes" in error
+
+
+@pytest.mark.parametrize(("how", "code"), [("parallel exit", "[0]"), ("mlx exit", "[7]"), ("mlx load", "[0]")])
+def test_the_child_can_close_exit_and_load(how: str, code: str):
+    assert forked(how, 1)[-1] == code
