@@ -90,6 +90,7 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-strict-aliasing",
+    "-fno-delete-null-pointer-checks",  # an access through a null pointer faults, instead of ending all optimised code
     "-flax-vector-conversions=none",  # Metal converts no vector by itself
     "-fno-stack-protector",
     "-fstack-clash-protection",  # a large private array meets the unmapped page below its stack
@@ -293,6 +294,16 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
         source, item = scratch / "kernels.cc", scratch / "kernels.o"
         source.write_text(text, encoding="utf-8")
         _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], scratch, judge=_judge)
+
+
+def calls_of(text: str, build: Build) -> str:
+    """Return LLVM's text of a unit, without optimisation: every function with its calls."""
+    flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags, "-g0", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm")
+    with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
+        source, item = scratch / "kernels.cc", scratch / "kernels.ll"
+        source.write_text(text, encoding="utf-8")
+        _run([*compiler().command, *flags, str(source), "-o", str(item)], scratch)
+        return item.read_text()
 
 
 def _link(items: Sequence[Path], file: Path) -> None:

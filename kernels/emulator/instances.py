@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kernels.emulator import lint
-from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, kernel_library
-from kernels.emulator.errors import CompileError, LaunchError
+from kernels.emulator.compiler import BUILDS, SPACES, UNOPTIMIZED, calls_of, kernel_library
+from kernels.emulator.errors import CompileError, LaunchError, LintError
+from kernels.emulator.recursion import recursive, suspects
 from kernels.emulator.runtime import Entry
 from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
 from kernels.emulator.source import Part, unit
@@ -110,4 +111,17 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Comp
         ((text, instance),) = wanted
         hint = lint.hints(str(error), list(zip(text.input_names, instance.inputs, strict=True)))
         raise CompileError(f"kernel '{text.name}' does not compile\n{error}{hint}") from None
+    _refuse_recursion(wanted, parts)
     return [Compiled(one, Entry(file, i)) for i, one in enumerate(signatures)]
+
+
+def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequence[Part]) -> None:
+    """Raise LintError if a function of a header calls itself."""
+    for (text, _), part in zip(wanted, parts, strict=True):
+        names = suspects(text.header)
+        found = recursive(calls_of(unit([part]), SPACES), names) if names else None
+        if found:
+            raise LintError(
+                f"kernel '{text.name}' is not what Metal takes\n  header: `{found}` calls itself; Metal has no "
+                "recursion, write a loop"
+            )

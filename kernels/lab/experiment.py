@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -182,16 +182,14 @@ class Experiment:
 
     def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
         """Return the smallest sizes with the last axis of the outputs grown beyond `BEYOND` elements, if none is."""
-        named = [name for array in self.arrays[1] for name in array.axes if name in self.axes]
-        if not named or any(self._most_elements(sizes) > BEYOND for sizes in chosen):
+        arrays = (*self.arrays[0], *self.arrays[1])
+        named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
+        if not named or any(prod(array.shape(sizes)) > BEYOND for sizes in chosen for array in arrays):
             return []
-        least, axis = dict(self.axes), named[-1]
-        others = self._most_elements(least) // least[axis]
-        least[axis] *= -(-(BEYOND + 1) // (least[axis] * max(1, others)))
-        return [least] if BEYOND < self._most_elements(least) <= 4 * BEYOND else []
-
-    def _most_elements(self, sizes: Sizes) -> int:
-        return max(prod(array.shape(sizes)) for arrays in self.arrays for array in arrays)
+        least, grown = dict(self.axes), named[-1]
+        most = max(prod(array.shape(least)) for array in arrays if grown in array.multiples)
+        least[grown] *= BEYOND // most + 1
+        return [least] if max(prod(array.shape(least)) for array in arrays) <= 4 * BEYOND else []
 
     def launch(self, sizes: Sizes, dtype: str = "float32", seed: int = 0) -> tuple[Launch, dict[str, NDArray[Any]]]:
         """Return a launch with random values from `seed`, and the inputs of the reference.

@@ -141,7 +141,7 @@ BUGS = [
         RaceError,
         "read after write of threadgroup array 'partial'",
         "races",
-        note="body, line 23: this barrier orders no memory",
+        note="body, line 22: this barrier orders no memory",
     ),
     Bug(
         "a barrier that orders other memory",
@@ -422,6 +422,28 @@ BUGS = [
         "  bfloat narrow = x[0]; if (narrow == bfloat(7.0f)) return;\n" + _SETUP,
         CompileError,
         "bfloat",
+    ),
+    Bug(
+        "a function that calls itself",
+        "  const float4 w =",
+        "  if (codes == 7u) return dot4(codes + 1u, x);\n  const float4 w =",
+        LintError,
+        "header: `dot4` calls itself; Metal has no recursion",
+        header=True,
+    ),
+    Bug(
+        "threadgroup memory that a macro declares",
+        _SETUP,
+        "#define SHARED(NAME) threadgroup float NAME[4]\n  SHARED(more); more[0] = 0.0f;\n" + _SETUP,
+        CompileError,
+        "hint: threadgroup memory is found in statements such as",
+    ),
+    Bug(
+        "static threadgroup memory",
+        _SETUP,
+        "  static threadgroup float more[4]; more[0] = 0.0f;\n" + _SETUP,
+        LintError,
+        "cannot be static",
     ),
     Bug(
         "vectors of two types",

@@ -147,7 +147,12 @@ def test_what_is_a_race(between: str, races: bool, seed: int, racers: dict[str, 
 def test_threadgroups_race_in_device_memory():
     call(simple(COPY), X, (64,), build="races", threadgroup=(8, 1, 1))
     with pytest.raises(RaceError, match=r"output 'y'.*\n  threadgroup \(0, 0, 0\), .* wrote it at body, line 1"):
-        call(simple("y[thread_position_in_threadgroup.x] = x[thread_position_in_grid.x];"), X, build="races", threadgroup=(4, 1, 1))
+        call(
+            simple("y[thread_position_in_threadgroup.x] = x[thread_position_in_grid.x];"),
+            X,
+            build="races",
+            threadgroup=(4, 1, 1),
+        )
 
 
 # ---- lanes that are not there ----

@@ -100,7 +100,7 @@ def test_a_programs_exit_is_no_mistake_of_its_kernels(write):
 
 def test_experiments_of_a_file_are_checked(write):
     right, wrong = (write(f"{d}.py", EXPERIMENT.replace("DIVISOR", str(d))) for d in (2, 3))
-    assert "half (emulator): 14 shapes, 70 runs, all right" in check(right).stdout
+    assert "half (emulator): 15 shapes, 75 runs, all right" in check(right).stdout
     assert "half (emulator): 4 shapes, 8 runs, 4 shapes wrong" in check(wrong, code=1).stdout
     assert "`0.5` has no suffix" in check(right, "--suffixes", code=1).stdout
     shape = write("shape.py", EXPERIMENT.replace("x / DIVISOR", "x[:0]"))
