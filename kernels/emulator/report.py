@@ -320,8 +320,8 @@ def _spinning(failed: Failed) -> list[str]:
     return [
         f"a threadgroup does not end: one of its threads is {failed.stopped}{after}",
         failed.thread,
-        "check the loop's condition; a thread must not wait for another one except at a barrier, because Metal does not "
-        "promise that others run meanwhile; if the loop ends, raise time_limit",
+        "check the loop's condition; a thread must not wait for another one except at a barrier, because Metal does "
+        "not promise that others run meanwhile; if the loop ends, raise time_limit",
     ]
 
 

@@ -123,9 +123,8 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_uint) for name in ("seed", "all_lanes", "races", "at_end", "poison", "patience")
-    ) + (("print_from", _Three),)
+    NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience")
+    _fields_ = (*((name, ctypes.c_uint) for name in NAMES), ("print_from", _Three))
 
 
 class Statistics(ctypes.Structure):

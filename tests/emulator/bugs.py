@@ -122,7 +122,7 @@ BUGS = [
         "\n    if (group == 0",
         RaceError,
         r"read after write of threadgroup array 'partial'.*thread \(0, 0, 0\), lane 0, read it at body, line 25: .*"
-        r"thread \(32, 0, 0\), lane 0, then wrote it at body, line 21: .*threadgroup_barrier\(mem_flags::mem_threadgroup\)",
+        r"thread \(32, 0, 0\), lane 0, then wrote it at body, line 21: .*threadgroup_barrier\(mem_flags::mem_thr",
         "races",
     ),
     Bug("no barrier, seen in the values", _FIRST_BARRIER, "\n    if (group == 0", None),

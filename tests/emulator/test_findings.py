@@ -38,7 +38,14 @@ def noted(kernel: MetalKernel, **options: Any) -> tuple[Finding, ...]:
 
 
 def test_all_faults_of_a_run_are_reported_once():
-    source = "uint i = thread_position_in_grid.x;\nif (i > 10)\n y[i] = x[i + 60];\nif (i == 2)\n y[i] = x[i + 99];\ny[i] = 1;"
+    lines = [
+        "uint i = thread_position_in_grid.x;",
+        "if (i > 10)",
+        "y[i] = x[i + 60];",
+        "if (i == 2)",
+        "y[i] = x[i + 99];",
+    ]
+    source = "\n".join([*lines, "y[i] = 1;"])
     with pytest.raises(MemoryFaultError) as caught:
         call(simple(source), X, (64,))
     first, second = caught.value.findings
@@ -137,8 +144,7 @@ def test_the_last_threadgroup_may_read_what_others_have_published():
         call(simple(LAST_ONE.replace("BEFORE", "")), X, (6,), **options)
 
 
-def test_an_optimised_away_second_look_is_no_mistake():
-    """Notes are no mistakes: the results come out."""
+def test_notes_end_nothing():
     (same,) = noted(simple("y[0] = 7.0f;"), build="races")
     assert (same.kind, same.is_note, same.times) == ("same value", True, 63)
     (unwritten,) = noted(
@@ -178,7 +184,7 @@ def test_overloads_and_templates_of_one_name_are_no_recursion():
     """
     body = "y[0] = twice(float2(1, 2)).y + power<3>(2) + odd(3);"
     assert call(simple(body, header=header.replace("EVEN", "abs")), X)[0] == 4 + 8 + 1 + 1
-    with pytest.raises(LintError, match="`(even|odd)` calls itself"):
+    with pytest.raises(LintError, match=r"`(even|odd)` calls itself"):
         call(simple(body, header=header.replace("EVEN", "even")), X)
 
 

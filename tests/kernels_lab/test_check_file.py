@@ -88,6 +88,25 @@ def test_json_is_one_object_whatever_the_program_prints(write):
     assert (found["calls"], found["findings"], found["passed"]) == ({"copy": 1}, [], True)
 
 
+RACE = PROGRAM.replace("mx.zeros(12)", "mx.arange(12.0)").replace(
+    "y[thread_position_in_grid.x] =", "y[thread_position_in_grid.x / 2] ="
+)
+
+
+def test_mistakes_and_notes_are_values_in_json(write):
+    assert RACE != PROGRAM
+    found = json.loads(check(write("race.py", RACE), "--json", 9, code=1).stdout)
+    (race,) = found["mistakes"]
+    assert (race["kind"], race["is_note"]) == ("race", False)
+    assert (race["place"]["file"], race["place"]["line"], race["other"]["line"]) == ("body", 1, 1)
+    assert race["place"]["thread"] != race["other"]["thread"]
+    assert "write after write of output 'y'" in found["findings"][0]
+    same = PROGRAM.replace("= x[thread_position_in_grid.x]", "= x[0]").replace("y[thread_position_in_grid.x]", "y[0]")
+    (note,) = json.loads(check(write("same.py", same), "--json", 9).stdout)["notes"]["copy"]
+    assert (note["kind"], note["is_note"]) == ("same value", True)
+    assert "note: kernel 'copy': two threads write the same value" in check(write("same.py", same), 9).stdout
+
+
 def test_a_program_that_checks_nothing_has_not_passed(write):
     assert "copy: made, never called" in check(write("program.py", PROGRAM), code=1).stdout
     assert "found neither" in check(write("empty.py", ""), code=1).stdout
