@@ -63,8 +63,8 @@ def emulate(
 
     Each call runs once per build and seed, and once in the build "races". It raises an error for the first run with
     mistakes, or if the results of two runs differ; else it returns the result. `mx.compile` is switched off, so
-    compiled functions run op by op. Kernels made before, for instance by a module that is imported already, are MLX's: import
-    such modules within the context. Those that are made here stay emulated afterwards.
+    compiled functions run op by op. Kernels made before, for instance by a module that is imported already, are MLX's:
+    import such modules within the context. Those that are made here stay emulated afterwards.
 
     Args:
         builds: "spaces", "undefined", "races"; see `MetalKernel.__call__`.

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from kernels.emulator import CompileError, EmulatorError, MetalKernel, prepare, unavailable
-from tests.emulator import matvec
-from tests.emulator.bugs import BUGS, BUILDS, SEEDS, Bug
+from tests.emulator import bugs, bugs_of_values, matvec
+from tests.emulator.bugs import BUILDS, SEEDS, Bug
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
+BUGS = [*bugs.BUGS, *bugs_of_values.BUGS]
 # Ragged in every way: a threadgroup with surplus rows, lanes without weights, more than one vector.
 PROBLEM = matvec.problem(n=5, k=288, vectors=2)
 
