@@ -202,10 +202,11 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 
 @cache
-def _surroundings() -> bytes:
-    """Return a digest of everything that determines machine code except kernels and flags."""
+def _surroundings(*, runtime: bool) -> bytes:
+    """Return a digest of what determines the machine code of kernels, or of the runtime, except kernels and flags."""
     digest = hashlib.sha256()
-    for file in sorted([*(_HERE / "include").rglob("*"), *(_HERE / "runtime").glob("*.[ch]")]):
+    kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
+    for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
         if file.is_file():
             digest.update(file.read_bytes())
     digest.update(_architecture().encode())
@@ -313,7 +314,9 @@ def _link(items: Sequence[Path], file: Path) -> None:
 def _digest(text: bytes, flags: Sequence[str]) -> str:
     # The digest has the headers' contents, not their path, so that other checkouts share the cache.
     told = [flag for flag in flags if not flag.startswith("-I")]
-    return hashlib.sha256(repr((text, told, compiler().version, _surroundings())).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr((text, told, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
+        :24
+    ]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:

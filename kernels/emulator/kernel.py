@@ -116,6 +116,11 @@ class MetalKernel:
         _check_arrays(text, inputs, output_shapes, output_dtypes)
         _check_grid(text, grid, threadgroup)
         check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
+        if not 0 < time_limit < 1e6 or len(print_from) != 3:
+            raise LaunchError(
+                f"kernel '{text.name}': expected time_limit in seconds, above 0, and print_from of three numbers, "
+                f"found {time_limit!r} and {print_from!r}"
+            )
         memories = [self._memory(value) for value in inputs]
         kinds = [Input.of(memory.dtype, memory.shape) for memory in memories]
         instance = text.instance(kinds, output_dtypes, template, build=build, suffixes=suffixes)

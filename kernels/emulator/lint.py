@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from kernels.emulator.errors import LintError
 from kernels.emulator.findings import Finding, Place
@@ -66,6 +67,7 @@ def _unsuffixed(text: str) -> Iterator[Breach]:
 _UNFENCED = re.compile(r"\bthreadgroup_barrier\s*\(\s*(?:metal::)?mem_flags::mem_none\s*\)")
 
 
+@cache
 def notes(source: str) -> tuple[Finding, ...]:
     """Return what may be a mistake in a body: barriers that order no memory, where threads share some."""
     code = code_only(source)
