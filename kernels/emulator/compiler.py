@@ -256,8 +256,13 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
-def kernel_library(text: str, build: Build) -> Path:
+def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
     """Return the library of a unit of kernels; compile it if it is not cached.
+
+    Args:
+        text: the unit.
+        build: how to compile it.
+        accept: called after a compilation; an error that it raises refuses the unit.
 
     Raises:
         CompileError: clang reports errors; the message has them.
@@ -269,6 +274,8 @@ def kernel_library(text: str, build: Build) -> Path:
         source, item = folder / "kernels.cc", folder / "kernels.o"
         source.write_text(text, encoding="utf-8")
         _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder, judge=_judge)
+        if accept is not None:
+            accept()
         _link([item], folder / name)
 
     return _built(name, compile_in)
