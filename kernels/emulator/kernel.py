@@ -13,13 +13,19 @@ from kernels.emulator.arrays import Memory, memory_of
 from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
 from kernels.emulator.dispatch import Run, dispatch
 from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
+from kernels.emulator.findings import Finding
 from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
+from kernels.emulator.lint import notes
 from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
 from kernels.emulator.signature import Input
 from kernels.emulator.source import BODY, HEADER
 
 # Which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")
+# What threadgroup memory is full of at first, by the order of threads: NaN, and numbers that are large in every type,
+# so that a result which depends on memory that nobody has written differs between runs.
+_POISONS = (0xFF, 0x7B, 0xFB)
+TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")
 
 
@@ -51,6 +57,11 @@ class MetalKernel:
         """Whether the outputs are atomic, so that their last bits may depend on the order of threads."""
         return self._text.atomic_outputs
 
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """What may be a mistake in its text."""
+        return notes(self._text.source)
+
     def __call__(
         self,
         *,
@@ -68,6 +79,8 @@ class MetalKernel:
         lanes: str = "active",
         suffixes: bool = False,
         guard: str | None = None,
+        time_limit: float = TIME_LIMIT,
+        print_from: Sequence[int] = (0, 0, 0),
     ) -> list[mx.array]:
         """Run the kernel over the grid and return its results, not lazily.
 
@@ -90,17 +103,24 @@ class MetalKernel:
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
                 even seeds.
+            print_from: position in the grid of the one thread whose `os_log_default.log("x = %f", x)` is printed.
+            time_limit: seconds of the processor's time after which a threadgroup is taken not to end.
 
         Returns:
             One array per output.
 
         Raises:
-            EmulatorError: the kernel or its call is wrong; see `errors`.
+            EmulatorError: the kernel or its call is wrong; see `errors`. Its `findings` has all mistakes of the run.
         """
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
         _check_grid(text, grid, threadgroup)
         check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
+        if not 0 < time_limit < 1e6 or len(print_from) != 3:
+            raise LaunchError(
+                f"kernel '{text.name}': expected time_limit in seconds, above 0, and print_from of three numbers, "
+                f"found {time_limit!r} and {print_from!r}"
+            )
         memories = [self._memory(value) for value in inputs]
         kinds = [Input.of(memory.dtype, memory.shape) for memory in memories]
         instance = text.instance(kinds, output_dtypes, template, build=build, suffixes=suffixes)
@@ -117,6 +137,9 @@ class MetalKernel:
             all_lanes=lanes == "all",
             at_end=guard == "end" if guard else seed % 2 == 0,
             races=build == "races",
+            poison=_POISONS[(seed + 2 * (build == "races")) % len(_POISONS)],
+            time_limit=time_limit,
+            print_from=print_from,
         )
         try:
             arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
@@ -205,10 +228,10 @@ def prepare(
 
 def _compile(wanted: Sequence[tuple[MetalKernel, Instance]]) -> None:
     """Compile the instances that are not compiled yet."""
-    with turn:
-        missing = list(dict.fromkeys((kernel, one) for kernel, one in wanted if one not in kernel._compiled))
-        if missing:
-            compiled = compile_together([(kernel._text, instance) for kernel, instance in missing])
+    missing = list(dict.fromkeys((kernel, one) for kernel, one in wanted if one not in kernel._compiled))
+    if missing:
+        compiled = compile_together([(kernel._text, instance) for kernel, instance in missing])
+        with turn:
             for (kernel, instance), one in zip(missing, compiled, strict=True):
                 kernel._compiled[instance] = one
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import mlx.core as mx
 
-from kernels.emulator import MetalKernel
+from kernels.emulator import Finding, MetalKernel
 from kernels.emulator.runtime import Statistics
 from kernels.kernel import Kernel
 from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
 
-# The emulator's default builds: real address spaces; checks of undefined behaviour.
-BUILDS = ("spaces", "undefined")
+# The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
+BUILDS = ("spaces", "undefined", "races")
 # Threads in order, backwards, shuffled.
 SEEDS = (0, 1, 2)
 
@@ -56,6 +58,12 @@ def emulated(kernel: Kernel) -> MetalKernel:
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
+def notes_of(launch: Launch) -> tuple[Finding, ...]:
+    """Return what the last run in the emulator found that may be meant."""
+    statistics = emulated(launch.kernel).statistics
+    return () if statistics is None else (*emulated(launch.kernel).notes, *statistics.notes)
+
+
 def undefined_reads(launch: Launch) -> str:
     """Return a line about the last run's first read of a lane that takes no part in a shuffle, or nothing."""
     statistics = emulated(launch.kernel).statistics
@@ -67,9 +75,14 @@ def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS, *, suffi
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
         wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
-    for kernel, instances in wanted.items():
-        for build in builds:
-            emulated(kernel).prepare(instances, build=build, suffixes=suffixes)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [
+            pool.submit(emulated(kernel).prepare, instances, build=build, suffixes=suffixes)
+            for kernel, instances in wanted.items()
+            for build in builds
+        ]
+    for job in jobs:
+        job.result()
 
 
 def counted(launch: Launch) -> dict[str, int]:

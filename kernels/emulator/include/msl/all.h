@@ -16,5 +16,6 @@
 #include <msl/quad.h>
 #include <msl/matrix.h>
 #include <msl/atomic.h>
+#include <msl/logging.h>
 // Last: from here on the names of vector types are macros too.
 #include <msl/constructors.h>
