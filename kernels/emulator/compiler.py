@@ -58,12 +58,11 @@ _CHECKS = "alignment,bounds,float-cast-overflow,integer-divide-by-zero,null,shif
 SPACES = Build("spaces", ("-fno-sanitize=all",))
 UNDEFINED = Build(
     "undefined",
-    ("-DMSL_FLAT", "-fno-sanitize=all", f"-fsanitize={_CHECKS}", "-fno-sanitize-recover=all"),
+    ("-fno-sanitize=all", f"-fsanitize={_CHECKS}", "-fno-sanitize-recover=all"),
 )
 RACES = Build(
     "races",
     (
-        "-DMSL_FLAT",
         "-DMSL_RACES",
         *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
         "-fno-sanitize=all",

@@ -1,4 +1,5 @@
-// Address spaces. Clang knows spaces by number, checks them like Metal does, and puts all of them into one memory.
+// Address spaces. Clang checks those of OpenCL as Metal checks its own, and puts all of them into the memory of a CPU, so
+// that its sanitizers, which know that memory only, see every access.
 #pragma once
 #include "../../runtime/abi.h"
 
@@ -17,13 +18,7 @@
 // Where a call stands; the last parameters of every function that waits for other threads.
 #define MSL_HERE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
 
-#ifdef MSL_FLAT  // UBSan checks alignment in the default space only
-#define device
-#define constant const
-#define threadgroup
-#else
-#define device __attribute__((address_space(1)))
-#define constant __attribute__((address_space(2))) const
-#define threadgroup __attribute__((address_space(3)))
-#endif
+#define device __attribute__((opencl_global))
+#define constant __attribute__((opencl_constant)) const
+#define threadgroup __attribute__((opencl_local))
 #define thread
