@@ -1,0 +1,1 @@
+"""The cases, a file per project."""
