@@ -22,6 +22,7 @@ from kernels.emulator.errors import (
     CompilerMissingError,
     ConvergenceError,
     EmulatorError,
+    HangError,
     LaunchError,
     LintError,
     MemoryFaultError,
@@ -29,6 +30,7 @@ from kernels.emulator.errors import (
     RaceError,
     UndefinedBehaviorError,
 )
+from kernels.emulator.findings import Finding
 from kernels.emulator.intercept import Call, Calls, emulate
 from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
 
@@ -39,6 +41,8 @@ __all__ = [
     "CompilerMissingError",
     "ConvergenceError",
     "EmulatorError",
+    "Finding",
+    "HangError",
     "LaunchError",
     "LintError",
     "MemoryFaultError",

@@ -53,27 +53,29 @@ class Build(NamedTuple):
     flags: tuple[str, ...]
 
 
-_CHECKS = "alignment,bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
+# Alignment is checked in every build: a processor reads what is misaligned, a GPU reads something else.
+_ALIGNMENT = ("-fno-sanitize=all", "-fsanitize=alignment", "-fno-sanitize-recover=all")
+_CHECKS = "bounds,float-cast-overflow,integer-divide-by-zero,null,shift,signed-integer-overflow"
+_NOTES = "implicit-integer-truncation"
 
-SPACES = Build("spaces", ("-fno-sanitize=all",))
-UNDEFINED = Build(
-    "undefined",
-    ("-fno-sanitize=all", f"-fsanitize={_CHECKS}", "-fno-sanitize-recover=all"),
-)
+SPACES = Build("spaces", _ALIGNMENT)
+UNDEFINED = Build("undefined", (*_ALIGNMENT, f"-fsanitize={_CHECKS},{_NOTES}", f"-fsanitize-recover={_NOTES}"))
 RACES = Build(
     "races",
     (
         "-DMSL_RACES",
+        "-O1",  # compiles faster, and runs as fast: most of the time is spent in the calls
         *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
-        "-fno-sanitize=all",
+        *_ALIGNMENT,
         *("-Xclang", "-fsanitize=thread"),  # past zig, which would link its own runtime
         *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
+        *("-mllvm", "-tsan-instrument-read-before-write=1"),
     ),
 )
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
 # The optimiser moves loads and merges their lines. Without optimisation, the first access that faults is the first one
 # in the kernel's text, on every processor.
-UNOPTIMIZED = Build("unoptimized", ("-fno-sanitize=all", "-O0"))
+UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
 
 _KERNEL_FLAGS = (
     "-x",
@@ -88,6 +90,7 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-strict-aliasing",
+    "-flax-vector-conversions=none",  # Metal converts no vector by itself
     "-fno-stack-protector",
     "-fstack-clash-protection",  # a large private array meets the unmapped page below its stack
     "-fno-threadsafe-statics",

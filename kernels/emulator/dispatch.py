@@ -10,10 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from kernels.emulator.arrays import Memory, array_at, fill, output_bytes
-from kernels.emulator.errors import MemoryFaultError
+from kernels.emulator.errors import EmulatorError, MemoryFaultError
+from kernels.emulator.findings import Finding, Place, merged, message
 from kernels.emulator.memory import Buffer, pool
 from kernels.emulator.report import Failed, Region
-from kernels.emulator.runtime import Entry, Statistics, threadgroup_arrays, turn
+from kernels.emulator.runtime import Entry, Failure, Options, Statistics, threadgroup_arrays, turn
 from kernels.emulator.signature import Parameter, Signature
 
 _POISON = 0xFF  # NaN in every floating type
@@ -32,6 +33,8 @@ class Run:
     all_lanes: bool
     at_end: bool
     races: bool
+    poison: int
+    time_limit: float
 
 
 def dispatch(
@@ -53,21 +56,18 @@ def dispatch(
                 buffer, offset = _input(run, parameter, inputs[parameter.place])
             buffers.append(buffer)
             addresses.append(buffer.start + offset)
-        statistics, report = entry.dispatch(
+        statistics, reports = entry.dispatch(
             addresses,
             run.grid,
             run.threadgroup,
-            seed=run.seed,
-            all_lanes=run.all_lanes,
-            at_end=run.at_end,
-            watched=[(buffer.start, buffer.bytes) for buffer in outputs] if run.races else [],
+            Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, int(run.time_limit * 1000)),
+            watched=[(buffer.start, buffer.bytes, run.init_value is None) for buffer in outputs] if run.races else [],
         )
-        if report.kind:
-            raise Failed(run.kernel, run.texts, report, _regions(signature.parameters, buffers)).error()
-        if report.site.what:
-            statistics.undefined = Failed(run.kernel, run.texts, report, ()).undefined
-        for parameter, buffer in zip(produced, outputs, strict=True):
-            _check_canaries(run.kernel, parameter.name, buffer)
+        regions = _regions(signature.parameters, buffers) if reports else []
+        failed = [Failed(run.texts, report, regions) for report in reports]
+        _raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in zip(produced, outputs, strict=True)])
+        statistics.notes = merged([one.finding for one in failed if one.kind is not Failure.SHIFTED])
+        statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
         arrays = [
             array_at(buffer.start, shape, parameter.dtype)
             for parameter, buffer, shape in zip(produced, outputs, shapes, strict=True)
@@ -108,11 +108,24 @@ def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list
     return regions
 
 
-def _check_canaries(kernel: str, name: str, buffer: Buffer) -> None:
-    offset = buffer.damaged()
-    if offset is not None:
-        where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
-        raise MemoryFaultError(
-            f"kernel '{kernel}': wrote to output '{name}' ({buffer.bytes:,} bytes), {where}\n"
-            "  check the index, or guard it"
-        )
+def _raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
+    """Raise an error with all mistakes, the class of which is the first one's."""
+    wrong = [one for one in failed if not one.kind.is_note]
+    found = [one.finding for one in wrong]
+    classes: list[type[EmulatorError]] = [one.error_class for one in wrong]
+    for name, buffer in outputs:
+        if (offset := buffer.damaged()) is not None:
+            found.append(_damage(name, buffer, offset))
+            classes.append(MemoryFaultError)
+    if found:
+        every = merged(found)
+        error = classes[0](message(kernel, every))
+        error.findings = every
+        raise error
+
+
+def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
+    """Return the finding for a byte around an output that has changed."""
+    where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
+    text = f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}\ncheck the index, or guard it"
+    return Finding("fault", False, text, Place((0, 0, 0), (0, 0, 0), None, 0))

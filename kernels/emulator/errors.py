@@ -9,14 +9,23 @@ EmulatorError
 +-- ConvergenceError            divergent SIMD-group operations and barriers
 +-- UndefinedBehaviorError      signed overflow, shifts, alignment, divisions, casts
 +-- RaceError                   two unordered accesses to the same bytes, at least one a write
++-- HangError                   a threadgroup that does not end
 +-- OrderError                  results that depend on the order of threads
 """
 
 from __future__ import annotations
 
+from kernels.emulator.findings import Finding
+
 
 class EmulatorError(Exception):
-    """The base class of all errors of a kernel or its call."""
+    """The base class of all errors of a kernel or its call.
+
+    Attributes:
+        findings: all mistakes of the run, the first one first; none if the kernel did not run.
+    """
+
+    findings: tuple[Finding, ...] = ()
 
 
 class LaunchError(EmulatorError, ValueError):
@@ -49,6 +58,10 @@ class UndefinedBehaviorError(EmulatorError):
 
 class RaceError(EmulatorError):
     """Two threads use the same memory, and nothing orders them."""
+
+
+class HangError(EmulatorError):
+    """A threadgroup does not end."""
 
 
 class OrderError(EmulatorError):

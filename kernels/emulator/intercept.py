@@ -15,9 +15,10 @@ import numpy as np
 
 from kernels.emulator.compiler import compiler
 from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
+from kernels.emulator.findings import Finding, merged
 from kernels.emulator.kernel import MetalKernel, check_switches, metal_kernel
 
-BUILDS = ("spaces", "undefined")
+BUILDS = ("spaces", "undefined", "races")
 SEEDS = (0, 1)
 
 
@@ -40,11 +41,13 @@ class Calls:
         made: the names of the kernels that were made, called or not.
         calls: the calls that found no mistake, in order.
         findings: the errors of all others, also of those that the program has caught.
+        notes: what may be a mistake, with the kernel's name.
     """
 
     made: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     findings: list[EmulatorError] = field(default_factory=list)
+    notes: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def emulate(
 ) -> Iterator[Calls]:
     """Replace `mx.fast.metal_kernel` within this context, in the whole process: kernels made here run in the emulator.
 
-    Each call runs once per build and seed. It raises an error for the first mistake, or if the results of two seeds
+    Each call runs once per build and seed, and last, in the build "races", once. It raises an error for the first mistake, or if the results of two seeds
     differ; else it returns the result. `mx.compile` is switched off, so compiled functions run op by op. Kernels made
     before, for instance by a module that is imported already, are MLX's: import such modules within the context. Those
     that are made here stay emulated afterwards.
@@ -140,7 +143,8 @@ class CheckedKernel:
             self._seen.findings.append(error)
             raise
         kinds = tuple((str(getattr(x, "dtype", type(x).__name__)), tuple(getattr(x, "shape", ()))) for x in inputs)
-        runs, seconds = len(self._builds) * len(self._seeds), time.perf_counter() - started
+        runs = sum(1 if build == "races" else len(self._seeds) for build in self._builds)
+        seconds = time.perf_counter() - started
         self._seen.calls.append(Call(self.name, kinds, tuple(grid), tuple(threadgroup), runs, seconds))
         return _tied(self.name, inputs, results)
 
@@ -148,12 +152,19 @@ class CheckedKernel:
         """Run every build and seed, and return the first result, which all others equal."""
         results: list[tuple[int, list[mx.array]]] = []
         for build in self._builds:
-            for seed in self._seeds:
+            for seed in self._seeds[:1] if build == "races" else self._seeds:
                 results.append((seed, self._kernel(**given, **self._options, build=build, seed=seed)))
+                self._note()
                 given["verbose"] = False
                 if not self._kernel.atomic_outputs:
                     self._compare(results[0], results[-1], given)
         return results[0][1]
+
+    def _note(self) -> None:
+        statistics = self._kernel.statistics
+        found = (*self._kernel.notes, *(statistics.notes if statistics else ()))
+        if found:
+            self._seen.notes[self.name] = merged((*self._seen.notes.get(self.name, ()), *found))
 
     def _compare(
         self, first: tuple[int, list[mx.array]], other: tuple[int, list[mx.array]], given: dict[str, Any]

@@ -13,13 +13,19 @@ from kernels.emulator.arrays import Memory, memory_of
 from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
 from kernels.emulator.dispatch import Run, dispatch
 from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
+from kernels.emulator.findings import Finding
 from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
+from kernels.emulator.lint import notes
 from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
 from kernels.emulator.signature import Input
 from kernels.emulator.source import BODY, HEADER
 
 # Which lanes must take part in a SIMD-group operation.
 LANES = ("active", "all")
+# What threadgroup memory is full of at first, by the order of threads: NaN, and numbers that are large in every type,
+# so that a result which depends on memory that nobody has written differs between runs.
+_POISONS = (0xFF, 0x7B, 0xFB)
+TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")
 
 
@@ -51,6 +57,11 @@ class MetalKernel:
         """Whether the outputs are atomic, so that their last bits may depend on the order of threads."""
         return self._text.atomic_outputs
 
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """What may be a mistake in its text."""
+        return notes(self._text.source)
+
     def __call__(
         self,
         *,
@@ -68,6 +79,7 @@ class MetalKernel:
         lanes: str = "active",
         suffixes: bool = False,
         guard: str | None = None,
+        time_limit: float = TIME_LIMIT,
     ) -> list[mx.array]:
         """Run the kernel over the grid and return its results, not lazily.
 
@@ -90,12 +102,13 @@ class MetalKernel:
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
                 even seeds.
+            time_limit: seconds of the processor's time after which a threadgroup is taken not to end.
 
         Returns:
             One array per output.
 
         Raises:
-            EmulatorError: the kernel or its call is wrong; see `errors`.
+            EmulatorError: the kernel or its call is wrong; see `errors`. Its `findings` has all mistakes of the run.
         """
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
@@ -117,6 +130,8 @@ class MetalKernel:
             all_lanes=lanes == "all",
             at_end=guard == "end" if guard else seed % 2 == 0,
             races=build == "races",
+            poison=_POISONS[(seed + 2 * (build == "races")) % len(_POISONS)],
+            time_limit=time_limit,
         )
         try:
             arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kernels.emulator.errors import LintError
+from kernels.emulator.findings import Finding, Place
 from kernels.emulator.signature import ATTRIBUTES, Input
 from kernels.emulator.source import BODY, HEADER
 from kernels.emulator.text import code_only, line_of, threadgroup_declarations, unsuffixed
@@ -54,6 +55,27 @@ def _unsuffixed(text: str) -> Iterator[Finding]:
     for match in unsuffixed(text):
         literal = match.group()
         yield match.start(), f"`{literal}` has no suffix; write `{literal}f`, as it is a double for CUDA"
+
+
+_UNFENCED = re.compile(r"\bthreadgroup_barrier\s*\(\s*(?:metal::)?mem_flags::mem_none\s*\)")
+
+
+def notes(source: str) -> tuple[Finding, ...]:
+    """Return what may be a mistake in a body: barriers that order no memory, where threads share some."""
+    code = code_only(source)
+    if not any(True for _ in threadgroup_declarations(source)):
+        return ()
+    lines = sorted({line_of(code, match.start()) for match in _UNFENCED.finditer(code)})
+    return tuple(
+        Finding(
+            "barrier",
+            True,
+            f"body, line {line}: this barrier orders no memory, though the kernel has threadgroup memory; "
+            "write mem_flags::mem_threadgroup if threads share data across it",
+            Place((0, 0, 0), (0, 0, 0), BODY, line),
+        )
+        for line in lines
+    )
 
 
 def _threadgroup_memory(text: str) -> Iterator[Finding]:

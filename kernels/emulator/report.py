@@ -10,10 +10,12 @@ from typing import NamedTuple
 from kernels.emulator.errors import (
     ConvergenceError,
     EmulatorError,
+    HangError,
     MemoryFaultError,
     RaceError,
     UndefinedBehaviorError,
 )
+from kernels.emulator.findings import Finding, Place
 from kernels.emulator.lines import line_at
 from kernels.emulator.memory import GUARD
 from kernels.emulator.runtime import Failure, Report, Site
@@ -45,23 +47,51 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class Failed:
-    """A failed dispatch with its report."""
+    """A report of a dispatch."""
 
-    kernel: str
     texts: Mapping[str, str]  # header and body
     report: Report
     regions: Sequence[Region]
 
-    def error(self) -> EmulatorError:
-        """Return the exception."""
-        kind, describe = _KINDS[Failure(self.report.kind)]
-        return kind(f"kernel '{self.kernel}': " + "\n  ".join(describe(self)))
+    @property
+    def kind(self) -> Failure:
+        """What happened."""
+        return Failure(self.report.kind)
+
+    @property
+    def error_class(self) -> type[EmulatorError]:
+        """The class of the exception."""
+        return _KINDS[self.kind].error
+
+    @property
+    def finding(self) -> Finding:
+        """The report as text and values."""
+        report, kind = self.report, _KINDS[self.kind]
+        place = self._place(report.group, report.thread, report.code - kind.is_return, report.site)
+        other = None
+        if report.other_code:
+            other = self._place(report.other_group, report.other_thread, report.other_code - 1, report.other)
+        return Finding(kind.name, self.kind.is_note, "\n".join(kind.describe(self)), place, other, report.times)
+
+    def _place(self, group: Sequence[int], thread: Sequence[int], code: int, site: Site) -> Place:
+        found = self._found(code) if code > 0 else None
+        file, line = found or ((site.file or b"body").decode(), site.line)
+        return Place(_three(group), _three(thread), file if line and file in self.texts else None, line)
+
+    def _found(self, code: int) -> tuple[str, int] | None:
+        """Return the file and the line of an instruction, if it is one of the kernel's text."""
+        found = line_at(Path(self.report.object.decode()), code) if self.report.object else None
+        return (found.file, found.number) if found and found.file in self.texts else None
 
     @property
     def thread(self) -> str:
         """The thread that failed."""
-        group, thread = ("(" + ", ".join(map(str, three)) + ")" for three in (self.report.group, self.report.thread))
-        return f"threadgroup {group}, thread {thread}, lane {self.report.lane}"
+        return _thread(self.report.group, self.report.thread, self.report.lane)
+
+    @property
+    def other_thread(self) -> str:
+        """The thread whose access came before."""
+        return _thread(self.report.other_group, self.report.other_thread, self.report.other_lane)
 
     @property
     def site(self) -> str:
@@ -100,14 +130,22 @@ class Failed:
 
     def line_of(self, code: int) -> str:
         """Return the line of an instruction."""
-        report = self.report
-        found = line_at(Path(report.object.decode()), code) if report.object else None
-        return self.line(found.file, found.number) if found and found.file in self.texts else "a line that is not known"
+        found = self._found(code)
+        return self.line(*found) if found else "a line that is not known"
 
     @property
     def stopped(self) -> str:
         """The line of the instruction that faulted; the compiler moves some by a line or two."""
         return f"near {self.line_of(self.report.code)}"
+
+
+def _three(of: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = of
+    return x, y, z
+
+
+def _thread(group: Sequence[int], thread: Sequence[int], lane: int) -> str:
+    return f"threadgroup {_three(group)}, thread {_three(thread)}, lane {lane}"
 
 
 def _fault(failed: Failed) -> list[str]:
@@ -222,16 +260,58 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
-def _race(failed: Failed) -> list[str]:
+def _accesses(failed: Failed) -> list[str]:
+    """Return the two accesses of a race, in their order."""
     report = failed.report
-    before, now = failed.what.split(", ")
-    other = "a thread of another threadgroup" if report.count else f"thread {report.other_lane} of this threadgroup"
+    now, before = ("wrote" if word == "write" else word for word in failed.what.split(" after "))
     # A call is recorded by its return address, which is after the instruction.
     return [
-        f"two threads use {failed.nearest.place(report.address)}, and nothing says which comes first",
-        f"{other} {before} it at {failed.line_of(report.other_code - 1)}",
-        f"{failed.thread}, {now} it at {failed.line_of(report.code - 1)}",
-        "put a barrier between them, use an atomic, or let one thread do it",
+        f"{failed.other_thread}, {before} it at {failed.line_of(report.other_code - 1)}",
+        f"{failed.thread}, then {now} it at {failed.line_of(report.code - 1)}",
+    ]
+
+
+def _race(failed: Failed) -> list[str]:
+    in_threadgroup = failed.nearest.name.startswith("threadgroup array")
+    flag = "mem_threadgroup" if in_threadgroup else "mem_device"
+    advice = f"put threadgroup_barrier(mem_flags::{flag}) between them, or let one thread do both"
+    if failed.report.count:
+        advice = "no barrier orders threadgroups: use an atomic, let one of them do both, or launch two kernels"
+    where = failed.nearest.place(failed.report.address)
+    return [f"race: {failed.what} of {where}; nothing orders the two threads", *_accesses(failed), advice]
+
+
+def _same_value(failed: Failed) -> list[str]:
+    where = failed.nearest.place(failed.report.address)
+    return [f"two threads write the same value to {where}; let one of them do it", *_accesses(failed)]
+
+
+def _truncated(failed: Failed) -> list[str]:
+    site = failed.report.site
+    return [
+        f"an implicit conversion changes a number {failed.report.detail.decode()}, "
+        f"at {failed.line((site.file or b'').decode(), site.line)}",
+        failed.thread,
+        "use a wider type, or write the conversion",
+    ]
+
+
+def _unwritten(failed: Failed) -> list[str]:
+    where = failed.nearest.place(failed.report.address)
+    return [f"read {where}, which nobody has written, at {failed.line_of(failed.report.code - 1)}", failed.thread]
+
+
+def _shifted(failed: Failed) -> list[str]:
+    return [failed.undefined, failed.thread]
+
+
+def _spinning(failed: Failed) -> list[str]:
+    after = f", after {failed.site}" if failed.what else ""
+    return [
+        f"a threadgroup does not end: one of its threads is {failed.stopped}{after}",
+        failed.thread,
+        "check the loop's condition; a thread must not wait for another one except at a barrier, because Metal does not "
+        "promise that others run meanwhile; if the loop ends, raise time_limit",
     ]
 
 
@@ -256,22 +336,34 @@ def _interrupted(failed: Failed) -> list[str]:
     return ["interrupted"]
 
 
-_KINDS: dict[Failure, tuple[type[EmulatorError], Callable[[Failed], list[str]]]] = {
-    Failure.FAULT: (MemoryFaultError, _fault),
-    Failure.DIVERGENT_SIMD: (ConvergenceError, _divergent),
-    Failure.RETURNED_SIMD: (ConvergenceError, _returned),
-    Failure.DIVERGENT_BARRIER: (ConvergenceError, _divergent_barrier),
-    Failure.RETURNED_BARRIER: (ConvergenceError, _returned_barrier),
-    Failure.BARRIER_AND_SIMD: (ConvergenceError, _barrier_and_simd),
-    Failure.INACTIVE_LANE: (ConvergenceError, _inactive),
-    Failure.UNEVEN_ARGUMENT: (ConvergenceError, _uneven),
-    Failure.UNORDERED_SIMD: (ConvergenceError, _unordered),
-    Failure.UNDEFINED: (UndefinedBehaviorError, _undefined),
-    Failure.ARITHMETIC: (UndefinedBehaviorError, _arithmetic),
-    Failure.IMPOSSIBLE: (UndefinedBehaviorError, _impossible),
-    Failure.THREADGROUP_BYTES: (MemoryFaultError, _threadgroup_bytes),
-    Failure.THREADGROUP_CANARY: (MemoryFaultError, _threadgroup_canary),
-    Failure.VALUE_BYTES: (UndefinedBehaviorError, _value_bytes),
-    Failure.RACE: (RaceError, _race),
-    Failure.INTERRUPTED: (EmulatorError, _interrupted),
+class _Kind(NamedTuple):
+    name: str
+    error: type[EmulatorError]
+    describe: Callable[[Failed], list[str]]
+    is_return: bool = False  # whether the report's code is a return address
+
+
+_KINDS: dict[Failure, _Kind] = {
+    Failure.FAULT: _Kind("fault", MemoryFaultError, _fault),
+    Failure.DIVERGENT_SIMD: _Kind("divergence", ConvergenceError, _divergent),
+    Failure.RETURNED_SIMD: _Kind("divergence", ConvergenceError, _returned),
+    Failure.DIVERGENT_BARRIER: _Kind("divergence", ConvergenceError, _divergent_barrier),
+    Failure.RETURNED_BARRIER: _Kind("divergence", ConvergenceError, _returned_barrier),
+    Failure.BARRIER_AND_SIMD: _Kind("divergence", ConvergenceError, _barrier_and_simd),
+    Failure.INACTIVE_LANE: _Kind("divergence", ConvergenceError, _inactive),
+    Failure.UNEVEN_ARGUMENT: _Kind("divergence", ConvergenceError, _uneven),
+    Failure.UNORDERED_SIMD: _Kind("divergence", ConvergenceError, _unordered),
+    Failure.UNDEFINED: _Kind("undefined", UndefinedBehaviorError, _undefined),
+    Failure.ARITHMETIC: _Kind("undefined", UndefinedBehaviorError, _arithmetic),
+    Failure.IMPOSSIBLE: _Kind("undefined", UndefinedBehaviorError, _impossible),
+    Failure.THREADGROUP_BYTES: _Kind("fault", MemoryFaultError, _threadgroup_bytes),
+    Failure.THREADGROUP_CANARY: _Kind("fault", MemoryFaultError, _threadgroup_canary),
+    Failure.VALUE_BYTES: _Kind("undefined", UndefinedBehaviorError, _value_bytes),
+    Failure.RACE: _Kind("race", RaceError, _race, is_return=True),
+    Failure.INTERRUPTED: _Kind("stopped", EmulatorError, _interrupted),
+    Failure.SPINNING: _Kind("hang", HangError, _spinning),
+    Failure.SAME_VALUE: _Kind("same value", RaceError, _same_value, is_return=True),
+    Failure.TRUNCATED: _Kind("truncation", UndefinedBehaviorError, _truncated),
+    Failure.UNWRITTEN: _Kind("unwritten", MemoryFaultError, _unwritten, is_return=True),
+    Failure.SHIFTED: _Kind("shifted", ConvergenceError, _shifted),
 }

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kernels.emulator.compiler import runtime_library
+from kernels.emulator.findings import Finding
 
 MAX_THREADS = 1024
 _ARRAYS = 64
+_REPORTS = 32
 _Three = ctypes.c_uint * 3
 
 
@@ -39,6 +41,16 @@ class Failure(IntEnum):
     INACTIVE_LANE = 15
     UNEVEN_ARGUMENT = 16
     UNORDERED_SIMD = 17
+    SPINNING = 18
+    SAME_VALUE = 19
+    TRUNCATED = 20
+    UNWRITTEN = 21
+    SHIFTED = 22
+
+    @property
+    def is_note(self) -> bool:
+        """Whether the kernel may be right."""
+        return self >= Failure.SAME_VALUE
 
 
 class Site(ctypes.Structure):
@@ -57,7 +69,7 @@ class Site(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """The result of a dispatch."""
+    """A finding of a dispatch."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -67,13 +79,17 @@ class Report(ctypes.Structure):
         ("thread", _Three),
         ("lane", ctypes.c_uint),
         ("other_lane", ctypes.c_uint),
+        ("other_group", _Three),
+        ("other_thread", _Three),
         ("count", ctypes.c_uint),
+        ("times", ctypes.c_uint),
         ("is_write", ctypes.c_uint),
         ("is_known", ctypes.c_uint),
         ("address", ctypes.c_ulong),
         ("code", ctypes.c_ulong),
         ("other_code", ctypes.c_ulong),
         ("object", ctypes.c_char_p),
+        ("detail", ctypes.c_char * 160),
     )
     kind: int
     site: Site
@@ -82,13 +98,17 @@ class Report(ctypes.Structure):
     thread: Any
     lane: int
     other_lane: int
+    other_group: Any
+    other_thread: Any
     count: int
+    times: int
     is_write: int
     is_known: int
     address: int
     code: int
     other_code: int
     object: bytes | None
+    detail: bytes
 
 
 class ThreadgroupArray(ctypes.Structure):
@@ -103,7 +123,7 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "all_lanes", "races", "at_end"))
+    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "all_lanes", "races", "at_end", "poison", "patience"))
 
 
 class Statistics(ctypes.Structure):
@@ -117,6 +137,7 @@ class Statistics(ctypes.Structure):
         switches: switches between fibres.
         threadgroup_bytes: bytes of threadgroup memory.
         undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
+        notes: what may be a mistake.
     """
 
     NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
@@ -128,6 +149,7 @@ class Statistics(ctypes.Structure):
     switches: int
     threadgroup_bytes: int
     undefined: str | None = None
+    notes: tuple[Finding, ...] = ()
 
     def __repr__(self) -> str:
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"
@@ -145,8 +167,8 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
     pointer = ctypes.c_void_p
     loaded.msl_dispatch.argtypes = [pointer] * 7
-    loaded.msl_dispatch.restype = ctypes.c_int
-    loaded.msl_watch.argtypes = [ctypes.c_ulong] * 2
+    loaded.msl_dispatch.restype = ctypes.c_uint
+    loaded.msl_watch.argtypes = [ctypes.c_ulong, ctypes.c_ulong, ctypes.c_uint]
     loaded.msl_watch.restype = None
     loaded.msl_threadgroup_arrays.argtypes = [pointer]
     loaded.msl_threadgroup_arrays.restype = ctypes.c_uint
@@ -166,29 +188,27 @@ class Entry:
         buffers: Sequence[int],
         grid: Sequence[int],
         threadgroup: Sequence[int],
-        *,
-        seed: int,
-        all_lanes: bool,
-        at_end: bool,
-        watched: Sequence[tuple[int, int]] = (),
-    ) -> tuple[Statistics, Report]:
+        options: Options,
+        watched: Sequence[tuple[int, int, bool]] = (),
+    ) -> tuple[Statistics, list[Report]]:
         """Run the grid on buffers at these addresses; the caller holds `turn`.
 
-        `watched` has the starts and sizes of memory that is checked for races, in a kernel compiled for this.
+        `watched` has the start and size of memory that is checked for races, in a kernel compiled for this, and whether
+        it has no values yet.
         """
-        for start, size in watched:
-            self._runtime.msl_watch(start, size)
-        statistics, report = Statistics(), Report()
-        self._runtime.msl_dispatch(
+        for start, size, blank in watched:
+            self._runtime.msl_watch(start, size, blank)
+        statistics, reports = Statistics(), (Report * _REPORTS)()
+        n = self._runtime.msl_dispatch(
             self._address,
             (ctypes.c_void_p * len(buffers))(*buffers),
             _Three(*grid),
             _Three(*threadgroup),
-            ctypes.byref(Options(seed, all_lanes, bool(watched), at_end)),
+            ctypes.byref(options),
             ctypes.byref(statistics),
-            ctypes.byref(report),
+            reports,
         )
-        return statistics, report
+        return statistics, list(reports)[:n]
 
 
 def threadgroup_arrays() -> list[ThreadgroupArray]:

@@ -14,10 +14,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator import EmulatorError
+from kernels.emulator import EmulatorError, Finding, RaceError
+from kernels.emulator.findings import merged
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
-from kernels.lab.run import BUILDS, SEEDS, prepare, require, run, undefined_reads
+from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads
 from kernels.lab.validate import check_orders, check_sizes, check_switches
 from kernels.lab.verdict import Failure, Verdict
 from kernels.launch import ExecutorName, Launch
@@ -53,6 +54,10 @@ class Orders:
     lanes: str = "active"
     suffixes: bool = False
 
+    def of(self, build: str | None) -> Sequence[int]:
+        """Return the seeds of a build: data races are found in any order of threads, and slowly, so one is enough."""
+        return self.seeds[:1] if build == "races" else self.seeds
+
 
 def check(
     experiment: Experiment,
@@ -78,8 +83,8 @@ def check(
         dtypes: the types that T stands for.
         executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has.
         seeds: seeds of the orders of threads.
-        builds: the emulator's builds: "spaces" checks address spaces, "undefined" finds overflow and misalignment,
-            "races" (slower, not a default) finds data races.
+        builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" overflow, "races" data races,
+            with the first seed only.
         lanes: "active" or "all", instead of the experiment's `lanes`.
         suffixes: instead of the experiment's `suffixes`.
         progress: called after each shape with the number of finished shapes and of all shapes.
@@ -164,7 +169,8 @@ def check_cases(
     for i, case in enumerate(cases):
         if executor == "emulator" and i in units:
             verdict.compile_seconds += _prepare(units[i], orders)
-        ratio, runs, failure = _examine(case, executor, orders)
+        ratio, runs, failure, notes = _examine(case, executor, orders)
+        verdict.notes = merged([*verdict.notes, *notes])
         verdict.shapes, verdict.runs = verdict.shapes + 1, verdict.runs + runs
         verdict.worst = max(verdict.worst, ratio * bound)
         if failure is not None:
@@ -189,29 +195,46 @@ def _prepare(cases: Sequence[Case], orders: Orders) -> float:
     return time.perf_counter() - started
 
 
-def _examine(case: Case, executor: ExecutorName, orders: Orders) -> tuple[float, int, Failure | None]:
-    """Return the largest error as a share of its bound, the number of runs, and the failure, if any."""
+def _examine(
+    case: Case, executor: ExecutorName, orders: Orders
+) -> tuple[float, int, Failure | None, tuple[Finding, ...]]:
+    """Return the largest error as a share of its bound, the number of runs, the failure, if any, and notes."""
     expected, worst, runs, undefined = case.expected(), 0.0, 0, ""
+    notes: tuple[Finding, ...] = ()
     switches = {"lanes": orders.lanes, "suffixes": orders.suffixes}
     for build in orders.builds if executor == "emulator" else (None,):
         results: dict[int, list[NDArray[Any]]] = {}
-        for seed in orders.seeds:
+        for seed in orders.of(build):
             runs += 1
             try:
                 outputs = run(case.launch, executor, seed=seed, build=build, **switches)
             except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
-                return worst, runs, Failure(case.label, seed, build, str(error))
+                found = getattr(error, "findings", ())
+                return worst, runs, Failure(case.label, seed, build, str(error), found), notes
+            notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
             undefined = undefined_reads(case.launch) if executor == "emulator" else ""
         text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
         if text is not None:
-            return worst, runs, Failure(case.label, None, build, text + undefined)
-        for seed, found in results.items():
-            ratio, text = compare(case.launch, found, expected)
+            cause = _cause(case.launch, orders) if executor == "emulator" else ""
+            return worst, runs, Failure(case.label, None, build, text + undefined + cause), notes
+        for seed, arrays in results.items():
+            ratio, text = compare(case.launch, arrays, expected)
             worst = max(worst, ratio)
             if text is not None:
-                return worst, runs, Failure(case.label, seed, build, text + undefined)
-    return worst, runs, None
+                return worst, runs, Failure(case.label, seed, build, text + undefined), notes
+    return worst, runs, None, notes
+
+
+def _cause(launch: Launch, orders: Orders) -> str:
+    """Return the races, or reads of memory that nobody has written, that may make results differ between runs."""
+    try:
+        run(launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes)
+    except RaceError as error:
+        return "".join(f"\n{finding}" for finding in error.findings)
+    except EmulatorError:
+        return ""
+    return "".join(f"\n{note}" for note in notes_of(launch) if note.kind == "unwritten")
 
 
 def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str | None:
@@ -224,7 +247,7 @@ def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str 
                 at = _first(differs)
                 return (
                     f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
-                    "the result depends on the order of threads: a barrier is missing, or several threads write here"
+                    "the result depends on the order of threads, or on memory that nobody has written"
                 )
     return None
 
@@ -251,8 +274,10 @@ def compare(launch: Launch, found: Sequence[NDArray[Any]], expected: Sequence[Ex
 def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray[Any], ratio: NDArray[Any]) -> str:
     at = _first(wrong)
     lines = [f"{element(name, at)}: expected {value[at]:.9g}, found {got[at]:.9g}"]
-    if np.isnan(got[at]):
+    if np.issubdtype(got.dtype, np.floating) and np.isnan(got[at]):
         lines[0] += "; it was never written, or made of what nobody wrote"
+    elif np.issubdtype(got.dtype, np.integer) and int(got[at]) in (-1, np.iinfo(got.dtype).max):
+        lines[0] += "; all its bits are set: it was never written, or made of what nobody wrote"
     elif np.isfinite(ratio[at]):
         lines[0] += f", {ratio[at]:.3g} times the error that is allowed"
     lines.append(f"{int(wrong.sum()):,} of {wrong.size:,} numbers of {name} are wrong, this is the first")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
-from kernels.emulator import Calls, EmulatorError, emulate
+from kernels.emulator import Calls, EmulatorError, Finding, emulate
 from kernels.emulator.metal_file import compile_metal_file
 from kernels.lab.check import Orders, check
 from kernels.lab.experiment import Experiment
@@ -33,6 +33,8 @@ class FileReport:
         compiled: the kernels of a .metal file, which were compiled and not run.
         findings: the mistakes, also those that the program has caught; the one that ended it with its line.
         uncalled: kernels that were made and not called.
+        notes: what may be a mistake, by kernel.
+        mistakes: the mistakes of the emulator's runs as values, in the order of `findings`.
     """
 
     file: str
@@ -41,6 +43,8 @@ class FileReport:
     compiled: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     uncalled: list[str] = field(default_factory=list)
+    notes: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    mistakes: list[Finding] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -53,6 +57,8 @@ class FileReport:
         lines += [f"{name}: made, never called" for name in self.uncalled]
         lines += [str(verdict) for verdict in self.verdicts]
         lines += self.findings
+        for name, notes in self.notes.items():
+            lines += ["\n  ".join(f"note: kernel '{name}': {note}".splitlines()) for note in notes]
         if not lines:
             lines.append(
                 f"{self.file}: expected calls of kernels of mx.fast.metal_kernel, or kernels.Experiment objects, "
@@ -126,6 +132,8 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
     report.calls = dict(Counter(call.kernel for call in calls.calls))
     report.uncalled = [name for name in dict.fromkeys(calls.made) if name not in report.calls]
     report.findings = list(dict.fromkeys(str(error) for error in calls.findings if error is not ended))
+    report.mistakes = list(dict.fromkeys(finding for error in calls.findings for finding in error.findings))
+    report.notes = calls.notes
     if ended is not None:
         report.findings.append(_described(ended, file))
     if report.findings:

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from kernels.emulator import MetalKernel
+from kernels.emulator import Finding, MetalKernel
 from kernels.emulator.runtime import Statistics
 from kernels.kernel import Kernel
 from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
 
-# The emulator's default builds: real address spaces; checks of undefined behaviour.
-BUILDS = ("spaces", "undefined")
+# The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
+BUILDS = ("spaces", "undefined", "races")
 # Threads in order, backwards, shuffled.
 SEEDS = (0, 1, 2)
 
@@ -54,6 +54,12 @@ def run(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array
 def emulated(kernel: Kernel) -> MetalKernel:
     """Return the emulator's object for a kernel."""
     return cast(MetalKernel, built(kernel, "emulator"))
+
+
+def notes_of(launch: Launch) -> tuple[Finding, ...]:
+    """Return what the last run in the emulator found that may be meant."""
+    statistics = emulated(launch.kernel).statistics
+    return () if statistics is None else (*emulated(launch.kernel).notes, *statistics.notes)
 
 
 def undefined_reads(launch: Launch) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernels.emulator import Finding
+
 # Shapes whose labels a message lists.
 SHOWN = 8
 
@@ -17,12 +19,14 @@ class Failure:
         seed: seed of the order of threads; on a GPU, the number of the run. None if runs differ.
         build: the emulator's build that found it; None on a GPU.
         text: description of the mistake.
+        findings: all mistakes of that run in the emulator, as values.
     """
 
     shape: str
     seed: int | None
     build: str | None
     text: str
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Verdict:
         worst: the largest error, in the unit of `bound`.
         bound: the largest accepted error, for an experiment in float32 epsilons (2^-23) of its magnitude.
         failures: wrong shapes, the smallest first.
+        notes: what may be a mistake, in the emulator.
         seconds: duration, including compilation.
         compile_seconds: duration of compilation.
         again: Python code that runs the smallest wrong shape alone.
@@ -49,6 +54,7 @@ class Verdict:
     runs: int = 0
     worst: float = 0.0
     failures: list[Failure] = field(default_factory=list)
+    notes: tuple[Finding, ...] = ()
     seconds: float = 0.0
     compile_seconds: float = 0.0
     again: str = ""
@@ -64,7 +70,8 @@ class Verdict:
     def __str__(self) -> str:
         head = f"{self.name} ({self.executor}): {self.shapes} shapes, {self.runs} runs"
         if self.passed:
-            return f"{head}, all right; worst error {self.worst:.2f} of {self.bound:g} allowed"
+            right = f"{head}, all right; worst error {self.worst:.2f} of {self.bound:g} allowed"
+            return "\n".join([right, *self._notes()])
         first, *others = self.failures
         lines = [f"{head}, {len(self.failures)} shapes wrong", f"smallest: {first.shape}", f"  {where(first)}"]
         lines += [f"  {line}" for line in first.text.splitlines()]
@@ -73,7 +80,10 @@ class Verdict:
             lines.append("also wrong: " + "; ".join(failure.shape for failure in others[:SHOWN]) + more)
         if self.again:
             lines.append(f"again: {self.again}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        return ["\n  ".join(f"note: {note}".splitlines()) for note in self.notes[:SHOWN]]
 
     __repr__ = __str__
 

@@ -44,7 +44,7 @@ def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions
         raise OptionError(option="--lanes", expected=f"one of {', '.join(LANES)}", found=options.lanes)
     if not file.is_file():
         raise OptionError(option="FILE", expected="a Python file or a .metal file", found=str(file))
-    builds = (*BUILDS, "races") if options.races else BUILDS
+    builds = BUILDS if options.races else BUILDS[:-1]
     orders = Orders(range(options.seeds), builds, options.lanes, options.suffixes)
     with redirect_stdout(sys.stderr if json else sys.stdout):
         report = check_file(file, arguments, orders=orders, folders=options.include)

@@ -84,7 +84,9 @@ def check(
     seeds: Annotated[
         int, typer.Option("--seeds", min=2, help="Number of thread orders to try; on a GPU, number of runs.")
     ] = 2,
-    races: Annotated[bool, typer.Option("--races", help="With FILE: also look for data races; slower.")] = False,
+    races: Annotated[
+        bool, typer.Option("--races/--no-races", help="Also look for data races, in a last run of each shape or call.")
+    ] = True,
     lanes: Annotated[
         str,
         typer.Option("--lanes", help="With FILE: lanes that SIMD-group operations need: active, as in Metal, or all."),
@@ -103,6 +105,7 @@ def check(
     With FILE, check the kernels of that file instead.
     """
     from kernels.lab.check import Orders
+    from kernels.lab.run import BUILDS
 
     if file is not None:
         options = FileOptions(seeds, races, lanes, suffixes, tuple(include or ()))
@@ -113,16 +116,15 @@ def check(
         if not check_kernel_file(file, arguments or (), options, json=json):
             raise typer.Exit(FAILED)
         return
-    if races or suffixes or include or lanes != "active":
-        raise OptionError(
-            option="check", expected="a FILE with --races, --lanes, --suffixes or --include", found="none"
-        )
+    if suffixes or include or lanes != "active":
+        raise OptionError(option="check", expected="a FILE with --lanes, --suffixes or --include", found="none")
     every, name = chosen(kernel), executor_of(executor)
+    orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1])
     verdicts = []
     with progress_bar("checking") as report:
         done, total = 0, sum(entry.n_cases for entry in every)
         for entry in every:
-            verdicts.append(entry.check(name, Orders(range(seeds)), partial(report_part, report, done, total)))
+            verdicts.append(entry.check(name, orders, partial(report_part, report, done, total)))
             done += entry.n_cases
     passed = all(verdicts)
     if json:
@@ -157,7 +159,7 @@ def print_verdicts(every: list[Entry], verdicts: list[Verdict]) -> None:
     took = f"{seconds:.1f} s" + (f", {compiling:.1f} s of them to compile" if compiling >= 0.05 else "")
     print(f"\n{len(verdicts)} kernels, {shapes:,} shapes, {runs:,} runs on {verdicts[0].executor}: {took}")
     for verdict in verdicts:
-        if not verdict.passed:
+        if not verdict.passed or verdict.notes:
             print(f"\n{verdict}")
 
 

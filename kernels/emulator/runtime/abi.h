@@ -7,6 +7,8 @@
 #define MSL_MAX_THREADS 1024
 #define MSL_MAX_THREADGROUP_BYTES 32768
 #define MSL_MAX_THREADGROUP_ARRAYS 64
+#define MSL_MAX_FINDINGS 16  // mistakes of one dispatch, and as many notes
+#define MSL_DETAIL_BYTES 160
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,10 +51,14 @@ void msl_exchange(const void* value, unsigned bytes, int argument, const char* w
                   msl_exchanged* found);
 void msl_inactive(unsigned lane);   // ends the dispatch: the last operation reads a lane that takes no part
 void msl_undefined(unsigned lane);  // notes in the report that it does, where that may be harmless
-void msl_barrier(const char* file, unsigned line);
+// The memory that a barrier or a fence orders; the values are those of Metal's mem_flags.
+enum { MSL_DEVICE_MEMORY = 1, MSL_THREADGROUP_MEMORY = 2, MSL_MEMORIES = 2 };
+void msl_barrier(unsigned memory, const char* file, unsigned line);
+void msl_simdgroup_fence(unsigned memory);  // by each lane, when all have met
+void msl_thread_fence(unsigned memory);     // atomic_thread_fence
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
 
-// What ends a dispatch early.
+// What is found. A mistake ends its threadgroup, except for races; notes end nothing.
 enum {
   MSL_FINE,
   MSL_FAULT,               // touched memory that is not there, or wrote to what is read-only
@@ -72,6 +78,12 @@ enum {
   MSL_INACTIVE_LANE,       // a SIMD-group operation reads a lane that takes no part in it
   MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes is not
   MSL_UNORDERED_SIMD,      // lanes are at operations of which the emulator cannot tell the order
+  MSL_SPINNING,            // a threadgroup that does not end
+  MSL_FIRST_NOTE,
+  MSL_SAME_VALUE = MSL_FIRST_NOTE,  // a race of two threads that write the same value
+  MSL_TRUNCATED,                    // an implicit conversion changed an integer
+  MSL_UNWRITTEN,                    // a read of memory that nobody has written
+  MSL_SHIFTED,                      // a shuffle that shifts reads a lane that takes no part
 };
 
 typedef struct {
@@ -85,12 +97,15 @@ typedef struct {
   int kind;
   msl_site site, other;
   unsigned group[3], thread[3], lane, other_lane;
+  unsigned other_group[3], other_thread[3];  // of a race: who came before
   unsigned count;             // lanes, threads or bytes; of a race: whether it is between threadgroups
+  unsigned times;             // how often the same was found
   unsigned is_write, is_known;  // of a fault: whether it was a write; whether the processor says so
   unsigned long address;      // what was touched
   unsigned long code;         // the instruction that did it, as an offset into `object`
   unsigned long other_code;   // of a race: the instruction that came before
   const char* object;         // the shared object that holds it
+  char detail[MSL_DETAIL_BYTES];
 } msl_report;
 
 typedef struct {
@@ -103,15 +118,19 @@ typedef struct {
   unsigned all_lanes;  // whether every SIMD-group operation needs all lanes
   unsigned races;      // whether the kernel tells of its accesses
   unsigned at_end;     // whether threadgroup arrays end, or begin, at an unmapped page
+  unsigned poison;     // the byte that threadgroup memory is full of at first
+  unsigned patience;   // milliseconds of the processor that a threadgroup may take
 } msl_options;
 
 typedef struct {
   unsigned long threads, threadgroups, simd_operations, barriers, switches, threadgroup_bytes;
 } msl_statistics;
 
-int msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
-                 const msl_options* options, msl_statistics* statistics, msl_report* report);
-void msl_watch(unsigned long start, unsigned long bytes);  // for races, from before a dispatch until its end
+// Returns how many reports there are; there is room for 2 * MSL_MAX_FINDINGS.
+unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
+                      const msl_options* options, msl_statistics* statistics, msl_report* reports);
+// For races, from before a dispatch until its end; `blank` if the memory has no values yet.
+void msl_watch(unsigned long start, unsigned long bytes, unsigned blank);
 void msl_atomically(int begins);                           // what happens in between is no race
 unsigned msl_threadgroup_arrays(msl_array* arrays);  // of the last dispatch; returns how many
 

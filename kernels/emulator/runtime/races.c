@@ -1,8 +1,10 @@
 // The build "races": clang calls us at every access to memory, as it would call ThreadSanitizer.
 //
-// Two accesses to one byte race if one of them writes, different threads make them, and nothing orders them: a
-// threadgroup barrier between threads of one threadgroup, any SIMD-group operation between lanes of one SIMD-group.
-// Threadgroups are never ordered. Only outputs and threadgroup memory are watched; all else nobody else can write.
+// Two accesses to one byte race if one of them writes, different threads make them, and nothing orders them. Between
+// threads of one threadgroup a threadgroup_barrier does so, between lanes of one SIMD-group a simdgroup_barrier, for the
+// memory that their mem_flags name; other SIMD-group operations order nothing. atomic_thread_fence orders what comes
+// before a fence of one thread and after a later fence of another. Only outputs and threadgroup memory are watched: all
+// else nobody else can write.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -11,26 +13,72 @@
 #include <sys/mman.h>
 
 #define MAX_REGIONS 128
+#define WIDEST 16
 
 typedef struct {
-  const void* code;  // NULL: nobody yet
-  unsigned group, phase, thread, operations;
+  const void* code;
+  unsigned group, thread;
+} who;
+
+typedef struct {
+  who by;                    // .code is NULL: nobody yet
+  unsigned phase, fence, when;  // barriers of the threadgroup, of the SIMD-group, and fences of all threads until then
   enum { BY_ONE, BY_LANES, BY_SIMDGROUPS } readers;
 } access;
 
 typedef struct {
   access write, read;
+  who also;  // another thread that has read
+  unsigned written_by;  // the last group that wrote, by atomics, too; counted from 1
 } history;  // of one byte
 
 typedef struct {
   uintptr_t start, bytes;
   int of_group;  // each threadgroup has its own, at the same place
+  int blank;
   history* bytes_of;
 } region;
 
 static region regions[MAX_REGIONS];
-static unsigned region_count, groups, phases;
+static unsigned region_count, this_group, phases[MSL_MEMORIES];
 static int atomically;
+
+// ---- fences of threads ----
+
+#define MAX_FENCED_GROUPS (1u << 24)
+static unsigned fences;                                       // of all threads so far
+static unsigned fenced_threads[MSL_MEMORIES][MSL_MAX_THREADS];  // when each of this threadgroup had its last one
+static unsigned* fenced_groups;                               // when a thread of each had its last one, for device memory
+
+void msl_thread_fence(unsigned memory) {
+  if (!options.races) return;
+  fences++;
+  for (unsigned i = 0; i < MSL_MEMORIES; i++)
+    if (memory >> i & 1) fenced_threads[i][running->thread.index] = fences;
+  if (!(memory & MSL_DEVICE_MEMORY) || this_group >= MAX_FENCED_GROUPS) return;
+  if (!fenced_groups) {
+    void* room = mmap(NULL, MAX_FENCED_GROUPS * sizeof(unsigned), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) abort();
+    fenced_groups = room;
+  }
+  fenced_groups[this_group] = fences;
+}
+
+// Whether a fence came after `before`, in its thread or threadgroup, and another one after that in the running one.
+static int fenced(const access* before, int of_group) {
+  if (!fences) return 0;
+  if (before->by.group == this_group) {
+    const unsigned* times = fenced_threads[of_group];
+    unsigned first = times[before->by.thread];
+    return first > before->when && times[running->thread.index] > first;
+  }
+  if (!fenced_groups || before->by.group >= MAX_FENCED_GROUPS) return 0;
+  unsigned first = fenced_groups[before->by.group];
+  return first > before->when && fenced_threads[0][running->thread.index] > first;
+}
+
+// ---- what is watched ----
 
 static void forget(region* old) {
   if (old->bytes_of) munmap(old->bytes_of, old->bytes * sizeof(history));
@@ -39,69 +87,152 @@ static void forget(region* old) {
 
 void races_prepare(void) {
   while (region_count) forget(&regions[--region_count]);
-  groups = phases = 0;
+  if (fenced_groups) munmap(fenced_groups, MAX_FENCED_GROUPS * sizeof(unsigned));
+  fenced_groups = NULL;
+  memset(phases, 0, sizeof phases);
+  fences = 0;
   atomically = 0;
 }
 
-void races_watch(uintptr_t start, uintptr_t bytes, int of_group) {
+void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank) {
   if (region_count == MAX_REGIONS || !bytes) return;
   void* memory =
       mmap(NULL, bytes * sizeof(history), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) abort();
-  regions[region_count++] = (region){start, bytes, of_group, memory};
+  regions[region_count++] = (region){start, bytes, of_group, blank, memory};
 }
 
-void msl_watch(unsigned long start, unsigned long bytes) { races_watch(start, bytes, 0); }
+void msl_watch(unsigned long start, unsigned long bytes, unsigned blank) { races_watch(start, bytes, 0, (int)blank); }
 void msl_atomically(int begins) { atomically = begins; }
 
-void races_next_group(void) { groups++; }
-void races_next_phase(void) { phases++; }
+void races_next_group(void) {
+  this_group = (unsigned)running_group();
+  memset(fenced_threads, 0, sizeof fenced_threads);
+}
+
+void races_next_phase(unsigned memory) {
+  for (unsigned i = 0; i < MSL_MEMORIES; i++) phases[i] += memory >> i & 1;
+}
 
 static region* region_of(uintptr_t address) {
+  static unsigned last;
+  if (last < region_count && address - regions[last].start < regions[last].bytes) return &regions[last];
   for (unsigned i = 0; i < region_count; i++)
-    if (address - regions[i].start < regions[i].bytes) return &regions[i];
+    if (address - regions[i].start < regions[i].bytes) return &regions[last = i];
   return NULL;
 }
 
-static int same_simdgroup(const access* one, const access* other) {
+// ---- order ----
+
+static int same_simdgroup(const who* one, const who* other) {
   return one->group == other->group && one->thread / MSL_SIMD_WIDTH == other->thread / MSL_SIMD_WIDTH;
 }
 
 static int ordered(const access* before, const access* now, int of_group) {
-  if (!before->code) return 1;
-  if (before->group != now->group) return of_group;
+  if (!before->by.code) return 1;
+  if (before->by.group != now->by.group) return of_group || fenced(before, of_group);
   if (before->phase != now->phase) return 1;
-  return before->readers != BY_SIMDGROUPS && same_simdgroup(before, now) && before->operations != now->operations;
+  if (before->readers != BY_SIMDGROUPS && same_simdgroup(&before->by, &now->by) && before->fence != now->fence) return 1;
+  return fenced(before, of_group);
 }
 
-static void race(uintptr_t address, const access* before, const access* now, const char* what) {
-  failure.address = address;
-  failure.other_code = (unsigned long)before->code;
-  failure.code = (unsigned long)now->code;
-  failure.other_lane = before->thread;
-  fail(MSL_RACE, (msl_site){what, NULL, 0, 0}, before->group != now->group);
+static int same_thread(const who* one, const who* other) {
+  return one->thread == other->thread && one->group == other->group;
 }
 
 static int by_another(const access* before, const access* now) {
-  return before->readers != BY_ONE || before->thread != now->thread || before->group != now->group;
+  return before->readers != BY_ONE || !same_thread(&before->by, &now->by);
+}
+
+// ---- what is found ----
+
+// A write is judged when the thread has stored its value: what is the same as before is a note.
+static struct {
+  uintptr_t address;
+  unsigned bytes;
+  unsigned char before[WIDEST];
+  msl_report report;
+} pending;
+
+void races_settle(void) {
+  if (!pending.bytes) return;
+  if (!memcmp((void*)pending.address, pending.before, pending.bytes)) pending.report.kind = MSL_SAME_VALUE;
+  pending.bytes = 0;
+  findings_add(&pending.report);
+}
+
+void races_forget_pending(void) {
+  if (pending.bytes) findings_add(&pending.report);
+  pending.bytes = 0;
+}
+
+static msl_report race(uintptr_t address, const who* before, const who* now, const char* what) {
+  msl_report found = {.kind = MSL_RACE, .site = {what, NULL, 0, 0}, .address = address};
+  found.other_code = (unsigned long)before->code;
+  found.code = (unsigned long)now->code;
+  found.count = before->group != now->group;
+  place_of(now->group, now->thread, found.group, found.thread);
+  place_of(before->group, before->thread, found.other_group, found.other_thread);
+  found.lane = now->thread % MSL_SIMD_WIDTH;
+  found.other_lane = before->thread % MSL_SIMD_WIDTH;
+  return found;
+}
+
+static void read_unwritten(uintptr_t address, const who* now) {
+  failure.address = address;
+  failure.code = (unsigned long)now->code;
+  note(MSL_UNWRITTEN, (msl_site){0});
+}
+
+// ---- accesses ----
+
+static void remember_read(history* past, const access* now, int of_group) {
+  if (!past->read.by.code || ordered(&past->read, now, of_group)) {
+    past->read = *now;
+    return;
+  }
+  if (!by_another(&past->read, now)) return;
+  if (!same_thread(&past->read.by, &now->by)) past->also = now->by;
+  if (!same_simdgroup(&past->read.by, &now->by)) past->read.readers = BY_SIMDGROUPS;
+  else if (past->read.readers == BY_ONE) past->read.readers = BY_LANES;
+}
+
+static void touch_byte(uintptr_t address, history* past, const access* now, const region* where, int writes,
+                       msl_report* found, uintptr_t* unwritten) {
+  unsigned mark = where->of_group ? now->by.group + 1 : 1;
+  int none = !found->kind;
+  if (writes) past->written_by = mark;
+  else if (where->blank && past->written_by != mark && !*unwritten) *unwritten = address;
+  if (atomically) return;
+  if (none && by_another(&past->write, now) && !ordered(&past->write, now, where->of_group))
+    *found = race(address, &past->write.by, &now->by, writes ? "write after write" : "read after write");
+  else if (none && writes && by_another(&past->read, now) && !ordered(&past->read, now, where->of_group))
+    *found = race(address, same_thread(&past->read.by, &now->by) ? &past->also : &past->read.by, &now->by,
+                  "write after read");
+  if (writes) past->write = *now;
+  else remember_read(past, now, where->of_group);
 }
 
 static void touch(uintptr_t address, unsigned bytes, int writes, const void* code) {
-  if (!running || atomically) return;
+  if (!running) return;
+  races_settle();
   region* where = region_of(address);
   if (!where) return;
-  access now = {code, groups, phases, running->thread.index, simdgroup_operations(), BY_ONE};
-  for (unsigned i = 0; i < bytes && address + i - where->start < where->bytes; i++) {
-    history* past = &where->bytes_of[address + i - where->start];
-    if (by_another(&past->write, &now) && !ordered(&past->write, &now, where->of_group))
-      race(address + i, &past->write, &now, writes ? "wrote, wrote" : "wrote, read");
-    if (writes && by_another(&past->read, &now) && !ordered(&past->read, &now, where->of_group))
-      race(address + i, &past->read, &now, "read, wrote");
-    if (writes) past->write = now;
-    else if (!past->read.code || ordered(&past->read, &now, where->of_group)) past->read = now;
-    else if (!same_simdgroup(&past->read, &now)) past->read.readers = BY_SIMDGROUPS;
-    else if (past->read.readers == BY_ONE && past->read.thread != now.thread) past->read.readers = BY_LANES;
-  }
+  int kind = where->of_group;
+  access now = {{code, this_group, running->thread.index}, phases[kind], simdgroup_fences()[kind], fences, BY_ONE};
+  msl_report found = {.kind = MSL_FINE};
+  uintptr_t offset = address - where->start, unwritten = 0;
+  if (bytes > where->bytes - offset) bytes = (unsigned)(where->bytes - offset);
+  for (unsigned i = 0; i < bytes; i++)
+    touch_byte(address + i, &where->bytes_of[offset + i], &now, where, writes, &found, &unwritten);
+  if (unwritten) read_unwritten(unwritten, &now.by);
+  if (!found.kind) return;
+  if (!strcmp(found.site.what, "write after write") && bytes <= WIDEST) {
+    pending.address = address;
+    pending.bytes = bytes;
+    memcpy(pending.before, (void*)address, bytes);
+    pending.report = found;
+  } else findings_add(&found);
 }
 
 #define EXPORTED __attribute__((visibility("default")))

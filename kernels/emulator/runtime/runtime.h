@@ -24,6 +24,7 @@ typedef struct {
   const void* value;  // what it brings to a SIMD-group's operation
   unsigned bytes;
   int argument;
+  unsigned memory;  // that its barrier orders
 } fibre;
 
 // The values of a SIMD-group's operation, from when its lanes go on until they wait again.
@@ -31,7 +32,8 @@ typedef struct {
   _Alignas(64) unsigned char slots[MSL_SIMD_WIDTH * MSL_SLOT_BYTES];
   _Alignas(64) unsigned char result[MSL_RESULT_BYTES];
   unsigned lanes, unfilled;
-  unsigned operations;
+  unsigned unfenced;              // whether no lane has passed the barrier that all wait at
+  unsigned fences[MSL_MEMORIES];  // how often lanes have passed a barrier for device and for threadgroup memory
 } simdgroup;
 
 // fibres.c
@@ -42,20 +44,44 @@ void fibre_abandon(void);                   // to the scheduler, never to come b
 uintptr_t fibre_stack_top(unsigned index);
 int fibres_guard(uintptr_t address);
 
+// denormals.c
+unsigned long denormals_flush(void);  // returns what to restore
+void denormals_restore(unsigned long before);
+
+// orders.c
+void orders_begin(unsigned seed);
+void order_of(unsigned* order, unsigned count);    // fills an order of `count` things
+unsigned long order_first(unsigned long count);   // of threadgroups
+unsigned long order_stride(unsigned long count);  // from one to the next
+
 // scheduler.c
 extern fibre* volatile running;  // NULL while the scheduler runs
 extern volatile int interrupted;
 extern msl_statistics counted;
-extern msl_report failure;
+extern msl_options options;
 unsigned running_index(void);
-unsigned simdgroup_operations(void);  // that the running thread's SIMD-group has behind it
+const unsigned* simdgroup_fences(void);  // of the running thread's SIMD-group
+void place_of(unsigned long group, unsigned thread, unsigned* position_of_group, unsigned* position_of_thread);
+unsigned long running_group(void);  // its place in the grid, x fastest
 _Noreturn void fail(int kind, msl_site site, unsigned count);
+void end_thread(void);  // of the running thread: it is not to go on
+void end_grid(void);    // nothing more is to run
+void note(int kind, msl_site site);
+
+// findings.c
+extern msl_report failure;  // that is being written
+void findings_begin(msl_report* room);
+int findings_add(msl_report* one);  // clears it; 0 when there is no room for it
+unsigned findings_end(void);
+unsigned findings_count(void);  // of mistakes
 
 // races.c
 void races_prepare(void);
-void races_watch(uintptr_t start, uintptr_t bytes, int of_group);
+void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank);
 void races_next_group(void);
-void races_next_phase(void);
+void races_next_phase(unsigned memory);
+void races_settle(void);          // before another thread runs
+void races_forget_pending(void);  // of a thread that has ended before its store
 
 // threadgroup.c
 void threadgroup_prepare(int at_end, int races);
@@ -63,6 +89,6 @@ void threadgroup_poison(void);
 const char* threadgroup_damaged(void);
 
 // signals.c
-void signals_install(void);
+void signals_install(unsigned patience);
 void signals_restore(void);
 void signals_locate(msl_report* report);

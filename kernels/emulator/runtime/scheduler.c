@@ -9,10 +9,12 @@
 #include <string.h>
 
 #define MAX_SIMDGROUPS (MSL_MAX_THREADS / MSL_SIMD_WIDTH)
+// A mistake ends its threadgroup, so that nothing is reported that follows from it; the others may make more of them.
+#define MAX_FAILED_GROUPS 32
 
 fibre* volatile running;
 msl_statistics counted;
-msl_report failure;
+msl_options options;
 volatile int interrupted;
 
 static fibre fibres[MSL_MAX_THREADS];
@@ -20,29 +22,11 @@ static simdgroup simdgroups[MAX_SIMDGROUPS];
 static msl_group group;
 static msl_entry kernel;
 static void* const* kernel_buffers;
-static msl_options options;
-static uint64_t random_state;
+static unsigned failed_groups;
+static volatile int group_over, grid_over;
 
 static unsigned smaller(unsigned a, unsigned b) { return a < b ? a : b; }
 static unsigned groups_of(unsigned size, unsigned n) { return n / size + (n % size != 0); }
-
-// ---- orders ----
-
-static unsigned draw(unsigned below) {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return (unsigned)((random_state >> 32) % below);
-}
-
-static void arrange(unsigned* order, unsigned count) {
-  for (unsigned i = 0; i < count; i++) order[i] = options.seed == 1 ? count - 1 - i : i;
-  for (unsigned i = count; options.seed > 1 && i > 1; i--) {
-    unsigned other = draw(i), last = order[i - 1];
-    order[i - 1] = order[other];
-    order[other] = last;
-  }
-}
 
 // ---- the SIMD-group that runs ----
 
@@ -64,7 +48,9 @@ static fibre* next_ready(void) {
 
 unsigned running_index(void) { return running->thread.index; }
 
-unsigned simdgroup_operations(void) { return simdgroups[running->thread.index / MSL_SIMD_WIDTH].operations; }
+static simdgroup* simdgroup_of(const fibre* at) { return &simdgroups[at->thread.index / MSL_SIMD_WIDTH]; }
+
+const unsigned* simdgroup_fences(void) { return simdgroup_of(running)->fences; }
 
 // The next lane of the SIMD-group takes over; after the last one, the scheduler.
 static void hand_over(fibre* self) {
@@ -75,6 +61,7 @@ static void hand_over(fibre* self) {
 
 static void wait_as(state state, const char* what, const char* file, unsigned line) {
   fibre* self = running;
+  if (options.races) races_settle();
   self->state = state;
   self->what = what;
   self->file = file;
@@ -82,8 +69,9 @@ static void wait_as(state state, const char* what, const char* file, unsigned li
   hand_over(self);
 }
 
-void msl_barrier(const char* file, unsigned line) {
+void msl_barrier(unsigned memory, const char* file, unsigned line) {
   counted.barriers++;
+  running->memory = memory;
   wait_as(AT_BARRIER, "threadgroup_barrier", file, line);
 }
 
@@ -113,8 +101,17 @@ void msl_exchange(const void* value, unsigned bytes, int argument, const char* w
   self->unfilled = 0;
 }
 
+// The first lane that goes on counts for all: none of them was held back longer.
+void msl_simdgroup_fence(unsigned memory) {
+  simdgroup* self = simdgroup_of(running);
+  if (!self->unfenced) return;
+  self->unfenced = 0;
+  for (unsigned i = 0; i < MSL_MEMORIES; i++) self->fences[i] += memory >> i & 1;
+}
+
 static void thread_main(void) {
   kernel(kernel_buffers, &running->thread);
+  if (options.races) races_settle();
   running->state = DONE;
   hand_over(running);
   abort();
@@ -130,23 +127,38 @@ static void report_thread(const fibre* at) {
   failure.lane = at->thread.index % MSL_SIMD_WIDTH;
 }
 
-// Ends the dispatch from within a thread.
+void end_grid(void) { grid_over = group_over = 1; }
+
+void end_thread(void) {
+  if (options.races) races_forget_pending();
+  running->state = DONE;
+  group_over = 1;
+}
+
+// Ends the threadgroup from within a thread.
 _Noreturn void fail(int kind, msl_site site, unsigned count) {
   report_thread(running);
   failure.kind = kind;
   failure.site = site;
   failure.count = count;
+  if (!findings_add(&failure)) end_grid();
+  end_thread();
   fibre_abandon();
   abort();
 }
 
 static msl_site site_of(const fibre* at) { return (msl_site){at->what, at->file, at->line, 0}; }
 
-void msl_undefined(unsigned lane) {
-  if (failure.site.what) return;
+void note(int kind, msl_site site) {
   report_thread(running);
-  failure.site = site_of(running);
+  failure.kind = kind;
+  failure.site = site;
+  findings_add(&failure);
+}
+
+void msl_undefined(unsigned lane) {
   failure.other_lane = lane;
+  note(MSL_SHIFTED, site_of(running));
 }
 
 void msl_inactive(unsigned lane) {
@@ -162,6 +174,8 @@ static void disagree(int kind, const fibre* one, const fibre* other, unsigned co
   failure.other = site_of(other);
   failure.other_lane = other->thread.index % MSL_SIMD_WIDTH;
   failure.count = count;
+  if (!findings_add(&failure)) end_grid();
+  group_over = 1;
 }
 
 static int same_place(const fibre* a, const fibre* b) {
@@ -171,15 +185,18 @@ static int same_place(const fibre* a, const fibre* b) {
 
 // ---- a SIMD-group ----
 
-// Each lane that is ready runs to where it waits or ends; 0 when there is none.
+// Each lane that is ready runs to where it waits or ends; 0 when there is none. Lanes hand over to each other; one that
+// fails comes back here.
 static int resume_ready(void) {
+  int any = 0;
   current.next = 0;
-  running = next_ready();
-  if (!running) return 0;
-  counted.switches++;
-  fibre_switch(NULL, running);
-  running = NULL;
-  return 1;
+  while (!grid_over && (running = next_ready())) {
+    any = 1;
+    counted.switches++;
+    fibre_switch(NULL, running);
+    running = NULL;
+  }
+  return any;
 }
 
 static fibre* lane_of(unsigned i) { return &fibres[current.first + i]; }
@@ -221,8 +238,7 @@ static int release(void) {
   if ((options.all_lanes || first->argument == MSL_ALL_LANES) && !all_at(first)) return 0;
   simdgroup* shared = &simdgroups[current.first / MSL_SIMD_WIDTH];
   shared->lanes = 0;
-  shared->unfilled = 1;
-  shared->operations++;
+  shared->unfilled = shared->unfenced = 1;
   for (unsigned i = 0; i < current.lanes; i++) {
     fibre* at = lane_of(i);
     if (at->state != AT_SIMD || !same_place(first, at)) continue;
@@ -238,8 +254,8 @@ static int release(void) {
 static void run_simdgroup(unsigned index) {
   current.first = index * MSL_SIMD_WIDTH;
   current.lanes = smaller(group.threads - current.first, MSL_SIMD_WIDTH);
-  arrange(current.order, current.lanes);
-  while (resume_ready() && !failure.kind && release()) {
+  order_of(current.order, current.lanes);
+  while (resume_ready() && !group_over && release()) {
   }
 }
 
@@ -251,17 +267,20 @@ static void begin_threads(void) {
     unsigned x = group.size[0], y = group.size[1];
     next->thread = (msl_thread){&group, index, {index % x, index / x % y, index / (x * y)}};
     next->state = READY;
+    next->what = next->file = NULL;
     fibre_begin(index, next, thread_main);
   }
-  for (unsigned i = 0; i < groups_of(MSL_SIMD_WIDTH, group.threads); i++) simdgroups[i].operations = 0;
+  for (unsigned i = 0; i < groups_of(MSL_SIMD_WIDTH, group.threads); i++)
+    memset(simdgroups[i].fences, 0, sizeof simdgroups[i].fences);
 }
 
 // 1 when all threads wait at one barrier, and go on; 0 when all have returned, or do not go together.
 static int pass_barrier(void) {
   fibre* first = NULL;
-  unsigned returned = 0;
+  unsigned returned = 0, memory = ~0u;
   for (unsigned i = 0; i < group.threads; i++) {
     fibre* at = &fibres[i];
+    if (at->state != DONE) memory &= at->memory;
     if (at->state == DONE) returned++;
     else if (!first) first = at;
     else if (!same_place(first, at)) return disagree(MSL_DIVERGENT_BARRIER, first, at, 0), 0;
@@ -269,16 +288,18 @@ static int pass_barrier(void) {
   if (!first) return 0;
   if (returned) return disagree(MSL_RETURNED_BARRIER, first, first, returned), 0;
   for (unsigned i = 0; i < group.threads; i++) fibres[i].state = READY;
-  races_next_phase();
+  races_next_phase(memory);
   return 1;
 }
 
 static void check_canaries(void) {
   const char* damaged = threadgroup_damaged();
-  if (failure.kind || !damaged) return;
+  if (group_over || !damaged) return;
   report_thread(&fibres[0]);
   failure.kind = MSL_THREADGROUP_CANARY;
   failure.site = (msl_site){damaged, NULL, 0, 0};
+  findings_add(&failure);
+  group_over = 1;
 }
 
 static void run_group(void) {
@@ -287,76 +308,71 @@ static void run_group(void) {
   counted.threads += group.threads;
   races_next_group();
   threadgroup_poison();
+  group_over = grid_over;
   begin_threads();
   do {
-    arrange(order, count);
-    for (unsigned i = 0; i < count && !failure.kind; i++) run_simdgroup(order[i]);
-  } while (!failure.kind && pass_barrier());
+    order_of(order, count);
+    for (unsigned i = 0; i < count && !grid_over; i++) run_simdgroup(order[i]);
+  } while (!group_over && pass_barrier());
   check_canaries();
+  if (group_over && ++failed_groups == MAX_FAILED_GROUPS) end_grid();
 }
 
 // ---- the grid ----
+
+static unsigned size_along(int axis, unsigned position) {
+  return smaller(group.dispatched[axis], group.threads_per_grid[axis] - position * group.dispatched[axis]);
+}
 
 static void place_group(unsigned long index) {
   for (int i = 0; i < 3; i++) {
     group.position[i] = (unsigned)(index % group.threadgroups_per_grid[i]);
     index /= group.threadgroups_per_grid[i];
-    group.size[i] = smaller(group.dispatched[i], group.threads_per_grid[i] - group.position[i] * group.dispatched[i]);
+    group.size[i] = size_along(i, group.position[i]);
   }
   group.threads = group.size[0] * group.size[1] * group.size[2];
 }
 
-static unsigned long common_divisor(unsigned long a, unsigned long b) { return b ? common_divisor(b, a % b) : a; }
+unsigned long running_group(void) {
+  const unsigned *at = group.position, *of = group.threadgroups_per_grid;
+  return at[0] + of[0] * (at[1] + (unsigned long)of[1] * at[2]);
+}
 
-// Shuffled, a grid is walked with a stride that meets each threadgroup once.
+void place_of(unsigned long index, unsigned thread, unsigned* group_at, unsigned* thread_at) {
+  for (int i = 0; i < 3; i++) {
+    group_at[i] = (unsigned)(index % group.threadgroups_per_grid[i]);
+    index /= group.threadgroups_per_grid[i];
+    unsigned size = size_along(i, group_at[i]);
+    thread_at[i] = thread % size;
+    thread /= size;
+  }
+}
+
 static void run_grid(void) {
-  unsigned long count = 1, stride = 1, index = 0;
+  unsigned long count = 1;
   for (int i = 0; i < 3; i++) count *= group.threadgroups_per_grid[i];
-  if (options.seed == 1) {
-    index = count - 1;
-    stride = count - 1;
-  } else if (options.seed > 1 && count > 1) {
-    index = draw((unsigned)count);
-    for (stride = 1 + draw((unsigned)count); common_divisor(stride, count) != 1;) stride++;
-  }
-  for (unsigned long ran = 0; ran < count && !failure.kind; ran++, index = (index + stride) % count) {
-    if (interrupted) failure.kind = MSL_INTERRUPTED;
+  unsigned long index = order_first(count), stride = order_stride(count);
+  for (unsigned long ran = 0; ran < count && !grid_over; ran++, index = (index + stride) % count) {
     place_group(index);
-    if (!failure.kind) run_group();
+    if (!interrupted) run_group();
+    else {
+      failure.kind = MSL_INTERRUPTED;
+      findings_add(&failure);
+      end_grid();
+    }
   }
 }
 
-// ---- denormals: a GPU takes float32 values below 2^-126 for 0 ----
-
-#if defined(__x86_64__)
-static unsigned flush(void) {
-  unsigned before = __builtin_ia32_stmxcsr();
-  __builtin_ia32_ldmxcsr(before | 0x8040);
-  return before;
-}
-static void unflush(unsigned before) { __builtin_ia32_ldmxcsr(before); }
-#elif defined(__aarch64__)
-static uint64_t flush(void) {
-  uint64_t before;
-  __asm__ volatile("mrs %0, fpcr" : "=r"(before));
-  __asm__ volatile("msr fpcr, %0" : : "r"(before | 1ul << 24));
-  return before;
-}
-static void unflush(uint64_t before) { __asm__ volatile("msr fpcr, %0" : : "r"(before)); }
-#else
-static unsigned flush(void) { return 0; }
-static void unflush(unsigned before) { (void)before; }
-#endif
-
-int msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
-                 const msl_options* given, msl_statistics* statistics, msl_report* report) {
+unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
+                      const msl_options* given, msl_statistics* statistics, msl_report* reports) {
   kernel = entry;
   kernel_buffers = buffers;
   options = *given;
-  random_state = 0x9E3779B97F4A7C15ull * (options.seed + 1);
+  orders_begin(options.seed);
   memset(&counted, 0, sizeof counted);
-  memset(&failure, 0, sizeof failure);
-  interrupted = 0;
+  findings_begin(reports);
+  failed_groups = 0;
+  interrupted = group_over = grid_over = 0;
   unsigned threads = 1;
   for (int i = 0; i < 3; i++) {
     group.threads_per_grid[i] = grid[i];
@@ -366,15 +382,13 @@ int msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, co
   }
   fibres_prepare(threads);
   threadgroup_prepare((int)options.at_end, (int)options.races);
-  signals_install();
-  __auto_type before = flush();
+  signals_install(options.patience);
+  unsigned long before = denormals_flush();
   run_grid();
-  unflush(before);
+  denormals_restore(before);
   signals_restore();
   running = NULL;
   if (options.races) races_prepare();
-  if (failure.kind) signals_locate(&failure);
   *statistics = counted;
-  *report = failure;
-  return failure.kind;
+  return findings_end();
 }

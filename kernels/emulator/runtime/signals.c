@@ -10,15 +10,21 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <ucontext.h>
 
-static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGINT};
+static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGVTALRM};
 #define COUNT (sizeof SIGNALS / sizeof *SIGNALS)
 
 static struct sigaction before[COUNT];
 static stack_t stack_before;
 static pthread_t dispatcher;
-static uintptr_t fault_code;
+
+// The watchdog: a timer counts the time of the processor, in ticks of a part of the patience.
+#define TICKS 8
+static struct itimerval timer_before;
+static unsigned ticks;
+static unsigned long ticking_group;
 
 // ---- where the processor was ----
 
@@ -87,14 +93,40 @@ static int kind_of(int number) {
     case SIGFPE: return MSL_ARITHMETIC;
     case SIGILL: return MSL_IMPOSSIBLE;
     case SIGINT: return MSL_INTERRUPTED;
+    case SIGVTALRM: return MSL_SPINNING;
     default: return MSL_FAULT;
   }
+}
+
+// Whether the threadgroup that runs has had its time.
+static int out_of_time(void) {
+  if (ticking_group != counted.threadgroups) ticks = 0;
+  ticking_group = counted.threadgroups;
+  return ++ticks > TICKS;
+}
+
+static void report_running(int kind, uintptr_t address, uintptr_t code) {
+  fibre* at = running;
+  memset(&failure, 0, sizeof failure);
+  failure.kind = kind;
+  failure.address = address;
+  failure.code = code;
+  failure.site = (msl_site){kind == MSL_SPINNING ? at->what : NULL, at->file, at->line, 0};
+  for (int i = 0; i < 3; i++) {
+    failure.group[i] = at->thread.group->position[i];
+    failure.thread[i] = at->thread.position[i];
+  }
+  failure.lane = at->thread.index % MSL_SIMD_WIDTH;
+  failure.count = (unsigned)fibres_guard(address);
 }
 
 static void handle(int number, siginfo_t* info, void* context) {
   ucontext_t* where = context;
   int in_kernel = running && pthread_equal(pthread_self(), dispatcher);
-  if (number == SIGINT) {
+  if (number == SIGVTALRM) {
+    if (!in_kernel && !pthread_equal(pthread_self(), dispatcher)) pthread_kill(dispatcher, number);
+    if (!in_kernel || !out_of_time()) return;
+  } else if (number == SIGINT) {
     pass_on(number, info, where, previous(number));
     interrupted = 1;
     if (!in_kernel) return;
@@ -102,46 +134,45 @@ static void handle(int number, siginfo_t* info, void* context) {
     pass_on(number, info, where, previous(number));
     return;
   }
-  fibre* at = running;
-  failure.kind = kind_of(number);
-  failure.address = (unsigned long)info->si_addr;
-  for (int i = 0; i < 3; i++) {
-    failure.group[i] = at->thread.group->position[i];
-    failure.thread[i] = at->thread.position[i];
-  }
-  failure.lane = at->thread.index % MSL_SIMD_WIDTH;
-  failure.count = (unsigned)fibres_guard(failure.address);
+  uintptr_t code = 0;
 #ifdef CODE
-  fault_code = (uintptr_t)CODE(where);
+  code = (uintptr_t)CODE(where);
 #endif
+  report_running(kind_of(number), (uintptr_t)(number == SIGVTALRM ? NULL : info->si_addr), code);
 #ifdef IS_WRITE
-  failure.is_known = fault_code != failure.address;  // a jump into nowhere is neither
+  failure.is_known = code != failure.address;  // a jump into nowhere is neither
   if (failure.is_known) failure.is_write = IS_WRITE(where);
 #endif
+  if (!findings_add(&failure) || number == SIGINT || number == SIGVTALRM) end_grid();
+  end_thread();
   leave(where);
 }
 
 // ---- for the time of a dispatch ----
 
-void signals_install(void) {
+void signals_install(unsigned patience) {
   static char* stack;
   if (!stack) stack = malloc(1 << 17);
   stack_t mine = {.ss_sp = stack, .ss_size = 1 << 17};
   struct sigaction action;
   memset(&action, 0, sizeof action);
   action.sa_sigaction = handle;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
   dispatcher = pthread_self();
-  fault_code = 0;
   sigaltstack(&mine, &stack_before);
   for (unsigned i = 0; i < COUNT; i++) {
     sigaction(SIGNALS[i], &action, &before[i]);
     int is_default = before[i].sa_handler == SIG_DFL || before[i].sa_handler == SIG_IGN;
     if (SIGNALS[i] == SIGINT && is_default) sigaction(SIGINT, &before[i], NULL);
   }
+  ticks = 0;
+  long tick = (long)patience * 1000 / TICKS + 1;
+  struct itimerval timer = {{tick / 1000000, tick % 1000000}, {tick / 1000000, tick % 1000000}};
+  setitimer(ITIMER_VIRTUAL, &timer, &timer_before);
 }
 
 void signals_restore(void) {
+  setitimer(ITIMER_VIRTUAL, &timer_before, NULL);
   for (unsigned i = 0; i < COUNT; i++) sigaction(SIGNALS[i], &before[i], NULL);
   sigaltstack(&stack_before, NULL);
 }
@@ -149,7 +180,6 @@ void signals_restore(void) {
 // Turns instructions' addresses into offsets that the debug information of their object knows.
 void signals_locate(msl_report* report) {
   Dl_info found;
-  if (!report->code) report->code = fault_code;
   if (!report->code || !dladdr((void*)report->code, &found)) return;
   report->object = found.dli_fname;
   report->code -= (uintptr_t)found.dli_fbase;

@@ -1,4 +1,4 @@
-// Threadgroup memory: each array between unmapped pages, and full of NaN when a threadgroup begins.
+// Threadgroup memory: each array between unmapped pages, and full of one byte when a threadgroup begins.
 #include "runtime.h"
 
 #include <stddef.h>
@@ -10,7 +10,6 @@
 #define GUARD_BYTES 16384ul
 #define PLACE_BYTES (MSL_MAX_THREADGROUP_BYTES + 2 * GUARD_BYTES)
 #define ALIGNMENT 16ul
-#define POISON 0xFF  // NaN in every floating type
 
 static char* places;
 static int ends_at_guard, watched;
@@ -34,7 +33,7 @@ void threadgroup_prepare(int at_end, int races) {
 
 static unsigned long slack(const msl_array* array) { return -array->bytes % ALIGNMENT; }
 
-static void poison(const msl_array* array) { memset((void*)array->start, POISON, array->bytes + slack(array)); }
+static void poison(const msl_array* array) { memset((void*)array->start, (int)options.poison, array->bytes + slack(array)); }
 
 // The first thread of a dispatch that gets here decides where the array lies; for all others it lies there already.
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line) {
@@ -50,7 +49,7 @@ void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, 
     array->start = (unsigned long)first;
     if (ends_at_guard) array->start += MSL_MAX_THREADGROUP_BYTES - bytes - slack(array);
     poison(array);
-    if (watched) races_watch(array->start, bytes, 1);
+    if (watched) races_watch(array->start, bytes, 1, 1);
     if (ordinal >= used) used = ordinal + 1;
   }
   return (void*)array->start;
@@ -66,7 +65,7 @@ const char* threadgroup_damaged(void) {
   for (unsigned i = 0; i < used; i++) {
     const unsigned char* end = (const unsigned char*)arrays[i].start + arrays[i].bytes;
     for (unsigned long k = 0; arrays[i].name && k < slack(&arrays[i]); k++)
-      if (end[k] != POISON) return arrays[i].name;
+      if (end[k] != options.poison) return arrays[i].name;
   }
   return NULL;
 }

@@ -1,6 +1,8 @@
 // What UBSan's checks call: the compiled code of the build "undefined" names the place, we end the dispatch.
 #include "runtime.h"
 
+#include <stdio.h>
+
 // Every check's data begins with where it stands.
 typedef struct {
   const char* file;
@@ -32,6 +34,31 @@ typedef struct {
   const void* type;
   unsigned char log_alignment, kind;
 } type_mismatch;
+
+// What an implicit conversion knows besides its place.
+typedef struct {
+  uint16_t kind, info;  // of an integer: whether it is signed, and the logarithm of its bits
+  char name[];
+} type;
+
+typedef struct {
+  source_location at;
+  const type *from, *to;
+  unsigned char kind;
+} conversion;
+
+static long long value_of(const type* of, uintptr_t given) {
+  unsigned bits = 1u << (of->info >> 1), unused = 64 - bits;
+  if (bits >= 64) return (long long)given;
+  uint64_t top = (uint64_t)given << unused;
+  return of->info & 1 ? (long long)top >> unused : (long long)(top >> unused);
+}
+
+EXPORTED void __ubsan_handle_implicit_conversion(const conversion* data, uintptr_t from, uintptr_t to) {
+  snprintf(failure.detail, sizeof failure.detail, "from %s to %s: %lld becomes %lld", data->from->name, data->to->name,
+           value_of(data->from, from), value_of(data->to, to));
+  note(MSL_TRUNCATED, (msl_site){"conversion", data->at.file, data->at.line, data->at.column});
+}
 
 EXPORTED void __ubsan_handle_type_mismatch_v1_abort(const type_mismatch* data, uintptr_t address) {
   failure.address = address;

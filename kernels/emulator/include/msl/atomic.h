@@ -3,8 +3,14 @@
 
 namespace metal {
 
-enum memory_order { memory_order_relaxed };
-enum thread_scope { thread_scope_threadgroup, thread_scope_device };
+enum memory_order {
+  memory_order_relaxed,
+  memory_order_acquire,
+  memory_order_release,
+  memory_order_acq_rel,
+  memory_order_seq_cst
+};
+enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
 
 template <class T>
 struct atomic {
@@ -79,6 +85,9 @@ MSL_ATOMICS(threadgroup)
 #undef MSL_ATOMICS
 #undef MSL_FETCH
 
-MSL_FUNC void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {}
+MSL_FUNC void atomic_thread_fence(mem_flags flags, memory_order order, thread_scope scope = thread_scope_device) {
+  if (order == memory_order_relaxed || scope < thread_scope_threadgroup) return;
+  msl_thread_fence(unsigned(flags));
+}
 
 }  // namespace metal

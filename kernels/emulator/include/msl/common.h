@@ -3,14 +3,27 @@
 
 namespace metal {
 
-// A NaN gives way to the other argument.
+// The NaN of memory that nobody has written, and of what was made of it: its highest bits are set, in every type.
+template <class T>
+MSL_FUNC bool msl_unwritten(T x) {
+  if constexpr (is_floating_point_v<T>) return x != x && __builtin_bit_cast(uint, float(x)) >= 0xFFFF0000u;
+  else return false;
+}
+template <class T>
+MSL_FUNC T msl_keep_unwritten(T x, T y, T result) {
+  return msl_unwritten(x) ? x : msl_unwritten(y) ? y : result;
+}
+
+// A NaN gives way to the other argument, except for that one.
 template <class T>
 MSL_FUNC T max(T a, T b) {
-  return msl_each<T>([](auto x, auto y) MSL_LAMBDA { return x < y || x != x ? y : x; }, a, b);
+  return msl_each<T>(
+      [](auto x, auto y) MSL_LAMBDA { return msl_keep_unwritten(x, y, decltype(x)(x < y || x != x ? y : x)); }, a, b);
 }
 template <class T>
 MSL_FUNC T min(T a, T b) {
-  return msl_each<T>([](auto x, auto y) MSL_LAMBDA { return y < x || x != x ? y : x; }, a, b);
+  return msl_each<T>(
+      [](auto x, auto y) MSL_LAMBDA { return msl_keep_unwritten(x, y, decltype(x)(y < x || x != x ? y : x)); }, a, b);
 }
 template <class T>
 MSL_FUNC T max3(T a, T b, T c) {

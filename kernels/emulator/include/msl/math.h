@@ -66,8 +66,8 @@ using msl_if_floating = enable_if_t<is_floating_point_v<msl_element<T>>>;
   MSL_FUNCTION_2(powr, msl_powf(x, y))                                    \
   MSL_FUNCTION_2(atan2, msl_atan2f(x, y))                                 \
   MSL_FUNCTION_2(fmod, __builtin_fmodf(x, y))                             \
-  MSL_FUNCTION_2(fmax, x < y || x != x ? y : x)                           \
-  MSL_FUNCTION_2(fmin, y < x || x != x ? y : x)                           \
+  MSL_FUNCTION_2(fmax, msl_keep_unwritten(x, y, x < y || x != x ? y : x)) \
+  MSL_FUNCTION_2(fmin, msl_keep_unwritten(x, y, y < x || x != x ? y : x)) \
   MSL_FUNCTION_2(fdim, x > y ? x - y : 0.0f)                              \
   MSL_FUNCTION_2(copysign, __builtin_copysignf(x, y))
 

@@ -12,7 +12,7 @@ enum class mem_flags : unsigned {
 };
 MSL_FUNC constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(unsigned(a) | unsigned(b)); }
 
-MSL_FUNC void threadgroup_barrier(mem_flags, MSL_HERE) { msl_barrier(file, line); }
+MSL_FUNC void threadgroup_barrier(mem_flags flags, MSL_HERE) { msl_barrier(unsigned(flags), file, line); }
 
 // The values of the lanes that take part.
 template <class T>
@@ -44,7 +44,10 @@ MSL_FUNC unsigned msl_meet_all(const char* what, const char* file, unsigned line
   return msl_lanes<char>(0, what, file, line, MSL_ALL_LANES).found.lane;
 }
 
-MSL_FUNC void simdgroup_barrier(mem_flags, MSL_HERE) { msl_meet_all("simdgroup_barrier", file, line); }
+MSL_FUNC void simdgroup_barrier(mem_flags flags, MSL_HERE) {
+  msl_meet_all("simdgroup_barrier", file, line);
+  msl_simdgroup_fence(unsigned(flags));
+}
 
 // Values `first` to `first + width` combined in pairs, halves onto halves, so that no schedule changes a bit. A lane
 // that is not there leaves the other value as it is.

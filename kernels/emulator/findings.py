@@ -1,0 +1,73 @@
+"""What one run has found: mistakes and notes, each once, as text and as values for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+Three = tuple[int, int, int]
+# Further mistakes that a message lists after the first.
+SHOWN = 8
+
+
+class Place(NamedTuple):
+    """A thread and the line of the kernel's text that it executes.
+
+    Attributes:
+        threadgroup: its position in the grid.
+        thread: its position in the threadgroup.
+        file: "body" or "header"; None if the line is unknown.
+        line: from 1 on; 0 if it is unknown.
+    """
+
+    threadgroup: Three
+    thread: Three
+    file: str | None
+    line: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake, or a note about something that may be meant.
+
+    Attributes:
+        kind: "fault", "race", "divergence", "undefined", "hang" or "stopped"; for notes "same value", "truncation",
+            "unwritten" or "shifted".
+        is_note: whether the kernel may be right.
+        text: the description, several lines.
+        place: where it was seen first.
+        other: of a race, the access that came before.
+        times: how often it was seen until the run ended.
+    """
+
+    kind: str
+    is_note: bool
+    text: str
+    place: Place
+    other: Place | None = None
+    times: int = 1
+
+    def __str__(self) -> str:
+        return self.text + (f"\n  ({self.times:,} times in this run)" if self.times > 1 and self.is_note else "")
+
+
+def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings without those that differ only in the instruction or the thread."""
+    first: dict[object, Finding] = {}
+    for one in findings:
+        other = one.other and one.other[2:]
+        what = one.text if one.place.file is None else ""
+        key = (one.kind, one.place[2:], other, what)
+        first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one
+    return tuple(first.values())
+
+
+def message(kernel: str, findings: Sequence[Finding]) -> str:
+    """Return the text of an error: the first finding, then the others."""
+    first, *others = findings
+    lines = [f"kernel '{kernel}': {first.text}"]
+    lines += [f"also: {one.text}" for one in others[:SHOWN]]
+    if len(others) > SHOWN:
+        lines.append(f"and {len(others) - SHOWN} more")
+    return "\n  ".join("\n".join(lines).splitlines())
