@@ -61,7 +61,9 @@ MSL_FUNC ulong msl_offset(msl_place at, unsigned i, ulong per_row, ulong2 origin
     for (unsigned i = 0; i < 2; i++) to[msl_offset(at, i, per_row, origin, transposed)] = from.mine[i];       \
   }
 MSL_TRANSFERS(device)
+#ifndef MSL_FLAT
 MSL_TRANSFERS(threadgroup)
+#endif
 #undef MSL_TRANSFERS
 
 // Both matrices as floats, row after row, where all lanes can read them.
