@@ -101,6 +101,8 @@ def without_template(head: str) -> str:
     return head
 
 
+# The address space of the object that a member function is called for.
+_QUALIFIER = re.compile(r"(\)\s*(?:const\s+)?)((?:thread|device|threadgroup|constant)\b)(?=\s*(?:[{:;]|noexcept))")
 _SPACES = re.compile(r"\b(?:thread|device|threadgroup)\b")
 
 
@@ -110,6 +112,7 @@ def without_twins(text: str) -> str:
     Functions and specialisations that differ in `thread`, `device`, `threadgroup` and `constant` only would be
     redefinitions, because all address spaces are one memory. Lines keep their numbers.
     """
+    text = _QUALIFIER.sub(lambda match: match[1] + re.sub(r"[^\n]", " ", match[2]), text)
     seen: set[tuple[int, str]] = set()
     pieces, last = [], 0
     for one in declarations(text):

@@ -265,7 +265,11 @@ class WholeKernel:
                 ordinal = self._function.arrays + memory
                 value = f'msl_threadgroup_array({ordinal}, (unsigned)(unsigned long){value}, "{one.name}", 0)'
                 memory += 1
-            arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
+            kind = one.declared.rstrip("&") + "*" if one.is_reference else one.declared
+            if self._function.is_typed:
+                arguments.append(f"{'*' if one.is_reference else ''}(({kind}){value})")
+            else:
+                arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
         return (
             f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n"

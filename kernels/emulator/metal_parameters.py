@@ -21,6 +21,7 @@ class MetalParameter(NamedTuple):
         is_reference: whether it is `T&`, not `T*`.
         is_written: whether the kernel may write to it.
         attribute: the attribute of the thread that it has.
+        declared: the whole text of its type.
     """
 
     name: str
@@ -30,6 +31,7 @@ class MetalParameter(NamedTuple):
     is_reference: bool
     is_written: bool
     attribute: str
+    declared: str
 
 
 _ATTRIBUTE = re.compile(r"(\w+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?")
@@ -52,9 +54,10 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
                 used.add(int(given[role]))
     for declared, given in written:
         name, kind, is_pointer, is_reference = _declared(kernel, declared)
+        whole = re.sub(rf"\b{name}\b[^*&]*$", "", declared).strip()
         attribute = next((one for one in given if one in ATTRIBUTES), "")
         if attribute:
-            yield MetalParameter(name, "attribute", 0, kind, False, False, attribute)
+            yield MetalParameter(name, "attribute", 0, kind, False, False, attribute, "")
             continue
         if not (is_pointer or is_reference):
             found = ", ".join(given) or "no attribute"
@@ -66,7 +69,7 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         index = int(given[role]) if given.get(role) else next(i for i in range(99) if i not in taken[role])
         taken[role].add(index)
         fixed = re.search(r"\b(?:const|constant)\b", declared.split("*")[0].split("&")[0])
-        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "")
+        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole)
 
 
 def _separated(listed: str) -> Iterator[str]:
@@ -96,5 +99,5 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
     if found is None:
         raise CompileError(f"kernel '{kernel}': expected a parameter with a name, found `{declared}`")
     kind = declared[: found.start()]
-    plain = re.sub(r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict)\b|[*&]", " ", kind)
+    plain = re.sub(r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict|coherent)\b|[*&]", " ", kind)
     return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind

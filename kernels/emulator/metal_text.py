@@ -32,12 +32,14 @@ class MetalFunction:
         function: how C++ calls it: `softmax<float, 4>`.
         parameters: its parameters in order.
         arrays: the number of threadgroup arrays in its body.
+        is_typed: whether the types of arguments choose the function, because it is a template without arguments.
     """
 
     name: str
     function: str
     parameters: tuple[MetalParameter, ...]
     arrays: int
+    is_typed: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,14 @@ def _with_short_names(text: str, sources: dict[str, str]) -> tuple[str, dict[str
 _HOST_NAME = re.compile(r'\[\[\s*host_name\s*\(((?:\s*"[^"]*")+)\s*\)\s*\]\]')
 _KERNEL = re.compile(r"\[\[\s*kernel\s*\]\]|\bkernel\b")
 _CONSTANT = re.compile(
-    r"^(?:static\s+)?(?:constant\s+(?:const\s+)?|const\s+constant\s+)(?P<type>[\w:]+)\s+(?P<name>\w+)\s*"
+    r"^(?:(?:static|constant|const|constexpr)\s+)+(?P<type>[\w: ]+?)\s+(?P<name>\w+)\s*"
     r"\[\[\s*function_constant\s*\((?P<index>[^\]]*)\)\s*\]\]\s*;$"
 )
 
 
 def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant, ...], str]:
     kernels: dict[str, MetalFunction] = {}
-    instances: list[tuple[str, str]] = []
+    instances: list[tuple[str, str, str]] = []
     constants: list[FunctionConstant] = []
     functions: dict[str, MetalFunction] = {}
     pieces, last = [], 0
@@ -155,14 +157,25 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
                     functions[host] = MetalFunction(host, found.function, found.parameters, found.arrays)
                 written = re.sub(r"\[\[[^\[\]]*\]\]", "", bare) + place_threadgroup_memory(body)
             else:
-                instances += [(host, _instantiated(bare)) for host in hosts]
+                instances += [(host, *_instantiated(bare)) for host in hosts]
                 written = re.sub(r"[^\n]", "", head)
         pieces += [text[last : one.start], written]
         last = one.end
-    for host, function in instances:
+    for host, function, listed in instances:
         base = kernels[function.split("<")[0].rsplit("::", 1)[-1].strip()]
-        functions[host] = MetalFunction(host, function, base.parameters, base.arrays)
-    return functions, tuple(constants), with_suffixes("".join([*pieces, text[last:]]))
+        is_typed = "<" not in function and bool(listed)
+        given = tuple(parameters(host, _plain_lines(listed))) if is_typed else base.parameters
+        functions[host] = MetalFunction(host, function, given, base.arrays, is_typed)
+    return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
+
+
+_SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on parameters of helper functions
+_CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
+
+
+def _legal(text: str) -> str:
+    """Return the text as clang takes it: literals are floats, attributes are gone, halves become bfloats."""
+    return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", text)))
 
 
 def _plain(head: str) -> str:
@@ -192,20 +205,23 @@ def _plain_lines(text: str) -> str:
     return re.sub(r"(?m)^#.*$", "", text)
 
 
-def _instantiated(head: str) -> str:
-    """Return `softmax<float>` of `template decltype(softmax<float>) softmax<float>;`."""
-    plain = _plain(head).rstrip("; ")
+def _instantiated(head: str) -> tuple[str, str]:
+    """Return `softmax<float>` of `template decltype(softmax<float>) softmax<float>;`, and parameters if it has some."""
+    plain, listed = _plain(head).rstrip("; "), ""
     if plain.endswith(")"):  # parameters are written again
-        depth, at = 0, len(plain)
-        while at and (at == len(plain) or depth):
-            at -= 1
-            depth += {")": 1, "(": -1}.get(plain[at], 0)
-        plain = plain[:at].rstrip()
+        opened = _opening(plain, "(", ")")
+        plain, listed = plain[:opened].rstrip(), plain[opened + 1 : -1]
     if not plain.endswith(">"):
-        return plain.split()[-1]
-    depth, at = 0, len(plain)
-    while at and (at == len(plain) or depth):
+        return plain.split()[-1], listed
+    opened = _opening(plain, "<", ">")
+    name = re.search(r"[\w:]+\s*$", plain[:opened])
+    return (name[0].strip() if name else "") + plain[opened:], listed
+
+
+def _opening(text: str, opens: str, closes: str) -> int:
+    """Return where the bracket opens that the last character closes."""
+    depth, at = 0, len(text)
+    while at and (at == len(text) or depth):
         at -= 1
-        depth += {">": 1, "<": -1, ")": 0}.get(plain[at], 0)
-    name = re.search(r"[\w:]+\s*$", plain[:at])
-    return (name[0].strip() if name else "") + plain[at:]
+        depth += {closes: 1, opens: -1}.get(text[at], 0)
+    return at

@@ -103,4 +103,16 @@ MSL_FUNC void simdgroup_multiply(thread simdgroup_matrix<R, 8, 8>& result, simdg
   simdgroup_multiply_accumulate(result, a, b, make_filled_simdgroup_matrix<R, 8, 8>(R(0)), file, line);
 }
 
+#define MSL_OPERATION(SIGN, RESULT)                                                                    \
+  template <class T>                                                                                   \
+  MSL_FUNC simdgroup_matrix<T, 8, 8> operator SIGN(simdgroup_matrix<T, 8, 8> a, simdgroup_matrix<T, 8, 8> b) { \
+    simdgroup_matrix<T, 8, 8> result;                                                                  \
+    RESULT;                                                                                            \
+    return result;                                                                                     \
+  }
+MSL_OPERATION(*, simdgroup_multiply(result, a, b))
+MSL_OPERATION(+, result.mine = a.mine + b.mine)
+MSL_OPERATION(-, result.mine = a.mine - b.mine)
+#undef MSL_OPERATION
+
 }  // namespace metal

@@ -38,3 +38,4 @@ MSL_FUNC msl_given<V> msl_give(V value) {
 }
 
 #define is_function_constant_defined(NAME) msl_defined_##NAME
+#define coherent(SCOPE)
