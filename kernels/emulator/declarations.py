@@ -116,7 +116,8 @@ def without_twins(text: str) -> str:
     seen: set[tuple[int, str]] = set()
     pieces, last = [], 0
     for one in declarations(text):
-        if one.has_body and one.start >= last:
+        is_plain_class = one.is_class and "<" not in without_template(text[one.start : one.head])
+        if one.has_body and one.start >= last and not is_plain_class:
             key = (one.scope, _normal(text[one.start : one.head]))
             if key in seen:
                 pieces += [text[last : one.start], re.sub(r"[^\n]", " ", text[one.start : one.end])]

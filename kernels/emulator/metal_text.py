@@ -14,6 +14,7 @@ from kernels.emulator.errors import CompileError
 from kernels.emulator.metal_parameters import MetalParameter, parameters
 from kernels.emulator.source import place_threadgroup_memory
 from kernels.emulator.text import with_suffixes
+from kernels.emulator.vector_text import Rewriter
 from kernels.folder import cache_folder
 
 # Headers of Metal's library; msl/all.h, which is included later, has what they declare.
@@ -136,11 +137,12 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     instances: list[tuple[str, str, str]] = []
     constants: list[FunctionConstant] = []
     functions: dict[str, MetalFunction] = {}
-    pieces, last = [], 0
+    pieces, last, vectors = [], 0, Rewriter(text)
     for one in declarations(text):
         if one.start < last or one.is_class:
             continue
         head, body = text[one.start : one.head], text[one.head : one.end]
+        body = vectors.rewritten(body) if one.has_body else body
         written = head + body
         if not one.has_body and (constant := _CONSTANT.match(_plain(head))):
             constants.append(FunctionConstant(_index(constant["index"]), constant["name"], constant["type"]))
@@ -169,13 +171,14 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
     return functions, tuple(constants), _legal("".join([*pieces, text[last:]]))
 
 
+_PRAGMA = re.compile(r"(?m)^[ \t]*#[ \t]*pragma\b.*$")  # of no consequence here, and macros in them are not expanded
 _SLOT = re.compile(r"\[\[\s*threadgroup\s*\([^\]]*\)\s*\]\]")  # also on parameters of helper functions
 _CAST = re.compile(r"\bstatic_cast(?=\s*<[^<>&*()]*(?:<[^<>&*()]*>[^<>&*()]*)?>)")
 
 
 def _legal(text: str) -> str:
     """Return the text as clang takes it: literals are floats, attributes are gone, halves become bfloats."""
-    return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", text)))
+    return with_suffixes(_CAST.sub("metal::msl_static_cast", _SLOT.sub("", _PRAGMA.sub("", text))))
 
 
 def _plain(head: str) -> str:

@@ -18,6 +18,7 @@
 #include <msl/atomic.h>
 #include <msl/extended.h>
 #include <msl/matrices.h>
+#include <msl/conversions.h>
 #include <msl/log.h>
 #include <msl/builtins.h>
 // Last: from here on the names of vector types are macros too.
