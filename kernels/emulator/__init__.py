@@ -33,6 +33,8 @@ from kernels.emulator.errors import (
 from kernels.emulator.findings import Finding
 from kernels.emulator.intercept import Call, Calls, emulate
 from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
+from kernels.emulator.metal_buffers import Unwritten
+from kernels.emulator.metal_library import Library, WholeKernel, library
 
 __all__ = [
     "Call",
@@ -45,12 +47,16 @@ __all__ = [
     "HangError",
     "LaunchError",
     "LintError",
+    "Library",
     "MemoryFaultError",
     "MetalKernel",
     "OrderError",
     "RaceError",
     "UndefinedBehaviorError",
+    "Unwritten",
+    "WholeKernel",
     "emulate",
+    "library",
     "metal_kernel",
     "prepare",
     "unavailable",

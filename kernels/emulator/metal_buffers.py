@@ -50,6 +50,10 @@ class Contents:
     bytes: NDArray[np.uint8] | None
     like: Any
 
+    def is_same(self, other: Contents) -> bool:
+        """Whether both are one array, which is then one buffer."""
+        return self.like is other.like and isinstance(self.like, mx.array | np.ndarray | Unwritten | bytearray)
+
     def array(self, address: int) -> Any:
         """Return the bytes at an address as a value of the kind that was given."""
         if isinstance(self.like, mx.array | Unwritten) and dtype_name(self.like.dtype) in TYPES:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, Build, kernel_library
 from kernels.emulator.dispatch import raise_mistakes
 from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
@@ -26,6 +28,10 @@ from kernels.emulator.source import attributes
 
 _POISON = 0xFF  # NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
+
+
+# What is bound to a parameter that does not exist: any access faults, and says so.
+_ABSENT = Contents(0, np.empty(0, np.uint8), b"")
 
 
 def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
@@ -198,10 +204,12 @@ class WholeKernel:
                     addresses.append(sizes[one.index])
                 elif one.role == "buffer":
                     value = given[one.index]
+                    if value is None and (one.is_reference or one.is_optional):
+                        value = _ABSENT
                     if value is not None and one.index not in placed:
-                        placed[one.index] = _placed(value, run.options, is_written=self._writes(one.index))
+                        placed[one.index] = self._placed(value, given, placed, run.options)
                     addresses.append(0 if value is None else placed[one.index].start)
-            written = {i: buffer for i, buffer in placed.items() if self._writes(i)}
+            written = {i: buffer for i, buffer in placed.items() if self._writes(i) and given[i] is not None}
             watched = [(buffer.start, buffer.bytes, given[i].bytes is None) for i, buffer in written.items()]
             statistics, reports = entry.dispatch(
                 addresses, run.grid, run.threadgroup, run.options, watched=watched if run.options.races else []
@@ -212,6 +220,15 @@ class WholeKernel:
             statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
             self.statistics = statistics
             return {i: given[i].array(buffer.start) for i, buffer in written.items()}
+
+    def _placed(
+        self, value: Contents, given: Mapping[int, Contents | None], placed: Mapping[int, Buffer], options: Options
+    ) -> Buffer:
+        """Return a buffer with a value; the same for all indices at which the same array was given."""
+        same = [i for i, one in given.items() if one is not None and one.is_same(value)]
+        if buffer := next((placed[i] for i in same if i in placed), None):
+            return buffer
+        return _placed(value, options, is_written=any(self._writes(i) for i in same))
 
     def _writes(self, index: int) -> bool:
         return any(one.is_written for one in self.parameters if one.role == "buffer" and one.index == index)

@@ -22,6 +22,7 @@ class MetalParameter(NamedTuple):
         is_written: whether the kernel may write to it.
         attribute: the attribute of the thread that it has.
         declared: the whole text of its type.
+        is_optional: whether a function constant decides if it exists.
     """
 
     name: str
@@ -32,6 +33,7 @@ class MetalParameter(NamedTuple):
     is_written: bool
     attribute: str
     declared: str
+    is_optional: bool = False
 
 
 _ATTRIBUTE = re.compile(r"(\w+)\s*(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?")
@@ -69,7 +71,7 @@ def parameters(kernel: str, listed: str) -> Iterator[MetalParameter]:
         index = int(given[role]) if given.get(role) else next(i for i in range(99) if i not in taken[role])
         taken[role].add(index)
         fixed = re.search(r"\b(?:const|constant)\b", declared.split("*")[0].split("&")[0])
-        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole)
+        yield MetalParameter(name, role, index, kind, is_reference, not fixed, "", whole, "function_constant" in given)
 
 
 def _separated(listed: str) -> Iterator[str]:
