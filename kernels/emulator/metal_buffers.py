@@ -84,7 +84,7 @@ def contents(kernel: str, parameter: MetalParameter, value: Any) -> Contents:
     if isinstance(value, int | float) and parameter.type in _SCALARS:
         return _filled(np.array([value], _SCALARS[parameter.type]), value)
     raise LaunchError(
-        f"kernel '{kernel}', buffer {parameter.index} ('{parameter.name}', {parameter.type}): expected an array of MLX "
+        f"kernel '{kernel}', buffer {parameter.slot} ('{parameter.name}', {parameter.type}): expected an array of MLX "
         f"or NumPy, bytes, Unwritten(shape, dtype) or, for a parameter of a simple type, a number; found {value!r}"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ from kernels.emulator.metal_parameters import MetalParameter
 from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
 from kernels.emulator.report import Failed, Region
 from kernels.emulator.runtime import Entry, Failure, Options, Statistics, threadgroup_arrays, turn
-from kernels.emulator.signature import ATTRIBUTES
 from kernels.emulator.source import attributes
 
 _POISON = 0xFF  # NaN in every floating type
@@ -45,7 +43,7 @@ def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
         CompileError: the file cannot be preprocessed, or has no kernels.
     """
     folders = [Path(folder) for folder in include]
-    if isinstance(source, Path) or "\n" not in source and source.endswith(".metal"):
+    if isinstance(source, Path) or ("\n" not in source and source.endswith(".metal")):
         file = Path(source)
         return Library(file.name, read_metal(file, file.read_text(encoding="utf-8", errors="replace"), folders))
     return Library("metal", read_metal(None, source, folders))
@@ -167,15 +165,13 @@ class WholeKernel:
             raise self._located(fault, run, given, sizes) from None
 
     def _given(self, buffers: dict[int, Any]) -> dict[int, Contents | None]:
-        wanted = {one.index: one for one in self.parameters if one.role == "buffer"}
+        wanted = {one.slot: one for one in self.parameters if one.role == "buffer"}
         if missing := [f"{i} ('{one.name}')" for i, one in wanted.items() if i not in buffers]:
             raise LaunchError(f"kernel '{self.name}', buffers: expected also {', '.join(missing)}; or None, if unused")
-        return {
-            i: None if buffers[i] is None else contents(self.name, one, buffers[i]) for i, one in wanted.items()
-        }
+        return {i: None if buffers[i] is None else contents(self.name, one, buffers[i]) for i, one in wanted.items()}
 
     def _sizes(self, given: Mapping[int, int]) -> dict[int, int]:
-        wanted = {one.index: one for one in self.parameters if one.role == "threadgroup"}
+        wanted = {one.slot: one for one in self.parameters if one.role == "threadgroup"}
         if missing := [f"{i} ('{one.name}')" for i, one in wanted.items() if i not in given]:
             raise LaunchError(f"kernel '{self.name}', threadgroup_memory: expected bytes also of {', '.join(missing)}")
         return {i: given[i] for i in wanted}
@@ -184,7 +180,7 @@ class WholeKernel:
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
         """Run again, unoptimised: the line of that fault is equal on all machines."""
-        plain = Options(*(getattr(run.options, name) for name, _ in Options._fields_))
+        plain = Options.from_buffer_copy(run.options)
         plain.races = 0
         try:
             self._dispatch(replace(run, build=UNOPTIMIZED.name, options=plain), given, sizes)
@@ -197,44 +193,46 @@ class WholeKernel:
     def _dispatch(self, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]) -> dict[int, Any]:
         entry = self._compiled(run.build)
         with turn, pool.lending():
-            placed: dict[int, Buffer] = {}
-            addresses = []
-            for one in self.parameters:
-                if one.role == "threadgroup":
-                    addresses.append(sizes[one.index])
-                elif one.role == "buffer":
-                    value = given[one.index]
-                    if value is None and (one.is_reference or one.is_optional):
-                        value = _ABSENT
-                    if value is not None and one.index not in placed:
-                        placed[one.index] = self._placed(value, given, placed, run.options)
-                    addresses.append(0 if value is None else placed[one.index].start)
-            written = {i: buffer for i, buffer in placed.items() if self._writes(i) and given[i] is not None}
-            watched = [(buffer.start, buffer.bytes, given[i].bytes is None) for i, buffer in written.items()]
+            placed = self._place(given, run.options)
+            addresses = [
+                sizes[one.slot] if one.role == "threadgroup" else placed[one.slot].start if one.slot in placed else 0
+                for one in self.parameters
+                if one.role != "attribute"
+            ]
+            written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
+            watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
             statistics, reports = entry.dispatch(
                 addresses, run.grid, run.threadgroup, run.options, watched=watched if run.options.races else []
             )
             failed = [Failed(self._text.sources, report, self._regions(placed)) for report in reports]
-            raise_mistakes(self.name, failed, [(self._label(i), buffer) for i, buffer in written.items()])
+            raise_mistakes(self.name, failed, [(self._label(i), buffer) for i, _, buffer in written])
             statistics.notes = merged([one.finding for one in failed if one.kind is not Failure.SHIFTED])
             statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
             self.statistics = statistics
-            return {i: given[i].array(buffer.start) for i, buffer in written.items()}
+            return {i: value.array(buffer.start) for i, value, buffer in written}
 
-    def _placed(
-        self, value: Contents, given: Mapping[int, Contents | None], placed: Mapping[int, Buffer], options: Options
-    ) -> Buffer:
-        """Return a buffer with a value; the same for all indices at which the same array was given."""
-        same = [i for i, one in given.items() if one is not None and one.is_same(value)]
-        if buffer := next((placed[i] for i in same if i in placed), None):
-            return buffer
-        return _placed(value, options, is_written=any(self._writes(i) for i in same))
+    def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
+        """Return the buffers by index; an array that was given twice is in one."""
+        placed: dict[int, Buffer] = {}
+        for one in self.parameters:
+            if one.role != "buffer" or one.slot in placed:
+                continue
+            value = given[one.slot]
+            if value is None and not (one.is_reference or one.is_optional):
+                continue  # a null pointer, which a kernel may test
+            same = [i for i, other in given.items() if value is not None and other is not None and other.is_same(value)]
+            if shared := next((placed[i] for i in same if i in placed), None):
+                placed[one.slot] = shared
+            else:
+                is_written = any(self._writes(i) for i in (one.slot, *same))
+                placed[one.slot] = _placed(value or _ABSENT, options, is_written=is_written)
+        return placed
 
     def _writes(self, index: int) -> bool:
-        return any(one.is_written for one in self.parameters if one.role == "buffer" and one.index == index)
+        return any(one.is_written for one in self.parameters if one.role == "buffer" and one.slot == index)
 
     def _label(self, index: int) -> str:
-        return next(one.name for one in self.parameters if one.role == "buffer" and one.index == index)
+        return next(one.name for one in self.parameters if one.role == "buffer" and one.slot == index)
 
     def _regions(self, placed: Mapping[int, Buffer]) -> list[Region]:
         regions = [

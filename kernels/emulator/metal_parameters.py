@@ -16,7 +16,7 @@ class MetalParameter(NamedTuple):
     Attributes:
         name: its name.
         role: "buffer", "threadgroup" or "attribute".
-        index: of the buffer or threadgroup memory.
+        slot: the index of the buffer or threadgroup memory.
         type: the text of its type, without address space and `const`, pointer or reference.
         is_reference: whether it is `T&`, not `T*`.
         is_written: whether the kernel may write to it.
@@ -27,7 +27,7 @@ class MetalParameter(NamedTuple):
 
     name: str
     role: str
-    index: int
+    slot: int
     type: str
     is_reference: bool
     is_written: bool
@@ -88,9 +88,7 @@ def _separated(listed: str) -> Iterator[str]:
 def _split(parameter: str) -> tuple[str, dict[str, str]]:
     """Return a parameter without its attributes, and the attributes with their arguments."""
     given = {
-        one[1]: (one[2] or "").strip()
-        for inside in _BRACKETS.findall(parameter)
-        for one in _ATTRIBUTE.finditer(inside)
+        one[1]: (one[2] or "").strip() for inside in _BRACKETS.findall(parameter) for one in _ATTRIBUTE.finditer(inside)
     }
     return " ".join(_BRACKETS.sub(" ", parameter).split()), given
 
@@ -101,5 +99,7 @@ def _declared(kernel: str, declared: str) -> tuple[str, str, bool, bool]:
     if found is None:
         raise CompileError(f"kernel '{kernel}': expected a parameter with a name, found `{declared}`")
     kind = declared[: found.start()]
-    plain = re.sub(r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict|coherent)\b|[*&]", " ", kind)
+    plain = re.sub(
+        r"\b(?:const|constant|device|threadgroup|thread|volatile|restrict|__restrict|coherent)\b|[*&]", " ", kind
+    )
     return found[1], " ".join(plain.split()), "*" in kind or bool(found[2]), "&" in kind

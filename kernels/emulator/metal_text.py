@@ -18,10 +18,35 @@ from kernels.emulator.vector_text import Rewriter
 from kernels.folder import cache_folder
 
 # Headers of Metal's library; msl/all.h, which is included later, has what they declare.
-_STANDARD = (
-    "assert array atomic common compute extended_vector geometric graphics integer limits logging math matrix "
-    "numeric pack packed quadgroup relational simdgroup simdgroup_matrix stdlib texture type_traits types uniform"
-).split()
+_STANDARD = frozenset(
+    {
+        "assert",
+        "array",
+        "atomic",
+        "common",
+        "compute",
+        "extended_vector",
+        "geometric",
+        "graphics",
+        "integer",
+        "limits",
+        "logging",
+        "math",
+        "matrix",
+        "numeric",
+        "pack",
+        "packed",
+        "quadgroup",
+        "relational",
+        "simdgroup",
+        "simdgroup_matrix",
+        "stdlib",
+        "texture",
+        "type_traits",
+        "types",
+        "uniform",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +117,7 @@ def read_metal(file: Path | None, text: str, folders: Sequence[Path]) -> MetalTe
     """
     name = file.name if file else "metal"
     with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="reading-") as scratch:
-        for header in _STANDARD:
+        for header in sorted(_STANDARD):
             (Path(scratch) / f"metal_{header}").write_text("")
         places = [file.resolve().parent] if file else []
         given = f'#line 1 "{file.resolve() if file else name}"\n{text}'
@@ -153,7 +178,7 @@ def _parsed(text: str) -> tuple[dict[str, MetalFunction], tuple[FunctionConstant
             if one.has_body:
                 found = _kernel(bare, body)
                 kernels[found.name] = found
-                if not without_template(bare) != bare:
+                if without_template(bare) == bare:
                     bare = f"static {bare}"
                     host = hosts[0] if hosts else found.name
                     functions[host] = MetalFunction(host, found.function, found.parameters, found.arrays)
@@ -195,7 +220,9 @@ def _index(expression: str) -> int:
 
 def _kernel(head: str, body: str) -> MetalFunction:
     plain = without_template(head)
-    opened = re.search(r"(\w+)\s*\(", re.sub(r"__attribute__\s*\(\(.*?\)\)|\[\[.*?\]\]", lambda m: " " * len(m[0]), plain))
+    opened = re.search(
+        r"(\w+)\s*\(", re.sub(r"__attribute__\s*\(\(.*?\)\)|\[\[.*?\]\]", lambda m: " " * len(m[0]), plain)
+    )
     if opened is None:
         raise CompileError(f"`{_plain(head)}`: expected a kernel's name and parameters")
     listed = plain[opened.end() : plain.rindex(")")]

@@ -46,7 +46,8 @@ def test_structures_threadgroup_memory_and_function_constants(build: str) -> Non
 def test_a_template_for_another_type_and_another_constant() -> None:
     x, given = mx.arange(8).astype(mx.float16), np.array((8, 2.0, (0, 1)), ARGUMENTS)
     found = run("scale_half", [x, given, out(8, dtype=mx.float16)], threadgroup_memory={0: 64}, constants={"twice": 0})
-    assert isinstance(found[2], mx.array) and found[2].dtype == mx.float16
+    assert isinstance(found[2], mx.array)
+    assert found[2].dtype == mx.float16
     assert found[2].tolist() == [2.0 * i + 1 for i in range(8)]
 
 
@@ -79,7 +80,8 @@ def test_what_a_header_adds_to_namespace_metal() -> None:
 
 def test_threadgroup_memory_is_not_initialised() -> None:
     with_initialiser = run("initialised", [out(32)])[0]
-    assert np.isnan(with_initialiser[1:]).all() and with_initialiser[0] == 1.0
+    assert np.isnan(with_initialiser[1:]).all()
+    assert with_initialiser[0] == 1.0
 
 
 def test_vectors_by_value_matrices_and_packed_vectors() -> None:
@@ -149,8 +151,11 @@ def test_text_without_kernels_and_parameters_of_other_stages() -> None:
 
 
 def test_buffers_without_an_index_get_the_lowest_that_is_free() -> None:
-    listed = "device float* a, constant int& b [[buffer(0)]], device const half* c, threadgroup int* d, uint e [[thread_index_in_simdgroup]]"
-    found = [(one.name, one.role, one.index, one.is_written) for one in parameters("f", listed)]
+    listed = (
+        "device float* a, constant int& b [[buffer(0)]], device const half* c, threadgroup int* d, "
+        "uint e [[thread_index_in_simdgroup]]"
+    )
+    found = [(one.name, one.role, one.slot, one.is_written) for one in parameters("f", listed)]
     assert found == [
         ("a", "buffer", 1, True),
         ("b", "buffer", 0, False),
@@ -163,7 +168,8 @@ def test_buffers_without_an_index_get_the_lowest_that_is_free() -> None:
 def test_functions_for_each_address_space_stay_once() -> None:
     text = "struct S {\n  int f() const thread { return 1; }\n  int f() const device { return 1; }\n};\n"
     kept = without_twins(text)
-    assert kept.count("return 1") == 1 and kept.count("\n") == text.count("\n")
+    assert kept.count("return 1") == 1
+    assert kept.count("\n") == text.count("\n")
     different = "int f(device int* p) { return 1; }\nint f(device float* p) { return 1; }\n"
     assert without_twins(different) == different
 

@@ -27,7 +27,9 @@ def out(*shape: int, dtype: Any = np.float32) -> Unwritten:
     return Unwritten(shape, dtype)
 
 
-def run(checkout: Checkout, kernel: str, buffers: Any, groups: tuple[int, ...], group: tuple[int, ...], **how: Any) -> Any:
+def run(
+    checkout: Checkout, kernel: str, buffers: Any, groups: tuple[int, ...], group: tuple[int, ...], **how: Any
+) -> Any:
     """Run threadgroups of a kernel, as ggml dispatches them."""
     wide, tall, deep = (*groups, 1, 1)[:3]
     x, y, z = (*group, 1, 1)[:3]

@@ -39,7 +39,14 @@ def run(checkout: Checkout, file: str, kernel: str, buffers: Any, **how: Any) ->
 
 @case(MLX)
 def metal_arange(checkout: Checkout) -> Results:
-    found = run(checkout, "arange", "arangefloat32", [np.float32(1), np.float32(0.5), out(50)], grid=(50, 1, 1), threadgroup=(32, 1, 1))
+    found = run(
+        checkout,
+        "arange",
+        "arangefloat32",
+        [np.float32(1), np.float32(0.5), out(50)],
+        grid=(50, 1, 1),
+        threadgroup=(32, 1, 1),
+    )
     return found, [1 + 0.5 * np.arange(50)]
 
 

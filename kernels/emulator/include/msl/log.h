@@ -4,17 +4,18 @@
 namespace metal {
 
 struct os_log {
-  constexpr os_log(constant char*, constant char*) {}
-  template <class... Rest>
-  MSL_FUNC void log(constant char*, Rest...) const {}
-  template <class... Rest>
-  MSL_FUNC void log_debug(constant char*, Rest...) const {}
-  template <class... Rest>
-  MSL_FUNC void log_info(constant char*, Rest...) const {}
-  template <class... Rest>
-  MSL_FUNC void log_error(constant char*, Rest...) const {}
-  template <class... Rest>
-  MSL_FUNC void log_fault(constant char*, Rest...) const {}
+  template <class Subsystem, class Category>
+  constexpr os_log(Subsystem, Category) {}
+  template <class... Words>
+  MSL_FUNC void log(Words...) const {}
+  template <class... Words>
+  MSL_FUNC void log_debug(Words...) const {}
+  template <class... Words>
+  MSL_FUNC void log_info(Words...) const {}
+  template <class... Words>
+  MSL_FUNC void log_error(Words...) const {}
+  template <class... Words>
+  MSL_FUNC void log_fault(Words...) const {}
 };
 constexpr os_log os_log_default("", "");
 
