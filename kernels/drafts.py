@@ -69,7 +69,10 @@ def _created(target: Path, is_folder: bool) -> tuple[Path, int]:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{ENDING}")
         if is_folder:
             path.mkdir()
-            lock = os.open(path, os.O_RDONLY)
+            try:
+                lock = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:  # another process has taken it for a dead one already
+                continue
         else:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         _locked(lock)

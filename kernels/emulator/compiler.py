@@ -90,6 +90,7 @@ _KERNEL_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-strict-aliasing",
+    "-fno-delete-null-pointer-checks",  # an access through a null pointer faults, instead of ending all optimised code
     "-flax-vector-conversions=none",  # Metal converts no vector by itself
     "-fno-stack-protector",
     "-fstack-clash-protection",  # a large private array meets the unmapped page below its stack
@@ -201,10 +202,11 @@ def _clang(command: tuple[str, ...]) -> Compiler | str:
 
 
 @cache
-def _surroundings() -> bytes:
-    """Return a digest of everything that determines machine code except kernels and flags."""
+def _surroundings(*, runtime: bool) -> bytes:
+    """Return a digest of what determines the machine code of kernels, or of the runtime, except kernels and flags."""
     digest = hashlib.sha256()
-    for file in sorted([*(_HERE / "include").rglob("*"), *(_HERE / "runtime").glob("*.[ch]")]):
+    kernels = [*(_HERE / "include").rglob("*"), _HERE / "runtime" / "abi.h"]
+    for file in sorted((_HERE / "runtime").glob("*.[ch]") if runtime else kernels):
         if file.is_file():
             digest.update(file.read_bytes())
     digest.update(_architecture().encode())
@@ -254,8 +256,13 @@ def runtime_library() -> Path:
     return _built(name, compile_in)
 
 
-def kernel_library(text: str, build: Build) -> Path:
+def kernel_library(text: str, build: Build, accept: Callable[[], None] | None = None) -> Path:
     """Return the library of a unit of kernels; compile it if it is not cached.
+
+    Args:
+        text: the unit.
+        build: how to compile it.
+        accept: called after a compilation; an error that it raises refuses the unit.
 
     Raises:
         CompileError: clang reports errors; the message has them.
@@ -267,6 +274,8 @@ def kernel_library(text: str, build: Build) -> Path:
         source, item = folder / "kernels.cc", folder / "kernels.o"
         source.write_text(text, encoding="utf-8")
         _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], folder, judge=_judge)
+        if accept is not None:
+            accept()
         _link([item], folder / name)
 
     return _built(name, compile_in)
@@ -289,10 +298,20 @@ def check_syntax(text: str, folders: Sequence[Path]) -> None:
         *_FILE_FLAGS,
         *(f"-I{folder.resolve()}" for folder in folders),
     )
-    with tempfile.TemporaryDirectory(dir=cache_folder("emulator"), prefix="checking-") as scratch:
-        source, item = Path(scratch) / "kernels.cc", Path(scratch) / "kernels.o"
+    with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
+        source, item = scratch / "kernels.cc", scratch / "kernels.o"
         source.write_text(text, encoding="utf-8")
-        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], Path(scratch), judge=_judge)
+        _run([*compiler().command, *flags, "-c", str(source), "-o", str(item)], scratch, judge=_judge)
+
+
+def calls_of(text: str, build: Build) -> str:
+    """Return LLVM's text of a unit, without optimisation: every function with its calls."""
+    flags = (*_KERNEL_FLAGS, *_baseline(), *build.flags, "-g0", "-Xclang", "-disable-llvm-passes", "-S", "-emit-llvm")
+    with draft(cache_folder("emulator") / "checking", is_folder=True) as scratch:
+        source, item = scratch / "kernels.cc", scratch / "kernels.ll"
+        source.write_text(text, encoding="utf-8")
+        _run([*compiler().command, *flags, str(source), "-o", str(item)], scratch)
+        return item.read_text()
 
 
 def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
@@ -323,7 +342,9 @@ def _link(items: Sequence[Path], file: Path) -> None:
 def _digest(text: bytes, flags: Sequence[str]) -> str:
     # The digest has the headers' contents, not their path, so that other checkouts share the cache.
     told = [flag for flag in flags if not flag.startswith("-I")]
-    return hashlib.sha256(repr((text, told, compiler().version, _surroundings())).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr((text, told, compiler().version, _surroundings(runtime=not text))).encode()).hexdigest()[
+        :24
+    ]
 
 
 def _built(name: str, make: Callable[[Path], None]) -> Path:

@@ -14,10 +14,12 @@ from kernels.emulator.errors import EmulatorError, MemoryFaultError
 from kernels.emulator.findings import Finding, Place, merged, message
 from kernels.emulator.memory import Buffer, pool
 from kernels.emulator.report import Failed, Region
-from kernels.emulator.runtime import Entry, Failure, Options, Statistics, threadgroup_arrays, turn
+from kernels.emulator.runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn
 from kernels.emulator.signature import Parameter, Signature
 
 _POISON = 0xFF  # NaN in every floating type
+# Bytes of outputs that are checked for races; each takes 88 bytes of memory.
+_WATCHED = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Run:
     races: bool
     poison: int
     time_limit: float
+    print_from: Sequence[int]
 
 
 def dispatch(
@@ -60,9 +63,10 @@ def dispatch(
             addresses,
             run.grid,
             run.threadgroup,
-            Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, int(run.time_limit * 1000)),
-            watched=[(buffer.start, buffer.bytes, run.init_value is None) for buffer in outputs] if run.races else [],
+            _options(run),
+            watched=_watched(run, outputs),
         )
+        print(printed(), end="")  # noqa: T201 - of the kernel's own log
         regions = _regions(signature.parameters, buffers) if reports else []
         failed = [Failed(run.texts, report, regions) for report in reports]
         raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in zip(produced, outputs, strict=True)])
@@ -73,6 +77,19 @@ def dispatch(
             for parameter, buffer, shape in zip(produced, outputs, shapes, strict=True)
         ]
     return arrays, statistics
+
+
+def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]:
+    """Return the parts of the outputs that are checked for races."""
+    if not run.races:
+        return []
+    most = _WATCHED // max(1, len(outputs))
+    return [(buffer.start, min(buffer.bytes, most), run.init_value is None) for buffer in outputs]
+
+
+def _options(run: Run) -> Options:
+    patience, place = int(run.time_limit * 1000), (ctypes.c_uint * 3)(*run.print_from)
+    return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, place)
 
 
 def _output(run: Run, shape: Sequence[int], dtype: str) -> Buffer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 Three = tuple[int, int, int]
 # Further mistakes that a message lists after the first.
 SHOWN = 8
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """A thread and the line of the kernel's text that it executes.
 
     Attributes:
@@ -56,9 +56,9 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings without those that differ only in the instruction or the thread."""
     first: dict[object, Finding] = {}
     for one in findings:
-        other = one.other and one.other[2:]
+        other = one.other and (one.other.file, one.other.line)
         what = one.text if one.place.file is None else ""
-        key = (one.kind, one.place[2:], other, what)
+        key = (one.kind, one.place.file, one.place.line, other, what)
         first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one
     return tuple(first.values())
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from kernels.emulator import lint
-from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, kernel_library
-from kernels.emulator.errors import CompileError, LaunchError
+from kernels.emulator.compiler import BUILDS, SPACES, UNOPTIMIZED, calls_of, kernel_library
+from kernels.emulator.errors import CompileError, LaunchError, LintError
+from kernels.emulator.recursion import recursive, suspects
 from kernels.emulator.runtime import Entry
 from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
 from kernels.emulator.source import Part, unit
@@ -103,11 +105,28 @@ def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Comp
     signatures = [text.signature(instance) for text, instance in wanted]
     parts = [Part(one, text.header, text.source) for one, (text, _) in zip(signatures, wanted, strict=True)]
     try:
-        file = kernel_library(unit(parts), build)
+        file = kernel_library(
+            unit(parts), build, partial(_refuse_recursion, wanted, parts) if build is SPACES else None
+        )
     except CompileError as error:
         if len(wanted) > 1:  # one of them, but which?
             return [compiled for one in wanted for compiled in compile_together([one])]
+        if isinstance(error, LintError):
+            raise
         ((text, instance),) = wanted
         hint = lint.hints(str(error), list(zip(text.input_names, instance.inputs, strict=True)))
         raise CompileError(f"kernel '{text.name}' does not compile\n{error}{hint}") from None
     return [Compiled(one, Entry(file, i)) for i, one in enumerate(signatures)]
+
+
+def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequence[Part]) -> None:
+    """Raise LintError if a function of a header calls itself, as the first instance of each kernel shows."""
+    first = {text: part for (text, _), part in zip(reversed(wanted), reversed(parts), strict=True)}
+    for text, part in first.items():
+        names = suspects(text.header)
+        found = recursive(calls_of(unit([part]), SPACES), names) if names else None
+        if found:
+            raise LintError(
+                f"kernel '{text.name}' is not what Metal takes\n  header: `{found}` calls itself; Metal has no "
+                "recursion, write a loop"
+            )

@@ -61,10 +61,10 @@ def emulate(
 ) -> Iterator[Calls]:
     """Replace `mx.fast.metal_kernel` within this context, in the whole process: kernels made here run in the emulator.
 
-    Each call runs once per build and seed, and last, in the build "races", once. It raises an error for the first mistake, or if the results of two seeds
-    differ; else it returns the result. `mx.compile` is switched off, so compiled functions run op by op. Kernels made
-    before, for instance by a module that is imported already, are MLX's: import such modules within the context. Those
-    that are made here stay emulated afterwards.
+    Each call runs once per build and seed, and once in the build "races". It raises an error for the first run with
+    mistakes, or if the results of two runs differ; else it returns the result. `mx.compile` is switched off, so
+    compiled functions run op by op. Kernels made before, for instance by a module that is imported already, are MLX's:
+    import such modules within the context. Those that are made here stay emulated afterwards.
 
     Args:
         builds: "spaces", "undefined", "races"; see `MetalKernel.__call__`.

@@ -80,6 +80,7 @@ class MetalKernel:
         suffixes: bool = False,
         guard: str | None = None,
         time_limit: float = TIME_LIMIT,
+        print_from: Sequence[int] = (0, 0, 0),
     ) -> list[mx.array]:
         """Run the kernel over the grid and return its results, not lazily.
 
@@ -102,6 +103,7 @@ class MetalKernel:
             suffixes: refuse floating-point literals without a suffix, which are doubles in CUDA and floats in Metal.
             guard: whether unmapped memory is adjacent to the "end" or the "start" of buffers; by default the end for
                 even seeds.
+            print_from: position in the grid of the one thread whose `os_log_default.log("x = %f", x)` is printed.
             time_limit: seconds of the processor's time after which a threadgroup is taken not to end.
 
         Returns:
@@ -114,6 +116,11 @@ class MetalKernel:
         _check_arrays(text, inputs, output_shapes, output_dtypes)
         check_grid(f"kernel '{text.name}'", grid, threadgroup)
         check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
+        if not 0 < time_limit < 1e6 or len(print_from) != 3:
+            raise LaunchError(
+                f"kernel '{text.name}': expected time_limit in seconds, above 0, and print_from of three numbers, "
+                f"found {time_limit!r} and {print_from!r}"
+            )
         memories = [self._memory(value) for value in inputs]
         kinds = [Input.of(memory.dtype, memory.shape) for memory in memories]
         instance = text.instance(kinds, output_dtypes, template, build=build, suffixes=suffixes)
@@ -132,6 +139,7 @@ class MetalKernel:
             races=build == "races",
             poison=POISONS[(seed + 2 * (build == "races")) % len(POISONS)],
             time_limit=time_limit,
+            print_from=print_from,
         )
         try:
             arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
@@ -220,10 +228,10 @@ def prepare(
 
 def _compile(wanted: Sequence[tuple[MetalKernel, Instance]]) -> None:
     """Compile the instances that are not compiled yet."""
-    with turn:
-        missing = list(dict.fromkeys((kernel, one) for kernel, one in wanted if one not in kernel._compiled))
-        if missing:
-            compiled = compile_together([(kernel._text, instance) for kernel, instance in missing])
+    missing = list(dict.fromkeys((kernel, one) for kernel, one in wanted if one not in kernel._compiled))
+    if missing:
+        compiled = compile_together([(kernel._text, instance) for kernel, instance in missing])
+        with turn:
             for (kernel, instance), one in zip(missing, compiled, strict=True):
                 kernel._compiled[instance] = one
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class _Row(NamedTuple):
     ends: bool
 
 
+@lru_cache(4096)
 def line_at(library: Path, offset: int) -> Line | None:
     """Return the line of the instruction at `offset` from the library's base address; None if it is unknown."""
     try:

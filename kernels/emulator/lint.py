@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from kernels.emulator.errors import LintError
 from kernels.emulator.findings import Finding, Place
@@ -12,11 +13,12 @@ from kernels.emulator.source import BODY, HEADER
 from kernels.emulator.text import code_only, line_of, threadgroup_declarations, unsuffixed
 
 # Position in the text, and description.
-Finding = tuple[int, str]
+Breach = tuple[int, str]
 
 _SCALAR = r"(?:bool|u?char|u?short|u?int|u?long|half|b?float|b?float16_t|u?int(?:8|16|32|64)_t)"
 _CAST = re.compile(rf"\(\s*(?:const\s+)?(?:packed_)?{_SCALAR}[234]?\s*(?:const\s*)?\*\s*\)(?=\s*[\w(&])")
 _DOUBLE = re.compile(r"\bdouble\b")
+_STATIC = re.compile(r"\bstatic\s+(?:\w+\s+)*threadgroup\b(?!\s*\w+\s*\*)")
 _UNDECLARED = re.compile(r"use of undeclared identifier '(\w+)'")
 
 
@@ -28,7 +30,7 @@ def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
     """
     found: list[str] = []
     for part, text in ((HEADER, header), (BODY, source)):
-        rules = [_casts(text), _doubles(text)]
+        rules = [_casts(text), _doubles(text), _statics(text)]
         rules += [_threadgroup_memory(text)] if part == HEADER else []
         rules += [_unsuffixed(text)] if suffixes else []
         in_order = sorted(finding for rule in rules for finding in rule)
@@ -37,7 +39,7 @@ def check(name: str, header: str, source: str, *, suffixes: bool) -> None:
         raise LintError("\n  ".join([f"kernel '{name}' is not what Metal takes", *found]))
 
 
-def _casts(text: str) -> Iterator[Finding]:
+def _casts(text: str) -> Iterator[Breach]:
     for match in _CAST.finditer(code_only(text)):
         yield (
             match.start(),
@@ -46,12 +48,17 @@ def _casts(text: str) -> Iterator[Finding]:
         )
 
 
-def _doubles(text: str) -> Iterator[Finding]:
+def _doubles(text: str) -> Iterator[Breach]:
     for match in _DOUBLE.finditer(code_only(text)):
         yield match.start(), "`double` is not a type of Metal; write `float`"
 
 
-def _unsuffixed(text: str) -> Iterator[Finding]:
+def _statics(text: str) -> Iterator[Breach]:
+    for match in _STATIC.finditer(code_only(text)):
+        yield match.start(), "threadgroup memory cannot be static; write `threadgroup T name[n];` in the body"
+
+
+def _unsuffixed(text: str) -> Iterator[Breach]:
     for match in unsuffixed(text):
         literal = match.group()
         yield match.start(), f"`{literal}` has no suffix; write `{literal}f`, as it is a double for CUDA"
@@ -60,6 +67,7 @@ def _unsuffixed(text: str) -> Iterator[Finding]:
 _UNFENCED = re.compile(r"\bthreadgroup_barrier\s*\(\s*(?:metal::)?mem_flags::mem_none\s*\)")
 
 
+@cache
 def notes(source: str) -> tuple[Finding, ...]:
     """Return what may be a mistake in a body: barriers that order no memory, where threads share some."""
     code = code_only(source)
@@ -78,7 +86,7 @@ def notes(source: str) -> tuple[Finding, ...]:
     )
 
 
-def _threadgroup_memory(text: str) -> Iterator[Finding]:
+def _threadgroup_memory(text: str) -> Iterator[Breach]:
     for declared in threadgroup_declarations(text):
         names = ", ".join(name for name, _ in declared.variables)
         yield (
@@ -89,13 +97,19 @@ def _threadgroup_memory(text: str) -> Iterator[Finding]:
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
     """Return explanations of clang's errors that concern what MLX generates, one per line, or nothing."""
-    return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_tiny_inputs(error, inputs)))
+    return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_unplaced(error), *_tiny_inputs(error, inputs)))
 
 
 def _attributes(error: str) -> Iterator[str]:
     for name in dict.fromkeys(_UNDECLARED.findall(error)):
         if name in ATTRIBUTES:
             yield f"`{name}` is known in the body only; pass it to the function as an argument"
+
+
+def _unplaced(error: str) -> Iterator[str]:
+    """Explain a variable in threadgroup memory that `threadgroup_declarations` has not found."""
+    if "automatic variable qualified with an address space" in error:
+        yield "threadgroup memory is found in statements such as `threadgroup float name[n];`; write it in this way"
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:

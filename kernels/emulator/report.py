@@ -260,10 +260,19 @@ def _impossible(failed: Failed) -> list[str]:
     ]
 
 
+# What the two threads of a hazard did, in the order of the run. A read of memory without a value waits for a write.
+_HAZARDS = {
+    "read after write": ("wrote", "read"),
+    "read after write, read first": ("read", "wrote"),
+    "write after read": ("read", "wrote"),
+    "write after write": ("wrote", "wrote"),
+}
+
+
 def _accesses(failed: Failed) -> list[str]:
     """Return the two accesses of a race, in their order."""
     report = failed.report
-    now, before = ("wrote" if word == "write" else word for word in failed.what.split(" after "))
+    before, now = _HAZARDS[failed.what]
     # A call is recorded by its return address, which is after the instruction.
     return [
         f"{failed.other_thread}, {before} it at {failed.line_of(report.other_code - 1)}",
@@ -278,7 +287,8 @@ def _race(failed: Failed) -> list[str]:
     if failed.report.count:
         advice = "no barrier orders threadgroups: use an atomic, let one of them do both, or launch two kernels"
     where = failed.nearest.place(failed.report.address)
-    return [f"race: {failed.what} of {where}; nothing orders the two threads", *_accesses(failed), advice]
+    hazard = failed.what.partition(",")[0]
+    return [f"race: {hazard} of {where}; nothing orders the two threads", *_accesses(failed), advice]
 
 
 def _same_value(failed: Failed) -> list[str]:
@@ -310,8 +320,8 @@ def _spinning(failed: Failed) -> list[str]:
     return [
         f"a threadgroup does not end: one of its threads is {failed.stopped}{after}",
         failed.thread,
-        "check the loop's condition; a thread must not wait for another one except at a barrier, because Metal does not "
-        "promise that others run meanwhile; if the loop ends, raise time_limit",
+        "check the loop's condition; a thread must not wait for another one except at a barrier, because Metal does "
+        "not promise that others run meanwhile; if the loop ends, raise time_limit",
     ]
 
 

@@ -123,7 +123,8 @@ class ThreadgroupArray(ctypes.Structure):
 class Options(ctypes.Structure):
     """Options of a dispatch."""
 
-    _fields_ = tuple((name, ctypes.c_uint) for name in ("seed", "all_lanes", "races", "at_end", "poison", "patience"))
+    NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience")
+    _fields_ = (*((name, ctypes.c_uint) for name in NAMES), ("print_from", _Three))
 
 
 class Statistics(ctypes.Structure):
@@ -170,6 +171,7 @@ def library() -> ctypes.CDLL:
     loaded.msl_dispatch.restype = ctypes.c_uint
     loaded.msl_watch.argtypes = [ctypes.c_ulong, ctypes.c_ulong, ctypes.c_uint]
     loaded.msl_watch.restype = None
+    loaded.msl_printed.restype = ctypes.c_char_p
     loaded.msl_threadgroup_arrays.argtypes = [pointer]
     loaded.msl_threadgroup_arrays.restype = ctypes.c_uint
     return loaded
@@ -209,6 +211,11 @@ class Entry:
             reports,
         )
         return statistics, list(reports)[:n]
+
+
+def printed() -> str:
+    """Return the lines that the last dispatch has printed."""
+    return bytes(library().msl_printed()).decode(errors="replace")
 
 
 def threadgroup_arrays() -> list[ThreadgroupArray]:

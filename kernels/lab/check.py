@@ -216,8 +216,9 @@ def _examine(
             undefined = undefined_reads(case.launch) if executor == "emulator" else ""
         text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
         if text is not None:
-            cause = _cause(case.launch, orders) if executor == "emulator" else ""
-            return worst, runs, Failure(case.label, None, build, text + undefined + cause), notes
+            causes = _causes(case.launch, orders) if executor == "emulator" else ()
+            text = "\n".join([text + undefined, *map(str, causes)])
+            return worst, runs, Failure(case.label, None, build, text, causes), notes
         for seed, arrays in results.items():
             ratio, text = compare(case.launch, arrays, expected)
             worst = max(worst, ratio)
@@ -226,15 +227,15 @@ def _examine(
     return worst, runs, None, notes
 
 
-def _cause(launch: Launch, orders: Orders) -> str:
+def _causes(launch: Launch, orders: Orders) -> tuple[Finding, ...]:
     """Return the races, or reads of memory that nobody has written, that may make results differ between runs."""
     try:
         run(launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes)
     except RaceError as error:
-        return "".join(f"\n{finding}" for finding in error.findings)
+        return error.findings
     except EmulatorError:
-        return ""
-    return "".join(f"\n{note}" for note in notes_of(launch) if note.kind == "unwritten")
+        return ()
+    return tuple(note for note in notes_of(launch) if note.kind == "unwritten")
 
 
 def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +32,8 @@ RAGGED = (1, 2, 3, 7, 8, 31, 32, 33, 64, 65, 100, 127, 256, 257)
 SHAPES = 24
 # The most elements of an automatic shape, the product of its axes, so that NumPy and the emulator are fast.
 MOST_NUMBERS = 1 << 18
+# One shape has an array of more elements than an index of 16 bits can reach.
+BEYOND = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +177,19 @@ class Experiment:
         choices = [[multiple * size for size in RAGGED] for multiple in self.axes.values()]
         every = [sizes for sizes in product(*choices) if prod(sizes) <= MOST_NUMBERS]
         chosen = [every[0], *random.Random(0).sample(every[1:], min(n, len(every)) - 1)]
-        return [dict(zip(self.axes, sizes, strict=True)) for sizes in sorted(chosen, key=lambda s: (prod(s), s))]
+        ordered = [dict(zip(self.axes, sizes, strict=True)) for sizes in sorted(chosen, key=lambda s: (prod(s), s))]
+        return ordered + self._beyond(ordered)
+
+    def _beyond(self, chosen: Sequence[Sizes]) -> list[dict[str, int]]:
+        """Return the smallest sizes with the last axis of the outputs grown beyond `BEYOND` elements, if none is."""
+        arrays = (*self.arrays[0], *self.arrays[1])
+        named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
+        if not named or any(prod(array.shape(sizes)) > BEYOND for sizes in chosen for array in arrays):
+            return []
+        least, grown = dict(self.axes), named[-1]
+        most = max(prod(array.shape(least)) for array in arrays if grown in array.multiples)
+        least[grown] *= BEYOND // most + 1
+        return [least] if max(prod(array.shape(least)) for array in arrays) <= 4 * BEYOND else []
 
     def launch(self, sizes: Sizes, dtype: str = "float32", seed: int = 0) -> tuple[Launch, dict[str, NDArray[Any]]]:
         """Return a launch with random values from `seed`, and the inputs of the reference.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import mlx.core as mx
@@ -73,9 +75,14 @@ def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS, *, suffi
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
         wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
-    for kernel, instances in wanted.items():
-        for build in builds:
-            emulated(kernel).prepare(instances, build=build, suffixes=suffixes)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [
+            pool.submit(emulated(kernel).prepare, instances, build=build, suffixes=suffixes)
+            for kernel, instances in wanted.items()
+            for build in builds
+        ]
+    for job in jobs:
+        job.result()
 
 
 def counted(launch: Launch) -> dict[str, int]:

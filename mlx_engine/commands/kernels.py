@@ -117,7 +117,7 @@ def check(
             raise typer.Exit(FAILED)
         return
     if suffixes or include or lanes != "active":
-        raise OptionError(option="check", expected="a FILE with --lanes, --suffixes or --include", found="none")
+        raise OptionError(option="check", expected="a FILE with --lanes, --suffixes or --include", found=Words("none"))
     every, name = chosen(kernel), executor_of(executor)
     orders = Orders(range(seeds), BUILDS if races else BUILDS[:-1])
     verdicts = []

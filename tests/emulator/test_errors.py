@@ -159,6 +159,8 @@ def test_a_fault_of_another_thread_is_not_ours():
         ({"guard": "middle"}, "guard 'middle': expected 'start' or 'end'"),
         ({"output_dtypes": ["float64"]}, "float64"),
         ({"seed": -1}, "seed"),
+        ({"time_limit": 0}, "expected time_limit in seconds, above 0"),
+        ({"print_from": (0, 0)}, "print_from of three numbers"),
     ],
 )
 def test_calls_that_do_not_fit_are_refused(change: dict[str, Any], says: str):

@@ -42,7 +42,7 @@ def test_a_program_runs_as_it_is_and_is_checked():
         with pytest.raises(MemoryFaultError, match=r"read input 'x' .*just past its end"):
             twice(X, threads=64)
     (call,) = seen.calls
-    assert (call.kernel, call.grid, call.runs) == ("twice", (40, 1, 1), 4)
+    assert (call.kernel, call.grid, call.runs) == ("twice", (40, 1, 1), 5)
     assert seen.made == ["twice", "twice"]
     assert [type(error) for error in seen.findings] == [MemoryFaultError]
 

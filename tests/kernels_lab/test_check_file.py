@@ -88,6 +88,25 @@ def test_json_is_one_object_whatever_the_program_prints(write):
     assert (found["calls"], found["findings"], found["passed"]) == ({"copy": 1}, [], True)
 
 
+RACE = PROGRAM.replace("mx.zeros(12)", "mx.arange(12.0)").replace(
+    "y[thread_position_in_grid.x] =", "y[thread_position_in_grid.x / 2] ="
+)
+
+
+def test_mistakes_and_notes_are_values_in_json(write):
+    assert RACE != PROGRAM
+    found = json.loads(check(write("race.py", RACE), "--json", 9, code=1).stdout)
+    (race,) = found["mistakes"]
+    assert (race["kind"], race["is_note"]) == ("race", False)
+    assert (race["place"]["file"], race["place"]["line"], race["other"]["line"]) == ("body", 1, 1)
+    assert race["place"]["thread"] != race["other"]["thread"]
+    assert "write after write of output 'y'" in found["findings"][0]
+    same = PROGRAM.replace("= x[thread_position_in_grid.x]", "= x[0]").replace("y[thread_position_in_grid.x]", "y[0]")
+    (note,) = json.loads(check(write("same.py", same), "--json", 9).stdout)["notes"]["copy"]
+    assert (note["kind"], note["is_note"]) == ("same value", True)
+    assert "note: kernel 'copy': two threads write the same value" in check(write("same.py", same), 9).stdout
+
+
 def test_a_program_that_checks_nothing_has_not_passed(write):
     assert "copy: made, never called" in check(write("program.py", PROGRAM), code=1).stdout
     assert "found neither" in check(write("empty.py", ""), code=1).stdout
@@ -100,7 +119,7 @@ def test_a_programs_exit_is_no_mistake_of_its_kernels(write):
 
 def test_experiments_of_a_file_are_checked(write):
     right, wrong = (write(f"{d}.py", EXPERIMENT.replace("DIVISOR", str(d))) for d in (2, 3))
-    assert "half (emulator): 14 shapes, 56 runs, all right" in check(right).stdout
+    assert "half (emulator): 15 shapes, 75 runs, all right" in check(right).stdout
     assert "half (emulator): 4 shapes, 8 runs, 4 shapes wrong" in check(wrong, code=1).stdout
     assert "`0.5` has no suffix" in check(right, "--suffixes", code=1).stdout
     shape = write("shape.py", EXPERIMENT.replace("x / DIVISOR", "x[:0]"))
@@ -136,7 +155,7 @@ def test_a_body_alone_is_no_metal_file(write):
     [
         (["nothing.py"], "FILE: expected a Python file or a .metal file, found 'nothing.py'"),
         (["nothing.py", "-e", "metal"], "FILE: expected no --kernel, and no other executor"),
-        (["--races"], "check: expected a FILE with --races"),
+        (["--suffixes"], "check: expected a FILE with --lanes"),
         ([__file__, "--lanes", "few"], "--lanes: expected one of active, all, found 'few'"),
     ],
 )

@@ -185,3 +185,13 @@ def test_switches_of_an_experiment_are_those_of_its_checks():
     assert held.again == "kernels.check(scale, [{'N': 3}], dtypes=[\"float32\"], lanes='all', seeds=[0])"
     assert "`1.0` has no suffix" in str(check(changed(some, suffixes=True), [{"N": 3}]))
     assert check(changed(some, suffixes=True), [{"N": 3}], suffixes=False)
+
+
+def test_one_shape_is_beyond_indices_of_16_bits():
+    assert SCALE.ragged()[-1] == {"N": 65537}
+    assert max(sizes["N"] * sizes["K"] for sizes in PRODUCT.ragged()) > 65536
+    narrow = changed(SCALE, source=SCALE.source.replace("uint i", "ushort i"))
+    assert narrow.source != SCALE.source
+    found = check(narrow, [{"N": 65537}], dtypes=["float32"], builds=["undefined"], executor="emulator")
+    assert not found
+    assert any(note.kind == "truncation" for note in found.notes)

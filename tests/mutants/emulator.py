@@ -4,6 +4,55 @@ from tests.mutants.plant import Mutant
 
 MUTANTS = [
     Mutant(
+        "only the first mistake of a run is told",
+        "kernels/emulator/findings.py",
+        "message",
+        "others[:SHOWN]",
+        "others[:0]",
+    ),
+    Mutant(
+        "notes are mistakes",
+        "kernels/emulator/dispatch.py",
+        "_raise_mistakes",
+        "[one for one in failed if not one.kind.is_note]",
+        "list(failed)",
+    ),
+    Mutant(
+        "races in an order that needs no barrier",
+        "kernels/emulator/report.py",
+        "_accesses",
+        "before, now = _HAZARDS[failed.what]",
+        "now, before = _HAZARDS[failed.what]",
+    ),
+    Mutant(
+        "unwritten threadgroup memory has the same values in every order",
+        "kernels/emulator/kernel.py",
+        "MetalKernel.__call__",
+        "_POISONS[(seed + 2 * (build == 'races')) % len(_POISONS)]",
+        "_POISONS[0]",
+    ),
+    Mutant(
+        "overloads are recursion",
+        "kernels/emulator/instances.py",
+        "_refuse_recursion",
+        "recursive(calls_of(unit([part]), SPACES), names) if names else None",
+        "min(names, default=None)",
+    ),
+    Mutant(
+        "barriers without memory are fine",
+        "kernels/emulator/lint.py",
+        "notes",
+        "_UNFENCED.finditer(code)",
+        "()",
+    ),
+    Mutant(
+        "no array is beyond 16 bits",
+        "kernels/lab/experiment.py",
+        "Experiment._beyond",
+        "BEYOND // most + 1",
+        "BEYOND // most",
+    ),
+    Mutant(
         "literals without a suffix stay doubles in templates",
         "kernels/emulator/text.py",
         "with_suffixes",

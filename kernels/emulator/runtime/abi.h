@@ -9,6 +9,7 @@
 #define MSL_MAX_THREADGROUP_ARRAYS 64
 #define MSL_MAX_FINDINGS 16  // mistakes of one dispatch, and as many notes
 #define MSL_DETAIL_BYTES 160
+#define MSL_PRINTED_BYTES 65536
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,6 +57,8 @@ enum { MSL_DEVICE_MEMORY = 1, MSL_THREADGROUP_MEMORY = 2, MSL_MEMORIES = 2 };
 void msl_barrier(unsigned memory, const char* file, unsigned line);
 void msl_simdgroup_fence(unsigned memory);  // by each lane, when all have met
 void msl_thread_fence(unsigned memory);     // atomic_thread_fence
+void msl_print(const char* format, ...) __attribute__((format(printf, 1, 2)));  // a line, of one thread only
+const char* msl_printed(void);                                                  // by the last dispatch
 void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, unsigned line);
 
 // What is found. A mistake ends its threadgroup, except for races; notes end nothing.
@@ -120,6 +123,7 @@ typedef struct {
   unsigned at_end;     // whether threadgroup arrays end, or begin, at an unmapped page
   unsigned poison;     // the byte that threadgroup memory is full of at first
   unsigned patience;   // milliseconds of the processor that a threadgroup may take
+  unsigned print_from[3];  // the position in the grid of the thread that may print
 } msl_options;
 
 typedef struct {

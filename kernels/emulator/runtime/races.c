@@ -200,15 +200,15 @@ static void remember_read(history* past, const access* now, int of_group) {
 static void touch_byte(uintptr_t address, history* past, const access* now, const region* where, int writes,
                        msl_report* found, uintptr_t* unwritten) {
   unsigned mark = where->of_group ? now->by.group + 1 : 1;
-  int none = !found->kind;
+  int none = !found->kind, is_first = past->written_by != mark;
   if (writes) past->written_by = mark;
-  else if (where->blank && past->written_by != mark && !*unwritten) *unwritten = address;
+  else if (where->blank && is_first && !*unwritten) *unwritten = address;
   if (atomically) return;
   if (none && by_another(&past->write, now) && !ordered(&past->write, now, where->of_group))
     *found = race(address, &past->write.by, &now->by, writes ? "write after write" : "read after write");
   else if (none && writes && by_another(&past->read, now) && !ordered(&past->read, now, where->of_group))
     *found = race(address, same_thread(&past->read.by, &now->by) ? &past->also : &past->read.by, &now->by,
-                  "write after read");
+                  where->blank && is_first ? "read after write, read first" : "write after read");
   if (writes) past->write = *now;
   else remember_read(past, now, where->of_group);
 }

@@ -48,6 +48,9 @@ int fibres_guard(uintptr_t address);
 unsigned long denormals_flush(void);  // returns what to restore
 void denormals_restore(unsigned long before);
 
+// print.c
+void print_begin(void);
+
 // orders.c
 void orders_begin(unsigned seed);
 void order_of(unsigned* order, unsigned count);    // fills an order of `count` things

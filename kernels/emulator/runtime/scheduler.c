@@ -371,6 +371,7 @@ unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* gri
   orders_begin(options.seed);
   memset(&counted, 0, sizeof counted);
   findings_begin(reports);
+  print_begin();
   failed_groups = 0;
   interrupted = group_over = grid_over = 0;
   unsigned threads = 1;

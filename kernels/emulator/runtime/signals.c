@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <time.h>
 #include <ucontext.h>
 
 static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGVTALRM};
@@ -20,11 +21,11 @@ static struct sigaction before[COUNT];
 static stack_t stack_before;
 static pthread_t dispatcher;
 
-// The watchdog: a timer counts the time of the processor, in ticks of a part of the patience.
-#define TICKS 8
+// The watchdog: a timer looks from time to time how long the threadgroup that runs has had the processor.
+#define LOOKS 8  // before the patience ends
 static struct itimerval timer_before;
-static unsigned ticks;
-static unsigned long ticking_group;
+static double most_seconds, began;
+static unsigned long timed_group;
 
 // ---- where the processor was ----
 
@@ -100,9 +101,12 @@ static int kind_of(int number) {
 
 // Whether the threadgroup that runs has had its time.
 static int out_of_time(void) {
-  if (ticking_group != counted.threadgroups) ticks = 0;
-  ticking_group = counted.threadgroups;
-  return ++ticks > TICKS;
+  struct timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  double now = (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+  if (timed_group != counted.threadgroups) began = now;
+  timed_group = counted.threadgroups;
+  return now - began > most_seconds * (LOOKS - 1) / LOOKS;
 }
 
 static void report_running(int kind, uintptr_t address, uintptr_t code) {
@@ -124,7 +128,7 @@ static void handle(int number, siginfo_t* info, void* context) {
   ucontext_t* where = context;
   int in_kernel = running && pthread_equal(pthread_self(), dispatcher);
   if (number == SIGVTALRM) {
-    if (!in_kernel && !pthread_equal(pthread_self(), dispatcher)) pthread_kill(dispatcher, number);
+    if (running && !in_kernel) pthread_kill(dispatcher, number);
     if (!in_kernel || !out_of_time()) return;
   } else if (number == SIGINT) {
     pass_on(number, info, where, previous(number));
@@ -165,15 +169,18 @@ void signals_install(unsigned patience) {
     int is_default = before[i].sa_handler == SIG_DFL || before[i].sa_handler == SIG_IGN;
     if (SIGNALS[i] == SIGINT && is_default) sigaction(SIGINT, &before[i], NULL);
   }
-  ticks = 0;
-  long tick = (long)patience * 1000 / TICKS + 1;
+  timed_group = 0;
+  most_seconds = 1e-3 * patience;
+  long tick = (long)patience * 1000 / LOOKS + 1;
   struct itimerval timer = {{tick / 1000000, tick % 1000000}, {tick / 1000000, tick % 1000000}};
   setitimer(ITIMER_VIRTUAL, &timer, &timer_before);
 }
 
 void signals_restore(void) {
   setitimer(ITIMER_VIRTUAL, &timer_before, NULL);
-  for (unsigned i = 0; i < COUNT; i++) sigaction(SIGNALS[i], &before[i], NULL);
+  // A late signal of the timer must not end the process: its handler stays where there was none.
+  for (unsigned i = 0; i < COUNT; i++)
+    if (SIGNALS[i] != SIGVTALRM || before[i].sa_handler != SIG_DFL) sigaction(SIGNALS[i], &before[i], NULL);
   sigaltstack(&stack_before, NULL);
 }
 

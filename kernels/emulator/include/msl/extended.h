@@ -207,4 +207,16 @@ struct array {
   static constexpr size_t size() { return N; }
 };
 
+// The same value in all threads of the grid; nothing checks that.
+template <class T>
+struct uniform {
+  T value;
+  constexpr uniform(T given) : value(given) {}
+  constexpr operator T() const { return value; }
+};
+template <class T>
+MSL_FUNC constexpr uniform<T> make_uniform(T value) {
+  return value;
+}
+
 }  // namespace metal
