@@ -14,8 +14,8 @@ from tests.collection.whole import launch, structure
 GGML = "ggml-org/ggml"
 FILE = "src/ggml-metal/ggml-metal.metal"
 HEADER = "src/ggml-metal/ggml-metal-impl.h"
-MUL_MV, MUL_MM, ROPE, UNARY, BIN, SUM_ROWS = 600, 700, 800, 1200, 1300, 1400
-FLASH_VEC, FLASH_REDUCE = 400, 500
+MUL_MV, MUL_MM, ROPE = 600, 700, 800
+FLASH_VEC = 400
 Array = NDArray[Any]
 
 
@@ -271,3 +271,35 @@ def copy(checkout: Checkout) -> Results:
     args = arguments(checkout, "cpy", nk0=96, **shape("0", 96, 3), **shape("", 96, 3, item=2))
     found = run(checkout, "kernel_cpy_f32_f16", [args, x, out(3, 96, dtype=np.float16)], (3,), (96, 1))
     return found, [x.astype(np.float16)]
+
+
+def flash_attention(checkout: Checkout, builds: tuple[str, ...]) -> Results:
+    heads, groups, tokens, width = 4, 2, 64, 64
+    q, k, v = normal(heads, 1, width), normal(groups, tokens, width, seed=1), normal(groups, tokens, width, seed=2)
+    k, v = k.astype(np.float16), v.astype(np.float16)
+    args = arguments(
+        checkout, "flash_attn_ext_vec", ne01=1, ne02=heads, ne03=1, nb01=4 * width, nb02=4 * width, nb03=q.nbytes,
+        ne11=tokens, ne31=1, ne32=1, ne33=1, ne_12_2=groups, ne_12_3=1, ns10=width, nb11=2 * width, nb12=2 * width * tokens, nb13=k.nbytes,
+        ns20=width, nb21=2 * width, nb22=2 * width * tokens, nb23=v.nbytes, ne1=heads, ne2=1, ne3=1, scale=0.125,
+        m0=1.0, m1=1.0, n_head_log2=1,
+    )  # fmt: skip
+    constants = dict.fromkeys(range(FLASH_VEC, FLASH_VEC + 5), False)
+    constants |= {FLASH_VEC + 20: width, FLASH_VEC + 21: width, FLASH_VEC + 22: 1, FLASH_VEC + 23: 1}
+    found = run(
+        checkout, "kernel_flash_attn_ext_vec_f16_dk64_dv64", [args, q, k, v, q, q, q, out(heads, width)], (1, heads, 1),
+        (32, 1), memory={0: 1024}, constants=constants, builds=builds,
+    )  # fmt: skip
+    logits = 0.125 * np.einsum("htw,hsw->hts", q, np.repeat(k, 2, 0).astype(np.float32))
+    e = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = np.einsum("hts,hsw->htw", e / e.sum(-1, keepdims=True), np.repeat(v, 2, 0).astype(np.float32))
+    return found, [expected[:, 0]]
+
+
+@case(GGML, tolerance=2e-3)
+def flash_attention_of_a_token(checkout: Checkout) -> Results:
+    return flash_attention(checkout, ("spaces", "undefined"))
+
+
+@case(GGML, bug="lanes write ss while others may still read it: only shuffles are in between, no simdgroup_barrier")
+def flash_attention_of_a_token_races(checkout: Checkout) -> Results:
+    return flash_attention(checkout, ("races",))
