@@ -40,9 +40,9 @@ class Rewriter:
     def rewritten(self, body: str) -> str:
         """Return the body of a function, with the same lines."""
         body = self._cast.sub(lambda match: f"{match['before']}metal::msl_to<{match['type']}>{{}}->*", body)
-        body = self._declaration.sub(_initialised, body)
+        body = self._declaration.sub(_initialized, body)
         return self._call.sub(lambda match: f"metal::msl_construct<{match['type']}>(", body)
 
 
-def _initialised(match: re.Match[str]) -> str:
+def _initialized(match: re.Match[str]) -> str:
     return f"{match['type']}{match['space']}{match['name']} = metal::msl_construct<{match['type']}>("
