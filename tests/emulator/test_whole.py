@@ -152,14 +152,14 @@ def test_text_without_kernels_and_parameters_of_other_stages() -> None:
 
 def test_buffers_without_an_index_get_the_lowest_that_is_free() -> None:
     listed = (
-        "device float* a, constant int& b [[buffer(0)]], device const half* c, threadgroup int* d, "
+        "device float* a, constant int& b [[buffer(2)]], device const half* c, threadgroup int* d, "
         "uint e [[thread_index_in_simdgroup]]"
     )
     found = [(one.name, one.role, one.slot, one.is_written) for one in parameters("f", listed)]
     assert found == [
-        ("a", "buffer", 1, True),
-        ("b", "buffer", 0, False),
-        ("c", "buffer", 2, False),
+        ("a", "buffer", 0, True),
+        ("b", "buffer", 2, False),
+        ("c", "buffer", 1, False),
         ("d", "threadgroup", 0, True),
         ("e", "attribute", 0, False),
     ]

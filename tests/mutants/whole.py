@@ -25,10 +25,10 @@ MUTANTS = [
         "False",
     ),
     Mutant(
-        "function constants without a value are undefined, also for those that ask",
+        "function constants have no values",
         "kernels/emulator/metal_text.py",
         "MetalText.with_constants",
-        "one.index in values",
+        "one.index not in values",
         "True",
     ),
     Mutant(

@@ -280,8 +280,8 @@ def flash_attention(checkout: Checkout, builds: tuple[str, ...]) -> Results:
     args = arguments(
         checkout, "flash_attn_ext_vec", ne01=1, ne02=heads, ne03=1, nb01=4 * width, nb02=4 * width, nb03=q.nbytes,
         ne11=tokens, ne31=1, ne32=1, ne33=1, ne_12_2=groups, ne_12_3=1, ns10=width, nb11=2 * width,
-        nb12=2 * width * tokens, nb13=k.nbytes, ns20=width, nb21=2 * width, nb22=2 * width * tokens, nb23=v.nbytes, ne1=heads, ne2=1, ne3=1, scale=0.125,
-        m0=1.0, m1=1.0, n_head_log2=1,
+        nb12=2 * width * tokens, nb13=k.nbytes, ns20=width, nb21=2 * width, nb22=2 * width * tokens,
+        nb23=v.nbytes, ne1=heads, ne2=1, ne3=1, scale=0.125, m0=1.0, m1=1.0, n_head_log2=1,
     )  # fmt: skip
     constants = dict.fromkeys(range(FLASH_VEC, FLASH_VEC + 5), False)
     constants |= {FLASH_VEC + 20: width, FLASH_VEC + 21: width, FLASH_VEC + 22: 1, FLASH_VEC + 23: 1}
