@@ -1,6 +1,7 @@
 """Run Metal kernels on the CPU and report their mistakes.
 
-`metal_kernel` is the twin of `mx.fast.metal_kernel`; `emulate` replaces the latter for other programs. clang compiles a
+`metal_kernel` is the twin of `mx.fast.metal_kernel`; `emulate` replaces the latter for other programs; `library` runs
+whole .metal kernels, in one address space. clang compiles a
 kernel (`compiler`) with headers that implement the Metal Shading Language (`include/`); every GPU thread is a fibre
 (`runtime/`), and every buffer has unmapped pages around it (`memory`). One call runs at a time in a process; calls from
 other threads wait.
@@ -10,8 +11,8 @@ behaviour, missing address spaces, and reads of unwritten memory, which is fille
 each of three builds, with the same bits for every `seed`, that is, every order of threads.
 
 The emulator does not show the speed of a kernel, the precision of a GPU's own functions, or what Apple's compiler
-refuses. Not supported: textures, packed vectors of three, copies of structures out of device memory, member functions
-of objects in other address spaces than `thread`.
+refuses. Not supported: textures; and, in a kernel's body alone,
+copies of structures out of device memory and member functions of objects in other address spaces than `thread`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from kernels.emulator.errors import (
 from kernels.emulator.findings import Finding
 from kernels.emulator.intercept import Call, Calls, emulate
 from kernels.emulator.kernel import MetalKernel, metal_kernel, prepare
+from kernels.emulator.metal_buffers import Unwritten
+from kernels.emulator.metal_library import Library, WholeKernel, library
 
 __all__ = [
     "Call",
@@ -44,13 +47,17 @@ __all__ = [
     "Finding",
     "HangError",
     "LaunchError",
+    "Library",
     "LintError",
     "MemoryFaultError",
     "MetalKernel",
     "OrderError",
     "RaceError",
     "UndefinedBehaviorError",
+    "Unwritten",
+    "WholeKernel",
     "emulate",
+    "library",
     "metal_kernel",
     "prepare",
     "unavailable",

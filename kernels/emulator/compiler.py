@@ -314,6 +314,27 @@ def calls_of(text: str, build: Build) -> str:
         return item.read_text()
 
 
+def preprocess(text: str, folders: Sequence[Path], standard: Path) -> str:
+    """Return the text of a whole .metal file with its includes and macros expanded, and line markers.
+
+    Args:
+        text: the file's text.
+        folders: where includes in quotes are looked for.
+        standard: the folder of Metal's own headers, for includes in angle brackets.
+
+    Raises:
+        CompileError: an included file is missing, or a directive is wrong.
+    """
+    known = {"__METAL__": 1, "__METAL_VERSION__": 320, "__METAL_MACOS__": 1, "__HAVE_BFLOAT__": 1, "__FAST_MATH__": 1}
+    source, item = standard / "kernels.cc", standard / "kernels.i"
+    source.write_text(text, encoding="utf-8")
+    command = [*compiler().command, "-E", "-x", "c++", "-std=c++17", "-nostdinc"]
+    command += [f"-D{name}={value}" for name, value in known.items()]
+    command += [f"-I{folder.resolve()}" for folder in (*folders, standard)]
+    _run([*command, str(source), "-o", str(item)], standard)
+    return item.read_text(encoding="utf-8")
+
+
 def _link(items: Sequence[Path], file: Path) -> None:
     _run([*compiler().command, *_LINK_FLAGS, *map(str, items), "-o", str(file)], file.parent)
 

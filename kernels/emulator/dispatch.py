@@ -69,7 +69,7 @@ def dispatch(
         print(printed(), end="")  # noqa: T201 - of the kernel's own log
         regions = _regions(signature.parameters, buffers) if reports else []
         failed = [Failed(run.texts, report, regions) for report in reports]
-        _raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in zip(produced, outputs, strict=True)])
+        raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in zip(produced, outputs, strict=True)])
         statistics.notes = merged([one.finding for one in failed if one.kind is not Failure.SHIFTED])
         statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
         arrays = [
@@ -125,7 +125,7 @@ def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list
     return regions
 
 
-def _raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
+def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
     """Raise an error with all mistakes, the class of which is the first one's."""
     wrong = [one for one in failed if not one.kind.is_note]
     found = [one.finding for one in wrong]

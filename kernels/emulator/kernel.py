@@ -24,7 +24,7 @@ from kernels.emulator.source import BODY, HEADER
 LANES = ("active", "all")
 # What threadgroup memory is full of at first, by the order of threads: NaN, and numbers that are large in every type,
 # so that a result which depends on memory that nobody has written differs between runs.
-_POISONS = (0xFF, 0x7B, 0xFB)
+POISONS = (0xFF, 0x7B, 0xFB)
 TIME_LIMIT = 10.0
 _MATH_MODES = ("safe", "relaxed", "fast")
 
@@ -114,7 +114,7 @@ class MetalKernel:
         """
         text = self._text
         _check_arrays(text, inputs, output_shapes, output_dtypes)
-        _check_grid(text, grid, threadgroup)
+        check_grid(f"kernel '{text.name}'", grid, threadgroup)
         check_switches(f"kernel '{text.name}'", seed, build, lanes, guard)
         if not 0 < time_limit < 1e6 or len(print_from) != 3:
             raise LaunchError(
@@ -137,7 +137,7 @@ class MetalKernel:
             all_lanes=lanes == "all",
             at_end=guard == "end" if guard else seed % 2 == 0,
             races=build == "races",
-            poison=_POISONS[(seed + 2 * (build == "races")) % len(_POISONS)],
+            poison=POISONS[(seed + 2 * (build == "races")) % len(POISONS)],
             time_limit=time_limit,
             print_from=print_from,
         )
@@ -255,15 +255,19 @@ def _check_arrays(
             raise LaunchError(f"kernel '{text.name}', {what}: expected {expected}, found {len(found)}")
 
 
-def _check_grid(text: KernelText, grid: Sequence[int], threadgroup: Sequence[int]) -> None:
+def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> None:
+    """Refuse numbers of threads that Metal refuses.
+
+    Raises:
+        LaunchError: the message begins with `where`.
+    """
     for what, three in (("grid", grid), ("threadgroup", threadgroup)):
         if len(three) != 3 or min(three) < 1:
-            raise LaunchError(f"kernel '{text.name}', {what} {tuple(three)}: expected three numbers from 1 on")
+            raise LaunchError(f"{where}, {what} {tuple(three)}: expected three numbers from 1 on")
     threads = math.prod(map(min, grid, threadgroup))
     if threads > MAX_THREADS:
         raise LaunchError(
-            f"kernel '{text.name}', threadgroup {tuple(threadgroup)}: expected at most {MAX_THREADS:,} threads, "
-            f"found {threads:,}"
+            f"{where}, threadgroup {tuple(threadgroup)}: expected at most {MAX_THREADS:,} threads, found {threads:,}"
         )
 
 

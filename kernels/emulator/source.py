@@ -12,7 +12,7 @@ from kernels.emulator.text import code_only, line_of, threadgroup_declarations, 
 HEADER, BODY, SIGNATURE = "header", "body", "signature"
 
 # Attribute of a thread -> its field in runtime/abi.h.
-_KNOWN = {
+KNOWN = {
     "dispatch_quadgroups_per_threadgroup": "(threads_of(g.dispatched) + 3) / 4",
     "dispatch_simdgroups_per_threadgroup": "(threads_of(g.dispatched) + 31) / 32",
     "dispatch_threads_per_threadgroup": "three(g.dispatched)",
@@ -35,8 +35,7 @@ _KNOWN = {
     "threads_per_threadgroup": "three(g.size)",
 }
 
-_PREAMBLE = """#include <msl/mlx.h>
-namespace msl_attribute {
+_PREAMBLE = """namespace msl_attribute {
 MSL_FUNC uint3 three(const unsigned* of) { return uint3(of[0], of[1], of[2]); }
 MSL_FUNC uint threads_of(const unsigned* of) { return of[0] * of[1] * of[2]; }
 """
@@ -52,11 +51,16 @@ class Part(NamedTuple):
 
 def unit(parts: Sequence[Part]) -> str:
     """Return the text of all parts; `msl_entry_i` calls part i."""
+    return "".join(["#include <msl/mlx.h>\n", attributes(), *(_part(i, part) for i, part in enumerate(parts))])
+
+
+def attributes() -> str:
+    """Return a function for each attribute of a thread."""
     functions = [
-        f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {_KNOWN[name]}; }}\n"
+        f"MSL_FUNC {kind} {name}(const msl_thread& t, const msl_group& g) {{ return {KNOWN[name]}; }}\n"
         for name, kind in ATTRIBUTES.items()
     ]
-    return "".join([_PREAMBLE, *functions, "}\n", *(_part(i, part) for i, part in enumerate(parts))])
+    return "".join([_PREAMBLE, *functions, "}\n"])
 
 
 def _part(index: int, part: Part) -> str:

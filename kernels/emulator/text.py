@@ -62,11 +62,12 @@ class Declaration(NamedTuple):
 
 
 _TOKEN = re.compile(r"[{}();]|\bthreadgroup\b")
+_INDEX = r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
 _DECLARATION = re.compile(
     r"threadgroup\s+(?:alignas\s*\([^()]*\)\s*)?(?P<element>[A-Za-z_][\w:]*(?:\s*<[^;{}]*?>)?)\s+"
-    r"(?P<variables>[A-Za-z_]\w*[^;=]*);"
+    # Metal does not run initialisers of threadgroup memory: they are dropped.
+    rf"(?P<variables>[A-Za-z_]\w*(?:[^;=]*;|\s*(?:{_INDEX}\s*)*=[^;=]*;))"
 )
-_INDEX = r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]"
 _VARIABLE = re.compile(rf"\s*([A-Za-z_]\w*)\s*((?:{_INDEX}\s*)*)")
 
 
@@ -98,7 +99,7 @@ def threadgroup_declarations(text: str) -> Iterator[Declaration]:
 
 
 def _declaration(found: re.Match[str], depth: int) -> Declaration:
-    variables, position, text = [], 0, found["variables"]
+    variables, position, text = [], 0, found["variables"].rstrip(";").split("=")[0]
     while variable := _VARIABLE.match(text, position):
         variables.append((variable[1], variable[2].strip()))
         position = variable.end() + 1  # and the comma

@@ -25,6 +25,7 @@ from tests.mutants import (
     states,
     text,
     tools,
+    whole,
 )
 
 MUTANTS = [
@@ -42,6 +43,7 @@ MUTANTS = [
     *gpu.MUTANTS,
     *loading.MUTANTS,
     *emulator.MUTANTS,
+    *whole.MUTANTS,
     *schedule.MUTANTS,
     *life.MUTANTS,
     *text.MUTANTS,

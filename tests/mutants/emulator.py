@@ -13,7 +13,7 @@ MUTANTS = [
     Mutant(
         "notes are mistakes",
         "kernels/emulator/dispatch.py",
-        "_raise_mistakes",
+        "raise_mistakes",
         "[one for one in failed if not one.kind.is_note]",
         "list(failed)",
     ),
@@ -28,8 +28,8 @@ MUTANTS = [
         "unwritten threadgroup memory has the same values in every order",
         "kernels/emulator/kernel.py",
         "MetalKernel.__call__",
-        "_POISONS[(seed + 2 * (build == 'races')) % len(_POISONS)]",
-        "_POISONS[0]",
+        "POISONS[(seed + 2 * (build == 'races')) % len(POISONS)]",
+        "POISONS[0]",
     ),
     Mutant(
         "overloads are recursion",

@@ -17,5 +17,9 @@
 #include <msl/matrix.h>
 #include <msl/atomic.h>
 #include <msl/logging.h>
+#include <msl/extended.h>
+#include <msl/matrices.h>
+#include <msl/conversions.h>
+#include <msl/builtins.h>
 // Last: from here on the names of vector types are macros too.
 #include <msl/constructors.h>

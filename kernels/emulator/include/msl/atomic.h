@@ -81,7 +81,9 @@ struct msl_alone {
     return same;                                                                                                \
   }
 MSL_ATOMICS(device)
+#ifndef MSL_FLAT
 MSL_ATOMICS(threadgroup)
+#endif
 #undef MSL_ATOMICS
 #undef MSL_FETCH
 

@@ -11,6 +11,8 @@ MSL_FUNC auto msl_logged(T value) {
 
 struct os_log {
   constexpr os_log() {}
+  template <class Subsystem, class Category>
+  constexpr os_log(Subsystem, Category) {}
 #define MSL_LOG(NAME)                                                     \
   template <class... T>                                                   \
   MSL_FUNC void NAME(const char* format, T... values) const {             \

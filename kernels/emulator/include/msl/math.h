@@ -83,14 +83,10 @@ MSL_FUNCTIONS
 #undef MSL_FUNCTIONS
 
 // One rounding.
-MSL_FUNC float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-MSL_FUNC half fma(half a, half b, half c) { return half(__builtin_fmaf(float(a), float(b), float(c))); }
-MSL_FUNC bfloat fma(bfloat a, bfloat b, bfloat c) { return bfloat(__builtin_fmaf(float(a), float(b), float(c))); }
-template <class T, int N>
-MSL_FUNC vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
-  vec<T, N> result;
-  for (int i = 0; i < N; i++) result[i] = fma(a[i], b[i], c[i]);
-  return result;
+template <class T, class = msl_if_floating<T>>
+MSL_FUNC T fma(T a, T b, T c) {
+  return msl_each<T>(
+      [](auto x, auto y, auto z) MSL_LAMBDA { return __builtin_fmaf(float(x), float(y), float(z)); }, a, b, c);
 }
 
 MSL_FUNC float ldexp(float x, int exponent) { return __builtin_ldexpf(x, exponent); }

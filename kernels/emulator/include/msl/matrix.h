@@ -61,7 +61,9 @@ MSL_FUNC ulong msl_offset(msl_place at, unsigned i, ulong per_row, ulong2 origin
     for (unsigned i = 0; i < 2; i++) to[msl_offset(at, i, per_row, origin, transposed)] = from.mine[i];       \
   }
 MSL_TRANSFERS(device)
+#ifndef MSL_FLAT
 MSL_TRANSFERS(threadgroup)
+#endif
 #undef MSL_TRANSFERS
 
 // Both matrices as floats, row after row, where all lanes can read them.
@@ -100,5 +102,17 @@ MSL_FUNC void simdgroup_multiply(thread simdgroup_matrix<R, 8, 8>& result, simdg
                                  simdgroup_matrix<B, 8, 8> b, MSL_HERE) {
   simdgroup_multiply_accumulate(result, a, b, make_filled_simdgroup_matrix<R, 8, 8>(R(0)), file, line);
 }
+
+#define MSL_OPERATION(SIGN, RESULT)                                                                    \
+  template <class T>                                                                                   \
+  MSL_FUNC simdgroup_matrix<T, 8, 8> operator SIGN(simdgroup_matrix<T, 8, 8> a, simdgroup_matrix<T, 8, 8> b) { \
+    simdgroup_matrix<T, 8, 8> result;                                                                  \
+    RESULT;                                                                                            \
+    return result;                                                                                     \
+  }
+MSL_OPERATION(*, simdgroup_multiply(result, a, b))
+MSL_OPERATION(+, result.mine = a.mine + b.mine)
+MSL_OPERATION(-, result.mine = a.mine - b.mine)
+#undef MSL_OPERATION
 
 }  // namespace metal

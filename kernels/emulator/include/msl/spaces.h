@@ -18,7 +18,13 @@
 // Where a call stands; the last parameters of every function that waits for other threads.
 #define MSL_HERE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
 
+#ifdef MSL_FLAT  // whole kernels: C++ has no member functions for objects in other address spaces
+#define device
+#define constant const
+#define threadgroup
+#else
 #define device __attribute__((opencl_global))
 #define constant __attribute__((opencl_constant)) const
 #define threadgroup __attribute__((opencl_local))
+#endif
 #define thread

@@ -12,6 +12,15 @@ struct integral_constant {
 typedef integral_constant<bool, true> true_type;
 typedef integral_constant<bool, false> false_type;
 
+template <bool V>
+using bool_constant = integral_constant<bool, V>;
+template <class... C>
+struct _conjunction : bool_constant<(true && ... && C::value)> {};
+template <class... C>
+struct _disjunction : bool_constant<(false || ... || C::value)> {};
+template <class C>
+struct _negation : bool_constant<!C::value> {};
+
 template <bool C, class T = void>
 struct enable_if {};
 template <class T>
@@ -46,6 +55,42 @@ struct remove_cv {
 template <class T>
 using remove_cv_t = typename remove_cv<T>::type;
 
+// All address spaces are one where these are asked for.
+template <class T>
+using remove_addrspace_t = T;
+template <class T>
+using remove_reference_t = __remove_reference_t(T);
+template <class T>
+struct remove_reference {
+  typedef __remove_reference_t(T) type;
+};
+template <class T>
+using remove_const_t = __remove_const(T);
+template <class T>
+struct remove_const {
+  typedef __remove_const(T) type;
+};
+template <class T>
+using remove_pointer_t = __remove_pointer(T);
+template <class T>
+struct remove_pointer {
+  typedef __remove_pointer(T) type;
+};
+template <class T>
+using decay_t = __decay(T);
+template <class T>
+using make_unsigned_t = __make_unsigned(T);
+template <class T>
+using make_signed_t = __make_signed(T);
+template <class T>
+inline constexpr bool is_pointer_v = __is_pointer(T);
+template <class T>
+struct is_pointer : bool_constant<__is_pointer(T)> {};
+template <class T>
+inline constexpr bool is_const_v = __is_const(T);
+template <class T>
+T&& declval();
+
 template <class T>
 inline constexpr bool is_floating_point_v = is_same_v<T, float> || is_same_v<T, half> || is_same_v<T, bfloat>;
 template <class T>
@@ -58,8 +103,18 @@ template <class T>
 inline constexpr bool is_signed_v = __is_signed(T) || is_floating_point_v<T>;
 template <class T>
 inline constexpr bool is_unsigned_v = __is_unsigned(T);
+template <class T>
+struct is_signed : bool_constant<is_signed_v<T>> {};
+template <class T>
+struct is_unsigned : bool_constant<is_unsigned_v<T>> {};
+template <class T>
+inline constexpr bool is_arithmetic_v = is_integral_v<T> || is_floating_point_v<T>;
+template <class T>
+struct is_arithmetic : bool_constant<is_arithmetic_v<T>> {};
 template <class A, class B>
 inline constexpr bool is_convertible_v = __is_convertible_to(A, B);
+template <class A, class B>
+struct is_convertible : bool_constant<__is_convertible_to(A, B)> {};
 
 // The number and type of a vector's elements; a scalar has one.
 template <class T>

@@ -1,0 +1,306 @@
+"""Run whole .metal kernels, which have signatures of their own, on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, Build, kernel_library
+from kernels.emulator.dispatch import raise_mistakes
+from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
+from kernels.emulator.findings import merged
+from kernels.emulator.kernel import POISONS, TIME_LIMIT, check_grid, check_switches
+from kernels.emulator.memory import Buffer, pool
+from kernels.emulator.metal_buffers import Contents, contents
+from kernels.emulator.metal_parameters import MetalParameter
+from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
+from kernels.emulator.report import Failed, Region
+from kernels.emulator.runtime import Entry, Failure, Options, Statistics, threadgroup_arrays, turn
+from kernels.emulator.source import attributes
+
+_POISON = 0xFF  # NaN in every floating type
+_FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
+
+
+# What is bound to a parameter that does not exist: any access faults, and says so.
+_ABSENT = Contents(0, np.empty(0, np.uint8), b"")
+
+
+def library(source: str | Path, include: Sequence[str | Path] = ()) -> Library:
+    """Return the kernels of a whole .metal file for the emulator.
+
+    Args:
+        source: the path of a file, or Metal text.
+        include: folders in which `#include "..."` is looked for, besides the file's own.
+
+    Raises:
+        CompileError: the file cannot be preprocessed, or has no kernels.
+    """
+    folders = [Path(folder) for folder in include]
+    if isinstance(source, Path) or ("\n" not in source and source.endswith(".metal")):
+        file = Path(source)
+        return Library(file.name, read_metal(file, file.read_text(encoding="utf-8", errors="replace"), folders))
+    return Library("metal", read_metal(None, source, folders))
+
+
+class Library:
+    """The kernels of a .metal file; see `library`."""
+
+    def __init__(self, name: str, text: MetalText) -> None:
+        self.name = name
+        self._text = text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kernels' names, `host_name` where there is one."""
+        return tuple(self._text.functions)
+
+    def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
+        """Return a kernel, specialised for values of function constants.
+
+        Args:
+            name: one of `names`.
+            constants: by index or name; a constant that the kernel uses must be there, unless the kernel asks
+                `is_function_constant_defined`.
+
+        Raises:
+            LaunchError: there is no such kernel, or no such constant.
+        """
+        found = self._text.functions.get(name)
+        if found is None:
+            near = [one for one in self.names if name[:8] in one][:8] or list(self.names)[:8]
+            raise LaunchError(f"{self.name}: expected a kernel such as {', '.join(near)}; found '{name}'")
+        values: dict[int, str] = {}
+        for key, value in (constants or {}).items():
+            index = next((one.index for one in self._text.constants if key in (one.index, one.name)), None)
+            if index is None:
+                known = ", ".join(f"{one.index} ({one.name})" for one in self._text.constants) or "none"
+                raise LaunchError(f"{self.name}, function constant {key!r}: expected one of {known}")
+            values[index] = str(value).lower() if isinstance(value, bool) else repr(value)
+        return WholeKernel(self.name, self._text, found, values)
+
+
+@dataclass(frozen=True)
+class _Run:
+    grid: Sequence[int]
+    threadgroup: Sequence[int]
+    options: Options
+    build: str
+
+
+class WholeKernel:
+    """A kernel of a .metal file; see `Library.function`.
+
+    Attributes:
+        statistics: statistics of the last call; None before the first.
+    """
+
+    def __init__(self, file: str, text: MetalText, function: MetalFunction, constants: dict[int, str]) -> None:
+        self.statistics: Statistics | None = None
+        self._file, self._text, self._function, self._constants = file, text, function, constants
+        self._entries: dict[str, Entry] = {}
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self._function.name
+
+    @property
+    def parameters(self) -> tuple[MetalParameter, ...]:
+        """Its parameters: buffers, threadgroup memory and attributes."""
+        return self._function.parameters
+
+    def __call__(
+        self,
+        buffers: Sequence[Any] | Mapping[int, Any],
+        *,
+        grid: Sequence[int],
+        threadgroup: Sequence[int],
+        threadgroup_memory: Mapping[int, int] | None = None,
+        seed: int = 0,
+        build: str = "spaces",
+        lanes: str = "active",
+        guard: str | None = None,
+        time_limit: float = TIME_LIMIT,
+    ) -> dict[int, Any]:
+        """Run the kernel over the grid.
+
+        Args:
+            buffers: by index: arrays of MLX or NumPy (also structured ones), bytes of structures, numbers for
+                parameters of a simple type, `Unwritten(shape, dtype)` for what the kernel writes, None for a buffer
+                that it does not take.
+            grid: threads per axis, not threadgroups.
+            threadgroup: threads per axis of a threadgroup; at most 1,024 in all.
+            threadgroup_memory: bytes by index, for parameters with `[[threadgroup(n)]]`.
+            seed: as of `metal_kernel`, and so are `build`, `lanes`, `guard` and `time_limit`.
+            build: "spaces", "undefined" or "races".
+            lanes: "active" or "all".
+            guard: "end" or "start".
+            time_limit: seconds.
+
+        Returns:
+            The contents of each buffer that the kernel may write to, by index, of the kind and shape that were given.
+
+        Raises:
+            EmulatorError: the kernel or its call is wrong; see `errors`.
+        """
+        where = f"kernel '{self.name}'"
+        check_switches(where, seed, build, lanes, guard)
+        check_grid(where, grid, threadgroup)
+        at_end = guard == "end" if guard else seed % 2 == 0
+        poison = POISONS[(seed + 2 * (build == "races")) % len(POISONS)]
+        options = Options(seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000))
+        run = _Run(grid, threadgroup, options, build)
+        given = self._given(dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers)))
+        sizes = self._sizes(threadgroup_memory or {})
+        try:
+            return self._dispatch(run, given, sizes)
+        except MemoryFaultError as fault:
+            raise self._located(fault, run, given, sizes) from None
+
+    def _given(self, buffers: dict[int, Any]) -> dict[int, Contents | None]:
+        wanted = {one.slot: one for one in self.parameters if one.role == "buffer"}
+        if missing := [f"{i} ('{one.name}')" for i, one in wanted.items() if i not in buffers]:
+            raise LaunchError(f"kernel '{self.name}', buffers: expected also {', '.join(missing)}; or None, if unused")
+        return {i: None if buffers[i] is None else contents(self.name, one, buffers[i]) for i, one in wanted.items()}
+
+    def _sizes(self, given: Mapping[int, int]) -> dict[int, int]:
+        wanted = {one.slot: one for one in self.parameters if one.role == "threadgroup"}
+        if missing := [f"{i} ('{one.name}')" for i, one in wanted.items() if i not in given]:
+            raise LaunchError(f"kernel '{self.name}', threadgroup_memory: expected bytes also of {', '.join(missing)}")
+        return {i: given[i] for i in wanted}
+
+    def _located(
+        self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
+    ) -> MemoryFaultError:
+        """Run again, unoptimised: the line of that fault is equal on all machines."""
+        plain = Options.from_buffer_copy(run.options)
+        plain.races = 0
+        try:
+            self._dispatch(replace(run, build=UNOPTIMIZED.name, options=plain), given, sizes)
+        except MemoryFaultError as located:
+            return located
+        except EmulatorError:
+            pass
+        return fault
+
+    def _dispatch(self, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]) -> dict[int, Any]:
+        entry = self._compiled(run.build)
+        with turn, pool.lending():
+            placed = self._place(given, run.options)
+            addresses = [
+                sizes[one.slot] if one.role == "threadgroup" else placed[one.slot].start if one.slot in placed else 0
+                for one in self.parameters
+                if one.role != "attribute"
+            ]
+            written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
+            watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
+            statistics, reports = entry.dispatch(
+                addresses, run.grid, run.threadgroup, run.options, watched=watched if run.options.races else []
+            )
+            failed = [Failed(self._text.sources, report, self._regions(placed)) for report in reports]
+            raise_mistakes(self.name, failed, [(self._label(i), buffer) for i, _, buffer in written])
+            statistics.notes = merged([one.finding for one in failed if one.kind is not Failure.SHIFTED])
+            statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
+            self.statistics = statistics
+            return {i: value.array(buffer.start) for i, value, buffer in written}
+
+    def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
+        """Return the buffers by index; an array that was given twice is in one."""
+        placed: dict[int, Buffer] = {}
+        for one in self.parameters:
+            if one.role != "buffer" or one.slot in placed:
+                continue
+            value = given[one.slot]
+            if value is None and not (one.is_reference or one.is_optional):
+                continue  # a null pointer, which a kernel may test
+            same = [i for i, other in given.items() if value is not None and other is not None and other.is_same(value)]
+            if shared := next((placed[i] for i in same if i in placed), None):
+                placed[one.slot] = shared
+            else:
+                is_written = any(self._writes(i) for i in (one.slot, *same))
+                placed[one.slot] = _placed(value or _ABSENT, options, is_written=is_written)
+        return placed
+
+    def _writes(self, index: int) -> bool:
+        return any(one.is_written for one in self.parameters if one.role == "buffer" and one.slot == index)
+
+    def _label(self, index: int) -> str:
+        return next(one.name for one in self.parameters if one.role == "buffer" and one.slot == index)
+
+    def _regions(self, placed: Mapping[int, Buffer]) -> list[Region]:
+        regions = [
+            Region(f"buffer {i} '{self._label(i)}'", buffer.start, buffer.bytes, read_only=not self._writes(i))
+            for i, buffer in placed.items()
+        ]
+        for array in threadgroup_arrays():
+            regions.append(Region(f"threadgroup array '{array.name.decode()}'", array.start, array.bytes))
+        return regions
+
+    # ---- compiling ----
+
+    def _compiled(self, build: str) -> Entry:
+        if build not in self._entries:
+            base = BUILDS.get(build, UNOPTIMIZED)
+            try:
+                file = kernel_library(self._unit(), Build(base.name, (*base.flags, *_FLAGS)))
+            except CompileError as error:
+                raise CompileError(f"kernel '{self.name}' of {self._file} does not compile\n{error}") from None
+            try:
+                self._entries[build] = Entry(file, 0)
+            except OSError as error:
+                raise self._unset(str(error)) from None
+        return self._entries[build]
+
+    def _unset(self, error: str) -> LaunchError:
+        """Return the error for a function constant without a value, which is a symbol that nobody defines."""
+        symbol = re.search(r"undefined symbol: (\w+)", error)
+        for one in self._text.constants:
+            if symbol and one.name in symbol[1]:
+                return LaunchError(
+                    f"kernel '{self.name}' uses function constant {one.index} ('{one.name}', {one.type}), which has no "
+                    f"value; pass constants={{{one.index}: ...}}"
+                )
+        return LaunchError(f"kernel '{self.name}' of {self._file} uses what is not defined: {error}")
+
+    def _unit(self) -> str:
+        arguments, place, memory = [], 0, 0
+        for one in self.parameters:
+            if one.role == "attribute":
+                arguments.append(f"msl_give(msl_attribute::{one.attribute}(*self, *self->group))")
+                continue
+            value = f"buffers[{place}]"
+            if one.role == "threadgroup":
+                ordinal = self._function.arrays + memory
+                value = f'msl_threadgroup_array({ordinal}, (unsigned)(unsigned long){value}, "{one.name}", 0)'
+                memory += 1
+            kind = one.declared.rstrip("&") + "*" if one.is_reference else one.declared
+            if self._function.is_typed:
+                arguments.append(f"{'*' if one.is_reference else ''}(({kind}){value})")
+            else:
+                arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
+            place += 1
+        return (
+            f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n"
+            f"{self._text.with_constants(self._constants)}\n"
+            '#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
+            "void msl_entry_0(void* const* buffers, const msl_thread* self) {\n"
+            f"  {self._function.function}({', '.join(arguments)});\n}}\n"
+        )
+
+
+def _placed(value: Contents, options: Options, *, is_written: bool) -> Buffer:
+    if value.bytes is not None and not is_written:
+        return pool.readable(value.bytes.ctypes.data, value.size, value, at_end=bool(options.at_end))
+    buffer = pool.writable(value.size, at_end=bool(options.at_end))
+    if value.bytes is None:
+        ctypes.memset(buffer.start, _POISON, value.size)
+    else:
+        ctypes.memmove(buffer.start, value.bytes.ctypes.data, value.size)
+    return buffer
