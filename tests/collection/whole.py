@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.emulator import Library, library
 from tests.collection.case import Checkout
-from tests.collection.run import values
+from tests.collection.compare import values
 
 _TYPES = {"float": "f4", "bool": "?", "int": "i4"} | {
     f"{sign}int{bits}_t": f"{kind}{bits // 8}" for sign, kind in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)
