@@ -16,7 +16,6 @@ from zlib import crc32
 import mlx.core as mx
 import numpy as np
 
-from kernels.blocks import Q8_0
 from kernels.launch import Launch, planned
 from kernels.metal import (
     attention,
@@ -34,7 +33,7 @@ from kernels.metal import (
     thread_per_output,
     tiles,
 )
-from kernels.metal.layout import Q8_0Matrix, split_q8_0
+from kernels.metal.samples import matrix
 from kernels.metal.twins import Expected
 
 Arguments: TypeAlias = tuple[Any, ...]
@@ -142,15 +141,6 @@ def share(found: np.ndarray, wanted: Expected) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(error == 0, 0, error / wanted.bound)
     return float("inf") if np.isnan(shares).any() else float(shares.max())
-
-
-def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
-    """Return random quants, including -128, with scales of both signs over three decades, some subnormal and some 0."""
-    blocks = np.empty(n_rows * n_columns // 32, Q8_0)
-    blocks["qs"] = rng.integers(-128, 128, blocks["qs"].shape)
-    blocks["d"] = rng.standard_normal(len(blocks)) * 10.0 ** rng.integers(-4, -1, len(blocks))
-    blocks["d"][rng.random(len(blocks)) < 0.02] = 0
-    return split_q8_0(blocks.view(np.uint8), (n_rows, n_columns))
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
@@ -310,7 +300,7 @@ def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
 
 def _dequantized(N: int, K: int, dtype: mx.Dtype) -> Case:
     label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}"
-    call, twin = dequantize.dequantize_q8_0, dequantize.twin
+    call, twin = dequantize.dequantize, dequantize.twin
     return Case("dequantize", label, call, twin, lambda rng: (matrix(rng, N, K), dtype))
 
 

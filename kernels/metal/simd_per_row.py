@@ -11,7 +11,7 @@ import mlx.core as mx
 from kernels.kernel import Kernel
 from kernels.launch import Size, launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.q8_0 import Q8_0Matrix
 from kernels.metal.twins import Expected, products, wide
 
 KERNEL = Kernel.load("simd_per_row", ["x", "wq", "ws"], ["y"])

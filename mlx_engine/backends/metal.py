@@ -37,7 +37,6 @@ from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, record
 from mlx_engine.backends.simd import rope_table
-from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 # The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.
@@ -69,15 +68,12 @@ class MetalBackend(MlxBackend):
             yield
 
     def prepare(self, weight: Weight) -> Native:
-        """Split Q8_0 matrices into quants and scales; dequantise all other weights."""
-        if weight.type == Q8_0 and len(weight.shape) == 2:
-            matrix = split(weight, self.kernels)
-            if matrix is not None:
-                return matrix
-        return mx.array(weight.dequantize())
+        """Keep the types that kernels multiply as they are stored; dequantise all other weights."""
+        matrix = split(weight, self.kernels)
+        return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Repack Q8_0 matrices for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
+        """Bring matrices to MLX's format for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
         return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:

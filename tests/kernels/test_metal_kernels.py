@@ -28,7 +28,8 @@ from kernels.metal import (
     tiles,
 )
 from kernels.metal.cases import Case, cases, matrix, numbers, share
-from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.layout import expanded
+from kernels.metal.q8_0 import Q8_0Matrix
 from kernels.metal.rows import MOST_VECTORS, Tuning
 from kernels.metal.twins import Expected
 
