@@ -63,8 +63,8 @@ def join_affine(
     found = [part.size for part in (quants, scales, biases)]
     if found != expected or k % of.group or n < 1 or k < 1:
         raise ValueError(
-            f"join_affine: expected {expected} bytes of quants, scales and biases for {n} rows of {k} weights, a multiple "
-            f"of {of.group}, found {found}"
+            f"join_affine: expected {expected} bytes of quants, scales and biases for {n} rows of {k} weights, "
+            f"a multiple of {of.group}, found {found}"
         )
     pairs = np.stack([part.reshape(-1, size) for part in (scales, biases)], axis=1)
     dtype = {mx.float16: np.float16, mx.float32: np.float32, mx.uint32: np.uint32}[of.dtype]

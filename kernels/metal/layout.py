@@ -1,14 +1,14 @@
 """How quantised matrices lie in GPU memory: packed quants and scales in two aligned arrays, whatever their type.
 
-In a file, scales stand between quants, which are therefore not aligned for loads of several words. Split, a matrix takes
-the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the first in the
-lowest bits of a uint32. So for most types `mx.quantized_matmul` takes the same array, with scales and biases in float32:
-that is the fallback where a GPU refuses a kernel.
+In a file, scales stand between quants, which are therefore not aligned for loads of several words. Split, a matrix
+takes the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the first in
+the lowest bits of a uint32. So for most types `mx.quantized_matmul` takes the same array, with scales and biases in
+float32: this is the fallback where a GPU refuses a kernel.
 
-The kernels read sixteen weights at a time, by the header of each type (`q4_0.h.metal`). A type is added with such a
-header and a module (`q4_0.py`) with its `Layout` and a function that repacks a file's bytes. Dequantised weights are the
-float32 values that `mlx_engine/quant` and `mx.dequantize` define, and are multiplied as such; types without an offset are
-multiplied before their scale, which rounds less.
+Kernels read sixteen weights at a time, with the header of each type (`q4_0.h.metal`). A new type needs such a header,
+and a module (`q4_0.py`) with its `Layout` and a function that repacks a file's bytes. The weights are the float32 values
+that the format defines. Of types without an offset, quants are multiplied first and the sum of sixteen is scaled, which
+rounds less; with an offset, a weight is computed before it is multiplied.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Layout:
         bits: of a quant.
         entry: elements of an entry of `ws`.
         dtype: type of these elements.
-        affine: returns scales and biases, float32 (N, K / columns), of `scale * quant + bias` from `ws`; None for a type
-            whose scales MLX's format cannot express.
-        values: returns the weights, float32 (N, K), from `wq` and `ws`; only for types without `affine`.
+        affine: function of `ws` that returns the scales and biases of `scale * quant + bias`, each float32 (N, K / c)
+            for c columns; None for a type that MLX's format cannot express.
+        values: function of `wq` and `ws` that returns the weights, float32 (N, K), of a type without `affine`.
     """
 
     name: str
@@ -103,14 +103,23 @@ class StoredMatrix:
         """Both arrays, for a kernel."""
         return [in_device_memory(self.wq), in_device_memory(self.ws)]
 
+    def scales_and_biases(self, ws: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        """Return scales and biases in MLX's format, of all rows or of those with these scales.
+
+        Raises:
+            ValueError: the type has none.
+        """
+        if self.layout.affine is None:
+            raise ValueError(f"{self.layout.name} matrix: expected a type with scales and biases for MLX")
+        return self.layout.affine(self.ws if ws is None else ws)
+
     def dequantized(self, ids: mx.array | None = None) -> mx.array:
         """Return the weights (N, K), or the rows `ids`, in float32, in MLX operations."""
         of = self.layout
         wq, ws = (self.wq, self.ws) if ids is None else (self.wq[ids], self.ws[ids])
-        if of.affine is None:
-            assert of.values is not None
+        if of.values is not None:
             return of.values(wq, ws)
-        scales, biases = of.affine(ws)
+        scales, biases = self.scales_and_biases(ws)
         return mx.dequantize(wq, scales, biases, group_size=self.shape[1] // scales.shape[1], bits=of.bits)
 
 
@@ -122,7 +131,7 @@ def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
 
 def blocks_of(
     where: str, raw: NDArray[np.uint8], shape: tuple[int, int], dtype: np.dtype[np.void], block: int
-) -> NDArray:
+) -> NDArray[np.void]:
     """Return a file's blocks of `block` weights as a structured array (N, K / block).
 
     Raises:

@@ -43,8 +43,8 @@ def split_q6_k(raw: NDArray[np.uint8], shape: tuple[int, int]) -> StoredMatrix:
         ValueError: the bytes are not those of such a matrix.
     """
     found = blocks_of("split_q6_k", raw, shape, blocks.Q6_K, SUPERBLOCK)
-    # Each half of a block: 64 bytes have the low bits of 128 quants, the first 64 in their low halves; 32 bytes have the
-    # high bits, the first 32 in their lowest bits.
+    # Each half of a block: 64 bytes have the low bits of 128 quants, the first 64 in their low halves; 32 bytes have
+    # the high bits, the first 32 in their lowest bits.
     ql, qh = found["ql"].reshape(*found.shape, 2, 1, 64), found["qh"].reshape(*found.shape, 2, 1, 32)
     low = np.concatenate([ql & np.uint8(15), ql >> np.uint8(4)], axis=-2)
     high = np.concatenate([qh >> np.uint8(shift) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=-2)

@@ -1,8 +1,8 @@
 """Q8_0 in GPU memory: bytes with their sign bit flipped, and float16 scales.
 
 Flipped (`q ^ 0x80`), quants are unsigned: 0 to 255 for -128 to 127. The same two arrays are then also the weights and
-scales of MLX's affine format with the bias `-128 * d`, because `d * (q + 128) - 128 * d = d * q` exactly. A kernel flips
-four sign bits with one operation.
+scales of MLX's affine format with the bias `-128 * d`, because `d * (q + 128) - 128 * d = d * q` exactly. A kernel
+flips four sign bits with one operation.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class MetalBackend(MlxBackend):
         return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Bring matrices to MLX's format for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
+        """Give matrices MLX's format for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
         return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:

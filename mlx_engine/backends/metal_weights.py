@@ -100,6 +100,7 @@ def _repacked(weight: Weight) -> StoredMatrix | None:
 
 def _is_finite(matrix: StoredMatrix) -> bool:
     of = matrix.layout
+    # An entry of Q6_K begins with its float.
     parts = [matrix.ws[:, :: of.entry]] if of.affine is None else of.affine(matrix.ws)
     return all(bool(mx.isfinite(part).all().item()) for part in parts)
 
@@ -111,7 +112,7 @@ def affine(weight: SplitMatrix | mx.array) -> GroupMatrix | mx.array:
     matrix = weight.matrix
     if matrix.layout.affine is None:
         return matrix.dequantized()
-    scales, biases = matrix.layout.affine(matrix.ws)
+    scales, biases = matrix.scales_and_biases()
     return GroupMatrix(matrix.wq, scales, biases, matrix.shape[1] // scales.shape[1], matrix.layout.bits)
 
 
@@ -119,7 +120,7 @@ def fallback_multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
     """Return the product of `matvec`, in MLX's operations."""
     if matrix.layout.affine is None:
         return x @ matrix.dequantized().T
-    scales, biases = matrix.layout.affine(matrix.ws)
+    scales, biases = matrix.scales_and_biases()
     group = matrix.shape[1] // scales.shape[1]
     return mx.quantized_matmul(x, matrix.wq, scales, biases, group_size=group, bits=matrix.layout.bits)
 

@@ -27,10 +27,11 @@ from kernels.metal import (
     project_add,
     tiles,
 )
-from kernels.metal.cases import Case, cases, matrix, numbers, share
+from kernels.metal.cases import Case, cases, numbers, share
 from kernels.metal.layout import expanded
 from kernels.metal.q8_0 import Q8_0Matrix
 from kernels.metal.rows import MOST_VECTORS, Tuning
+from kernels.metal.samples import TYPES, matrix, stored
 from kernels.metal.twins import Expected
 
 KERNELS = sorted({case.kernel for case in cases()})
