@@ -6,7 +6,7 @@ the lowest bits of a uint32. So for most types `mx.quantized_matmul` takes the s
 float32: this is the fallback where a GPU refuses a kernel.
 
 Kernels read sixteen weights at a time, with the header of each type (`q4_0.h.metal`). A new type needs such a header,
-and a module (`q4_0.py`) with its `Layout` and a function that repacks a file's bytes. The weights are the float32 values
+and a module (`q4_0.py`) with its `Layout` and a function that repacks a file's bytes. Weights are the float32 values
 that the format defines. Of types without an offset, quants are multiplied first and the sum of sixteen is scaled, which
 rounds less; with an offset, a weight is computed before it is multiplied.
 """
