@@ -34,9 +34,10 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x or the matrix does not fit.
     """
     N, K = weight.shape
+    arguments.q8_0("simd_per_row", weight)
     V = arguments.vectors("simd_per_row", x, K)
     threads, group = grid(N, V)
     (y,) = launch(

@@ -34,9 +34,10 @@ def thread_per_output(x: mx.array, weight: Q8_0Matrix) -> mx.array:
         (V, N) float32, within 8 roundings of `sum(|x| * |weight|)`.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x or the matrix does not fit.
     """
     N, K = weight.shape
+    arguments.q8_0("thread_per_output", weight)
     V = arguments.vectors("thread_per_output", x, K)
     threads, group = grid(N, V)
     (y,) = launch(

@@ -13,7 +13,16 @@ import pytest
 
 from kernels import blocks
 from kernels.launch import launch, planned, use
-from kernels.metal import dense, dequantize, matvec, norm_gate_up, norm_project, norm_qkv
+from kernels.metal import (
+    dense,
+    dequantize,
+    matvec,
+    norm_gate_up,
+    norm_project,
+    norm_qkv,
+    simd_per_row,
+    thread_per_output,
+)
 from kernels.metal import layout as layouts
 from kernels.metal.affine import GROUPS, affine_layout, join_affine
 from kernels.metal.cases import cases, numbers, share
@@ -108,6 +117,15 @@ def test_mlx_takes_its_own_quants_as_they_are():
             lambda: StoredMatrix(affine_layout(4, 64, "BF16"), *[mx.zeros((1, 8), mx.uint32)] * 2),
             r"1 scales for 64 quants, found 1 x 64 quants and scales \(1, 8\)",
         ),
+        (
+            lambda: simd_per_row.simd_per_row(mx.zeros((1, 32)), split_q4_0(np.zeros(18, np.uint8), (1, 32))),
+            "simd_per_row: expected a Q8_0 matrix, found Q4_0",
+        ),
+        (
+            lambda: thread_per_output.thread_per_output(mx.zeros((1, 32)), split_q4_0(np.zeros(18, np.uint8), (1, 32))),
+            "thread_per_output: expected a Q8_0 matrix, found Q4_0",
+        ),
+        (lambda: split_q6_k(np.zeros(210, np.uint8), (1, 256)).scales_and_biases(), "Q6_K matrix: expected"),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit_are_named(call: Callable[[], object], wanted: str):

@@ -104,6 +104,14 @@ def test_tuning_reaches_the_launch():
     assert all(dict(launch.template)["R"] == 8 and dict(launch.template)["NSG"] == 2 for launch in launches)
 
 
+def test_a_kernel_is_tried_for_each_stored_type():
+    kernels = Kernels("emulator")
+    with planned() as launches:
+        for name in ("Q4_0", "Q8_0", "Q4_0"):
+            kernels.multiply(mx.zeros((1, 256)), split(of_type(name), kernels))
+    assert len(launches) == 3 + 2  # each type once more, on zeros
+
+
 # ---- weights ----
 
 
