@@ -149,12 +149,12 @@ def blocks_of(
 
 def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Return quants (..., n) of 2 or 4 bits, n * bits a multiple of 32, in words (..., n * bits / 32)."""
-    per_byte = 8 // bits
-    parts = quants.reshape(*quants.shape[:-1], -1, per_byte)
-    made = parts[..., 0].copy()
-    for i in range(1, per_byte):
-        made |= parts[..., i] << np.uint8(bits * i)
-    return made.view(np.uint32)
+    # A word of the quants that share a byte: shifted, they meet in its lowest byte.
+    words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
+    made = words.copy()
+    for i in range(1, 8 // bits):
+        made |= words >> (8 - bits) * i
+    return made.astype(np.uint8).view(np.uint32)
 
 
 def in_device_memory(array: mx.array) -> mx.array:

@@ -179,11 +179,11 @@ MUTANTS = [
         "('V_W', q.layout.code)",
     ),
     Mutant(
-        "quants of four bits from the other end",
+        "high bits of quants packed like low ones",
         "kernels/metal/layout.py",
         "packed",
-        "np.uint8(bits * i)",
-        "np.uint8(8 - bits * i)",
+        "words >> (8 - bits) * i",
+        "words >> 4 * i",
     ),
     Mutant("MLX's causal mask off", "mlx_engine/backends/mlx.py", "_mask", 'return "causal"', "return None"),
     Mutant(
