@@ -40,7 +40,7 @@ template <int GROUP>
 struct Stored<TYPE_AFFINE4, GROUP> {
   template <typename S>
   static METAL_FUNC Weights load(const device uint* wq, const device S* ws, size_t at) {
-    return affine16(nibbles16(wq[at / 8], wq[at / 8 + 1]), ws, at / GROUP);
+    return affine16(load_nibbles16(wq, at), ws, at / GROUP);
   }
 };
 

@@ -12,7 +12,10 @@ struct Stored<TYPE_Q6_K, GROUP> {
     const device uint* words = wq + at / 16 * 3;
     const device half* entry = ws + at / GROUP * 9;
     Weights w;
-    w.q = nibbles16(words[0], words[1]);
+    uint2 low;
+    low.x = words[0];
+    low.y = words[1];
+    w.q = nibbles16(low);
     w.q.a = with_high4(w.q.a, words[2]);
     w.q.b = with_high4(w.q.b, words[2] >> 8);
     w.q.c = with_high4(w.q.c, words[2] >> 16);

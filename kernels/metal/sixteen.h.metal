@@ -66,13 +66,18 @@ METAL_FUNC float4 nibbles4(uint q) {
   return float4(float(q & 15u), float(q >> 4 & 15u), float(q >> 8 & 15u), float(q >> 12 & 15u));
 }
 
-METAL_FUNC Sixteen nibbles16(uint first, uint second) {
-  Sixteen q;
-  q.a = nibbles4(first);
-  q.b = nibbles4(first >> 16);
-  q.c = nibbles4(second);
-  q.d = nibbles4(second >> 16);
-  return q;
+METAL_FUNC Sixteen nibbles16(uint2 q) {
+  Sixteen w;
+  w.a = nibbles4(q.x);
+  w.b = nibbles4(q.x >> 16);
+  w.c = nibbles4(q.y);
+  w.d = nibbles4(q.y >> 16);
+  return w;
+}
+
+// The sixteen quants of four bits from quant `at` on, with one load.
+METAL_FUNC Sixteen load_nibbles16(const device uint* wq, size_t at) {
+  return nibbles16(((const device uint2*)wq)[at / 16]);
 }
 
 METAL_FUNC Sixteen plus16(Sixteen x, float y) {

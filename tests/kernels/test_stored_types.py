@@ -228,7 +228,7 @@ def test_matrices_of_several_types_in_one_launch_have_the_bits_of_single_product
 
 WRONG = [
     ("Q4_0", "-8.0f", "-7.0f"),
-    ("Q4_0", "nibbles16(wq[at / 8], wq[at / 8 + 1]), -8", "nibbles16(wq[at / 8], wq[at / 8]), -8"),
+    ("Q4_0", "nibbles4(q.y >> 16)", "nibbles4(q.x >> 16)"),
     ("Q4_K", "(low & 15u) | s >> 6 << 4", "low & 15u"),
     ("Q4_K", "low >> 4 | m >> 6 << 4", "low >> 4 | s >> 6 << 4"),
     ("Q4_K", "-(dmin * float(minimum))", "dmin * float(minimum)"),
