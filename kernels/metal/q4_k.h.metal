@@ -1,5 +1,5 @@
-// Q4_K: weights (d * scale) * q - dmin * minimum, with quants of four bits and scales and minima of six bits. An entry of
-// `ws` is four words: d and dmin, two half, then the 12 bytes with eight scales and eight minima as a file has them.
+// Q4_K: weights (d * scale) * q - dmin * minimum, with quants of four bits and scales and minima of six bits. An entry
+// of `ws` is four words: d and dmin, two half, then the 12 bytes with eight scales and eight minima as a file has them.
 
 template <int GROUP>
 struct Stored<TYPE_Q4_K, GROUP> {
