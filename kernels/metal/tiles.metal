@@ -1,6 +1,7 @@
 // Many vectors: a tile of 64 rows by BM vectors per threadgroup of four SIMD-groups, block by block along the columns.
 // A block of each row is expanded into threadgroup memory once and multiplied with all BM vectors by the matrix units.
-// N rows, K columns, of type W; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows of half the vectors.
+// N rows, K columns, of type W; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows of half the
+// vectors.
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];
