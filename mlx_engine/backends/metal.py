@@ -6,11 +6,11 @@ two more launches, for the norms.
 
 A row of the result is bit-identical for any number of rows in the pass, and at any place among them. Every product with
 a float32 matrix, or one of a type that kernels read, sums over K in one order (`kernels/metal/products.h.metal`), and
-so does every RMSNorm of whole rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX work on one element or one row:
-biases, layer norms, norms of heads, activations without a gate, the choice of experts. Attention sums over keys in
-blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance but not
-bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels that the
-GPU refuses, which are replaced by MLX operations with a warning.
+so does every RMSNorm of whole rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX
+work on one element or one row: biases, layer norms, norms of heads, activations without a gate, the choice of experts.
+Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are
+within the tolerance but not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8
+columns; and kernels that the GPU refuses, which are replaced by MLX operations with a warning.
 """
 
 from __future__ import annotations
