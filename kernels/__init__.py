@@ -13,16 +13,20 @@ __all__ = [
     "Experiment",
     "Kernel",
     "Q8_0Matrix",
+    "StoredMatrix",
     "Tuning",
+    "affine_layout",
     "attention",
     "bench",
     "check",
     "counted",
     "dense",
+    "dequantize",
     "dequantize_q8_0",
     "embed_rows",
     "executors",
     "head_norm_rope",
+    "join_affine",
     "launch",
     "matvec",
     "norm_gate_up",
@@ -31,6 +35,9 @@ __all__ = [
     "norm_rows",
     "project_add",
     "simd_per_row",
+    "split_q4_0",
+    "split_q4_k",
+    "split_q6_k",
     "split_q8_0",
     "thread_per_output",
     "tiles",
@@ -44,18 +51,23 @@ if TYPE_CHECKING:
     from kernels.lab.check import check
     from kernels.lab.experiment import Experiment
     from kernels.launch import counted, executors, use
+    from kernels.metal.affine import affine_layout, join_affine
     from kernels.metal.attention import attention
     from kernels.metal.dense import dense
-    from kernels.metal.dequantize import dequantize_q8_0
+    from kernels.metal.dequantize import dequantize, dequantize_q8_0
     from kernels.metal.embed_rows import embed_rows
     from kernels.metal.head_norm_rope import head_norm_rope
-    from kernels.metal.layout import Q8_0Matrix, split_q8_0
+    from kernels.metal.layout import StoredMatrix
     from kernels.metal.matvec import matvec
     from kernels.metal.norm_gate_up import norm_gate_up
     from kernels.metal.norm_project import norm_project
     from kernels.metal.norm_qkv import norm_qkv
     from kernels.metal.norm_rows import norm_rows
     from kernels.metal.project_add import project_add
+    from kernels.metal.q4_0 import split_q4_0
+    from kernels.metal.q4_k import split_q4_k
+    from kernels.metal.q6_k import split_q6_k
+    from kernels.metal.q8_0 import Q8_0Matrix, split_q8_0
     from kernels.metal.rows import Tuning
     from kernels.metal.simd_per_row import simd_per_row
     from kernels.metal.thread_per_output import thread_per_output
@@ -65,14 +77,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "Experiment": "kernels.lab.experiment",
     "Kernel": "kernels.kernel",
-    "Q8_0Matrix": "kernels.metal.layout",
+    "Q8_0Matrix": "kernels.metal.q8_0",
+    "StoredMatrix": "kernels.metal.layout",
     "Tuning": "kernels.metal.rows",
     "bench": "kernels.lab.bench",
     "check": "kernels.lab.check",
     "counted": "kernels.launch",
+    "affine_layout": "kernels.metal.affine",
     "dequantize_q8_0": "kernels.metal.dequantize",
     "executors": "kernels.launch",
-    "split_q8_0": "kernels.metal.layout",
+    "join_affine": "kernels.metal.affine",
+    "split_q4_0": "kernels.metal.q4_0",
+    "split_q4_k": "kernels.metal.q4_k",
+    "split_q6_k": "kernels.metal.q6_k",
+    "split_q8_0": "kernels.metal.q8_0",
     "use": "kernels.launch",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 METAL = Path(__file__).with_name("metal")
-HEADERS = ("q8_0", "products", "heads")
+HEADERS = ("sixteen", "q8_0", "q4_0", "q4_k", "q6_k", "affine", "products", "heads")
 
 MathMode = Literal["safe", "relaxed", "fast"]
 

@@ -7,9 +7,13 @@ The region between the two marks is replaced; everything else stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.metal import MetalBackend
 from mlx_engine.backends.stored_types import stored_types
 from mlx_engine.models.catalog import architectures
 from mlx_engine.quant import readable_types
@@ -17,8 +21,12 @@ from mlx_engine.quant import readable_types
 README = Path(__file__).parents[1] / "README.md"
 BEGIN = "<!-- models: written by `python -m tools.readme` -->"
 END = "<!-- /models -->"
-# Backends that every machine has.
-BACKENDS = ("parallel", "mlx")
+# `metal` on its emulator, because not every machine has a GPU; its types are the same.
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "parallel": partial(create_backend, "parallel"),
+    "mlx": partial(create_backend, "mlx"),
+    "metal": partial(MetalBackend, "emulator"),
+}
 
 
 def region() -> str:
@@ -27,7 +35,7 @@ def region() -> str:
     for each in architectures():
         names = ", ".join(f"`{name}`" for name in each.names)
         lines.append(f"| [{each.title}](mlx_engine/models/{each.file}.py) | {names} | `{each.gguf}` |")
-    stored = {name: stored_types(create_backend(name)) for name in BACKENDS}
+    stored = {name: stored_types(create()) for name, create in BACKENDS.items()}
     lines += ["", f"| Types that are read | {' | '.join(f'as stored on `{name}`' for name in BACKENDS)} |"]
     lines.append("|---|" + "---|" * len(BACKENDS))
     groups: dict[tuple[bool, ...], list[str]] = {}

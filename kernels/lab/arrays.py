@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.blocks import Q8_0
-from kernels.metal.layout import BLOCK, expanded, in_device_memory, split_q8_0
+from kernels.metal.layout import BLOCK, expanded, in_device_memory
+from kernels.metal.q8_0 import split_q8_0
 
 Sizes = Mapping[str, int]
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
+from kernels.metal.layout import Q8_0, StoredMatrix
 from kernels.metal.rows import MOST_VECTORS
 
 ACTIVATIONS = (mx.float16, mx.float32)
@@ -51,6 +52,16 @@ def array(kernel: str, name: str, found: mx.array, shape: tuple[int, ...], *dtyp
         wanted = " or ".join(str(dtype).rpartition(".")[2] for dtype in dtypes)
         raise ValueError(f"{kernel}: expected {name} {shape} of {wanted}, found {described(found)}")
     return found
+
+
+def q8_0(kernel: str, weight: StoredMatrix) -> None:
+    """Check that a matrix is stored as Q8_0, for the kernels that have no other type.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if weight.layout.kind != Q8_0:
+        raise ValueError(f"{kernel}: expected a Q8_0 matrix, found {weight.layout.name}")
 
 
 def same(kernel: str, name: str, found: int, expected: int) -> None:

@@ -7,7 +7,7 @@ types of x, columns in one, two and four segments. The inputs of a case are rand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -16,7 +16,6 @@ from zlib import crc32
 import mlx.core as mx
 import numpy as np
 
-from kernels.blocks import Q8_0
 from kernels.launch import Launch, planned
 from kernels.metal import (
     attention,
@@ -34,7 +33,7 @@ from kernels.metal import (
     thread_per_output,
     tiles,
 )
-from kernels.metal.layout import Q8_0Matrix, split_q8_0
+from kernels.metal.samples import TYPES, stored
 from kernels.metal.twins import Expected
 
 Arguments: TypeAlias = tuple[Any, ...]
@@ -64,6 +63,10 @@ MANY = [
     (100, 160, 19, "float32"), (127, 256, 7, "float16"), (128, 512, 64, "float32"), (129, 64, 65, "float16"),
     (255, 32, 5, "float32"), (513, 64, 1, "float16"),
 ]  # fmt: skip
+# For the stored types but Q8_0, and types of three matrices in one launch: rows of whole blocks of each type.
+Q8_0 = "Q8_0"
+TYPED = [(5, 512, 1, "float32"), (9, 2304, 6, "float16"), (7, 256, 2, "float32")]
+MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("AFFINE4_G64_F16", "Q4_0", "AFFINE8_G64_BF16"), ("Q6_K", "Q6_K", "Q6_K")]
 # (T, H, G, E, type, norms): tokens, query heads, KV heads, head dim.
 HEADS = [
     (tokens, n_heads, n_kv_heads, head_dim, ("float32", "float16")[i % 2], i % 3 != 0)
@@ -144,15 +147,6 @@ def share(found: np.ndarray, wanted: Expected) -> float:
     return float("inf") if np.isnan(shares).any() else float(shares.max())
 
 
-def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
-    """Return random quants, including -128, with scales of both signs over three decades, some subnormal and some 0."""
-    blocks = np.empty(n_rows * n_columns // 32, Q8_0)
-    blocks["qs"] = rng.integers(-128, 128, blocks["qs"].shape)
-    blocks["d"] = rng.standard_normal(len(blocks)) * 10.0 ** rng.integers(-4, -1, len(blocks))
-    blocks["d"][rng.random(len(blocks)) < 0.02] = 0
-    return split_q8_0(blocks.view(np.uint8), (n_rows, n_columns))
-
-
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32", mean: float = 0) -> mx.array:
     """Return normally distributed numbers around a mean."""
     return mx.array((mean + rng.standard_normal(shape)).astype(dtype))
@@ -196,6 +190,26 @@ def _all() -> Iterator[Case]:
         yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
     for N, K, V, _ in SHAPES:
         yield _embedded(N, K, V)
+    yield from _typed()
+
+
+def _typed() -> Iterator[Case]:
+    """Yield the types but Q8_0, in few shapes: only the load of sixteen weights differs."""
+    for i, type_ in enumerate(TYPES):
+        for shape in TYPED[:2]:
+            yield _rows("matvec", matvec.matvec, matvec.twin, shape, partial(_plain, type_=type_), type_)
+        yield _dequantized(3, 512, (mx.float32, mx.float16)[i % 2], type_)
+        yield _embedded(5, 768, 4, type_)
+    for shape, types in zip(TYPED, MIXED, strict=True):
+        q, *_, v = types
+        note = " and ".join(types)
+        yield _rows("norm_qkv", norm_qkv.norm_qkv, norm_qkv.twin, shape, partial(_qkv, types=types), note)
+        make = _gated("silu", (q, v))
+        yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, make, f"silu, {q} and {v}")
+        normed = partial(_normed, type_=q)
+        yield _rows("norm_project", norm_project.norm_project, norm_project.twin, shape, normed, q)
+        yield _rows("project_add", project_add.project_add, project_add.twin, shape, partial(_added, type_=v), v)
+        yield _rows("tiles", tiles.tiles, tiles.twin, shape, partial(_plain, type_=v), v)
 
 
 _Shape: TypeAlias = tuple[int, int, int, str]
@@ -209,13 +223,17 @@ def _rows(
     return Case(kernel, label, call, twin, lambda rng: make(rng, *shape))
 
 
-def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
+def _noted(type_: str) -> str:
+    return "" if type_ == Q8_0 else f", {type_}"
+
+
+def _plain(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
     # Every third width has numbers that do not cancel.
-    return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), matrix(rng, N, K)
+    return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), stored(rng, N, K, type_)
 
 
-def _added(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
-    return *_plain(rng, N, K, V, dtype), numbers(rng, (V, N))
+def _added(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
+    return *_plain(rng, N, K, V, dtype, type_), numbers(rng, (V, N))
 
 
 def _norm(rng: np.random.Generator, K: int, V: int, dtype: str) -> Arguments:
@@ -223,17 +241,20 @@ def _norm(rng: np.random.Generator, K: int, V: int, dtype: str) -> Arguments:
     return numbers(rng, (V, K), dtype, mean=2 * (K % 3 == 0)), norm_weight, (1e-6, 1e-2)[K % 64 == 0]
 
 
-def _normed(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
-    return *_norm(rng, K, V, dtype), matrix(rng, N, K)
+def _normed(rng: np.random.Generator, N: int, K: int, V: int, dtype: str, type_: str = Q8_0) -> Arguments:
+    return *_norm(rng, K, V, dtype), stored(rng, N, K, type_)
 
 
-def _qkv(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
-    return *_norm(rng, K, V, dtype), matrix(rng, N, K), matrix(rng, N // 2 + 1, K), matrix(rng, N // 3 + 1, K)
+def _qkv(
+    rng: np.random.Generator, N: int, K: int, V: int, dtype: str, types: Sequence[str] = (Q8_0, Q8_0, Q8_0)
+) -> Arguments:
+    normed, rows = _norm(rng, K, V, dtype), (N, N // 2 + 1, N // 3 + 1)
+    return *normed, *(stored(rng, n, K, type_) for n, type_ in zip(rows, types, strict=True))
 
 
-def _gated(activation: str) -> Callable[..., Arguments]:
+def _gated(activation: str, types: Sequence[str] = (Q8_0, Q8_0)) -> Callable[..., Arguments]:
     def make(rng: np.random.Generator, N: int, K: int, V: int, dtype: str) -> Arguments:
-        return *_norm(rng, K, V, dtype), matrix(rng, N, K), matrix(rng, N, K), activation
+        return *_norm(rng, K, V, dtype), *(stored(rng, N, K, type_) for type_ in types), activation
 
     return make
 
@@ -308,15 +329,15 @@ def _heads(T: int, H: int, K: int, E: int, dtype: str, norms: bool) -> Case:
     return Case("head_norm_rope", label, head_norm_rope.head_norm_rope, head_norm_rope.twin, make)
 
 
-def _dequantized(N: int, K: int, dtype: mx.Dtype) -> Case:
-    label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}"
-    call, twin = dequantize.dequantize_q8_0, dequantize.twin
-    return Case("dequantize", label, call, twin, lambda rng: (matrix(rng, N, K), dtype))
+def _dequantized(N: int, K: int, dtype: mx.Dtype, type_: str = Q8_0) -> Case:
+    label = f"{N} x {K} to {str(dtype).rpartition('.')[2]}" + _noted(type_)
+    call, twin = dequantize.dequantize, dequantize.twin
+    return Case("dequantize", label, call, twin, lambda rng: (stored(rng, N, K, type_), dtype))
 
 
-def _embedded(N: int, K: int, T: int) -> Case:
+def _embedded(N: int, K: int, T: int, type_: str = Q8_0) -> Case:
     def make(rng: np.random.Generator) -> Arguments:
         # From time to time an id that the table does not have, on either side.
-        return matrix(rng, N, K), mx.array(rng.integers(-1, N + 1, T).astype(np.int32))
+        return stored(rng, N, K, type_), mx.array(rng.integers(-1, N + 1, T).astype(np.int32))
 
-    return Case("embed_rows", f"{T} of {N} x {K}", embed_rows.embed_rows, embed_rows.twin, make)
+    return Case("embed_rows", f"{T} of {N} x {K}" + _noted(type_), embed_rows.embed_rows, embed_rows.twin, make)

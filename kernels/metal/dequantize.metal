@@ -1,6 +1,6 @@
-// Weights as numbers of type T, sixteen per thread. COUNT sixteens in all.
+// Weights of type W as floats, sixteen per thread. COUNT sixteens in all.
   const int i = int(thread_position_in_grid.x);
   if (i < COUNT) {
-    const Sixteen w = codes16(((const device uint4*)wq)[i]);
-    store16(y + size_t(i) * 16, w, float(ws[i / 2]));
+    const Weights w = load_stored<W>(wq, ws, size_t(i) * 16);
+    store16(y + size_t(i) * 16, w.q, w.d);
   }

@@ -1,6 +1,6 @@
-"""Expand a whole Q8_0 matrix to floats: for operations without a kernel of their own, and for inspection.
+"""Expand a whole stored matrix to floats: for operations without a kernel of their own, and for inspection.
 
-Each thread expands the 16 weights of one 16-byte load. The output is two or four times as large as the input, so a
+Each thread expands the 16 weights of one 16-byte load. The output is larger than the input, so a
 product that expands the matrix first is slower than one that reads quants, unless it has hundreds of vectors.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.kernel import Kernel
 from kernels.launch import Size, launch
-from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.layout import StoredMatrix, expanded
 from kernels.metal.twins import Expected
 
 KERNEL = Kernel.load("dequantize", ["wq", "ws"], ["y"])
@@ -23,11 +23,11 @@ def grid(n_weights: int) -> tuple[Size, Size]:
     return (-(-n_weights // (16 * THREADS)) * THREADS, 1, 1), (THREADS, 1, 1)
 
 
-def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.array:
+def dequantize(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> mx.array:
     """Return the weights of a matrix as float32, exactly, or as float16, each rounded once.
 
     Args:
-        weight: (N, K).
+        weight: (N, K), of any stored type.
         dtype: float16 or float32.
 
     Returns:
@@ -37,13 +37,13 @@ def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.arra
         ValueError: the type is not one of these.
     """
     if dtype not in (mx.float16, mx.float32):
-        raise ValueError(f"dequantize_q8_0: expected float16 or float32, found {dtype}")
+        raise ValueError(f"dequantize: expected float16 or float32, found {dtype}")
     N, K = weight.shape
     threads, group = grid(N * K)
     (y,) = launch(
         KERNEL,
-        [weight.wq, weight.ws],
-        template=(("COUNT", N * K // 16),),
+        weight.inputs,
+        template=(("W", weight.layout.code), ("COUNT", N * K // 16)),
         grid=threads,
         threadgroup=group,
         output_shapes=[(N, K)],
@@ -52,7 +52,11 @@ def dequantize_q8_0(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> mx.arra
     return y
 
 
-def twin(weight: Q8_0Matrix, dtype: mx.Dtype = mx.float32) -> Expected:
+# The name from when there was one type.
+dequantize_q8_0 = dequantize
+
+
+def twin(weight: StoredMatrix, dtype: mx.Dtype = mx.float32) -> Expected:
     """Return the same, bit for bit."""
     weights = expanded(weight).astype(np.float16 if dtype == mx.float16 else np.float32)
     return Expected(weights.astype(np.float64), np.zeros(weight.shape))

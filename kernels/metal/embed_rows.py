@@ -1,4 +1,4 @@
-"""Embedding lookup in a Q8_0 table.
+"""Embedding lookup in a quantised table.
 
 The ids are an array on the GPU, so a pass can begin before the host has read the token that the GPU has computed.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from kernels.kernel import Kernel
 from kernels.launch import Size, launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.layout import StoredMatrix, expanded
 from kernels.metal.twins import Expected
 
 KERNEL = Kernel.load("embed_rows", ["ids", "wq", "ws"], ["y"])
@@ -23,11 +23,11 @@ def grid(tokens: int, n_columns: int) -> tuple[Size, Size]:
     return (-(-n_columns // (16 * THREADS)) * THREADS, tokens, 1), (THREADS, 1, 1)
 
 
-def embed_rows(table: Q8_0Matrix, ids: mx.array) -> mx.array:
+def embed_rows(table: StoredMatrix, ids: mx.array) -> mx.array:
     """Return the expanded rows `ids` of a table.
 
     Args:
-        table: (N, K).
+        table: (N, K), of any stored type.
         ids: (T,) int32. The host does not check them: a row for an invalid id is NaN.
 
     Returns:
@@ -43,8 +43,8 @@ def embed_rows(table: Q8_0Matrix, ids: mx.array) -> mx.array:
     threads, group = grid(T, K)
     (y,) = launch(
         KERNEL,
-        [ids, table.wq, table.ws],
-        template=(("N", N), ("K", K)),
+        [ids, *table.inputs],
+        template=(("W", table.layout.code), ("N", N), ("K", K)),
         grid=threads,
         threadgroup=group,
         output_shapes=[(T, K)],
@@ -53,7 +53,7 @@ def embed_rows(table: Q8_0Matrix, ids: mx.array) -> mx.array:
     return y
 
 
-def twin(table: Q8_0Matrix, ids: mx.array) -> Expected:
+def twin(table: StoredMatrix, ids: mx.array) -> Expected:
     """Return the same, exactly."""
     wanted = np.array(ids)
     known = (wanted >= 0) & (wanted < table.shape[0])

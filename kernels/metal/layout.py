@@ -1,114 +1,160 @@
-"""The layout of a Q8_0 matrix in GPU memory: quants and scales in separate, aligned arrays.
+"""How quantised matrices lie in GPU memory: packed quants and scales in two aligned arrays, whatever their type.
 
-In a file, blocks of 34 bytes are contiguous and therefore not aligned for 16-byte loads. Split, a matrix takes the same
-memory, and a SIMD-group reads 512 quants of a row at once.
+In a file, scales stand between quants, which are therefore not aligned for loads of several words. Split, a matrix
+takes the same memory, and a SIMD-group reads consecutive quants. Quants are unsigned and in MLX's order, the first in
+the lowest bits of a uint32. So for most types `mx.quantized_matmul` takes the same array, with scales and biases in
+float32: this is the fallback where a GPU refuses a kernel.
 
-Quants are stored with their sign bit flipped (`q ^ 0x80`), which makes them unsigned: 0 to 255 for -128 to 127. The
-same two arrays are then also the weights and scales of MLX's affine format with the bias `-128 * d`, because `d * (q +
-128) - 128 * d = d * q` exactly: `mx.quantized_matmul` takes the same arrays. A kernel flips four sign bits with one
-operation.
+Kernels read sixteen weights at a time, with the header of each type (`q4_0.h.metal`). A new type needs such a header,
+and a module (`q4_0.py`) with its `Layout` and a function that repacks a file's bytes. Weights are the float32 values
+that the format defines. Of types without an offset, quants are multiplied first and the sum of sixteen is scaled, which
+rounds less; with an offset, a weight is computed before it is multiplied.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.blocks import Q8_0
-
-# Weights of a block, which share a scale.
+# Every K is a multiple of this.
 BLOCK = 32
-# The largest scale d for which 128 d is a float16.
-LARGEST_AFFINE_SCALE = 511.75
+# The numbers of the types in `sixteen.h.metal`.
+Q8_0, Q4_0, Q4_K, Q6_K, AFFINE4, AFFINE8 = range(6)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a stored type.
+
+    Attributes:
+        name: of the type.
+        kind: its number in the kernels' text.
+        group: columns for which `ws` has one entry; every K is a multiple of it.
+        bits: of a quant.
+        entry: elements of an entry of `ws`.
+        dtype: type of these elements.
+        affine: function of `ws` that returns the scales and biases of `scale * quant + bias`, each float32 (N, K / c)
+            for c columns; None for a type that MLX's format cannot express.
+        values: function of `wq` and `ws` that returns the weights, float32 (N, K), of a type without `affine`.
+    """
+
+    name: str
+    kind: int
+    group: int
+    bits: int
+    entry: int
+    dtype: mx.Dtype
+    affine: Callable[[mx.array], tuple[mx.array, mx.array]] | None = None
+    values: Callable[[mx.array, mx.array], mx.array] | None = None
+
+    @property
+    def code(self) -> int:
+        """The template argument of kernels."""
+        return 1000 * self.kind + self.group
 
 
 @dataclass(frozen=True, eq=False)
-class Q8_0Matrix:  # noqa: N801 - the format's name
-    """An (N, K) matrix: `weight[n, k] = ws[n, k // 32] * quant`, four quants in each uint32 of `wq`.
+class StoredMatrix:
+    """An (N, K) matrix in the layout of its type.
 
     Attributes:
-        wq: uint32 (N, K / 4); byte k % 4, counted from the lowest, is `quant[n, k] ^ 0x80`.
-        ws: float16 (N, K / 32).
+        layout: how to read the arrays.
+        wq: uint32 (N, K * bits / 32), packed quants.
+        ws: (N, K / group * entry), scales, and minima or biases.
 
     Raises:
         ValueError: the two arrays do not belong together.
     """
 
+    layout: Layout
     wq: mx.array
     ws: mx.array
 
     def __post_init__(self) -> None:
-        if self.wq.dtype != mx.uint32 or self.ws.dtype != mx.float16 or self.wq.ndim != 2 or self.ws.ndim != 2:
+        of, arrays = self.layout, (self.wq, self.ws)
+        if self.wq.dtype != mx.uint32 or self.ws.dtype != of.dtype or any(array.ndim != 2 for array in arrays):
             raise ValueError(
-                f"Q8_0 matrix: expected uint32 codes (N, K / 4) and float16 scales (N, K / 32), "
-                f"found {_described(self.wq)} and {_described(self.ws)}"
+                f"{of.name} matrix: expected uint32 quants (N, K * {of.bits} / 32) and {_word(of.dtype)} scales "
+                f"(N, K / {of.group} * {of.entry}), found {_described(self.wq)} and {_described(self.ws)}"
             )
         n, k = self.shape
-        if self.ws.shape != (n, k // BLOCK) or k % BLOCK or n < 1 or k < 1:
+        if k % of.group or self.ws.shape != (n, k // of.group * of.entry) or min(n, k) < 1:
             raise ValueError(
-                f"Q8_0 matrix: expected N >= 1, K a multiple of {BLOCK}, and one scale per {BLOCK} codes, "
-                f"found {n} x {k} codes and scales {tuple(self.ws.shape)}"
+                f"{of.name} matrix: expected N >= 1, K a multiple of {of.group}, and {of.entry} scales for {of.group} "
+                f"quants, found {n} x {k} quants and scales {tuple(self.ws.shape)}"
             )
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
-        return self.wq.shape[0], 4 * self.wq.shape[1]
+        return self.wq.shape[0], 32 * self.wq.shape[1] // self.layout.bits
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the matrix, 34 for 32 weights, all of which a product reads."""
+        """The bytes of the matrix, as many as in a file, all of which a product reads."""
         return self.wq.nbytes + self.ws.nbytes
 
-    def biases(self) -> mx.array:
-        """Return `-128 * ws`, float16 (N, K / 32), which `mx.quantized_matmul` needs besides `wq` and `ws`.
+    @property
+    def inputs(self) -> list[mx.array]:
+        """Both arrays, for a kernel."""
+        return [in_device_memory(self.wq), in_device_memory(self.ws)]
+
+    def scales_and_biases(self, ws: mx.array | None = None) -> tuple[mx.array, mx.array]:
+        """Return scales and biases in MLX's format, of all rows or of those with these scales.
 
         Raises:
-            ValueError: a scale is so large that its bias is no float16.
+            ValueError: the type has none.
         """
-        largest = float(np.abs(np.array(self.ws)).max())
-        if not largest <= LARGEST_AFFINE_SCALE:
-            raise ValueError(f"biases: expected scales up to {LARGEST_AFFINE_SCALE}, found {largest}")
-        return self.ws * mx.array(-128, dtype=mx.float16)
+        if self.layout.affine is None:
+            raise ValueError(f"{self.layout.name} matrix: expected a type with scales and biases for MLX")
+        return self.layout.affine(self.ws if ws is None else ws)
+
+    def dequantized(self, ids: mx.array | None = None) -> mx.array:
+        """Return the weights (N, K), or the rows `ids`, in float32, in MLX operations."""
+        of = self.layout
+        wq, ws = (self.wq, self.ws) if ids is None else (self.wq[ids], self.ws[ids])
+        if of.values is not None:
+            return of.values(wq, ws)
+        scales, biases = self.scales_and_biases(ws)
+        return mx.dequantize(wq, scales, biases, group_size=self.shape[1] // scales.shape[1], bits=of.bits)
 
 
-def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
-    """Repack the Q8_0 blocks of a file, row after row, for GPU memory; no weight changes.
+def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
+    """Return the weights (N, K), exactly, in float64, for the twins of kernels."""
+    with mx.stream(mx.cpu):
+        return np.array(matrix.dequantized()).astype(np.float64)
 
-    Args:
-        raw: N * K / 32 * 34 bytes, of any shape; may be a read-only view of a mapped file.
-        shape: (N, K).
+
+def blocks_of(
+    where: str, raw: NDArray[np.uint8], shape: tuple[int, int], dtype: np.dtype[np.void], block: int
+) -> NDArray[np.void]:
+    """Return a file's blocks of `block` weights as a structured array (N, K / block).
 
     Raises:
         ValueError: the bytes are not those of such a matrix.
     """
     n, k = shape
-    n_bytes = n * k // BLOCK * Q8_0.itemsize
-    if raw.dtype != np.uint8 or raw.size != n_bytes or k % BLOCK or n < 1 or k < 1:
+    n_bytes = n * k // block * dtype.itemsize
+    if raw.dtype != np.uint8 or raw.size != n_bytes or k % block or n < 1 or k < 1:
         raise ValueError(
-            f"split_q8_0: expected {n_bytes:,} bytes for {n} rows of {k} weights, a multiple of {BLOCK}, "
+            f"{where}: expected {n_bytes:,} bytes for {n} rows of {k} weights, a multiple of {block}, "
             f"found {raw.size:,} of type {raw.dtype}"
         )
-    blocks = np.ascontiguousarray(raw).reshape(-1).view(Q8_0).reshape(n, k // BLOCK)
-    codes = blocks["qs"].view(np.uint8) ^ np.uint8(0x80)
-    # MLX would keep the memory between the elements of a view: a second copy of all quants.
-    scales = np.ascontiguousarray(blocks["d"])
-    return Q8_0Matrix(mx.array(codes.reshape(n, k).view(np.uint32)), mx.array(scales))
+    return np.ascontiguousarray(raw).reshape(-1).view(dtype).reshape(n, k // block)
 
 
-def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Return the quants (N, K) and scales (N, K / 32) of a matrix in NumPy, for the twins of kernels."""
-    codes = np.array(matrix.wq).view(np.uint8) ^ np.uint8(0x80)
-    return codes.view(np.int8), np.array(matrix.ws)
-
-
-def expanded(matrix: Q8_0Matrix) -> NDArray[np.float64]:
-    """Return the weights (N, K) in float64, exactly."""
-    codes, scales = joined(matrix)
-    return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), BLOCK, axis=1)
+def packed(quants: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
+    """Return quants (..., n) of 2 or 4 bits, n * bits a multiple of 32, in words (..., n * bits / 32)."""
+    # A word of the quants that share a byte: shifted, they meet in its lowest byte.
+    words = np.ascontiguousarray(quants).view(f"<u{8 // bits}")
+    made = words.copy()
+    for i in range(1, 8 // bits):
+        made |= words >> (8 - bits) * i
+    return made.astype(np.uint8).view(np.uint32)
 
 
 def in_device_memory(array: mx.array) -> mx.array:
@@ -120,5 +166,9 @@ def in_device_memory(array: mx.array) -> mx.array:
     return array if array.size >= 8 else mx.pad(array.reshape(-1), (0, 8 - array.size))
 
 
+def _word(dtype: mx.Dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
 def _described(array: mx.array) -> str:
-    return f"{array.dtype} {tuple(array.shape)}"
+    return f"{_word(array.dtype)} {tuple(array.shape)}"

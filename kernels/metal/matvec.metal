@@ -1,5 +1,6 @@
 // R rows per lane in each of four groups of lanes, times M vectors per SIMD-group; 16 weights per lane and load.
-// N rows, K columns; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a row's columns.
+// N rows, K columns, of type W; NSG SIMD-groups in a threadgroup, which has one tile of M vectors; KS of them share a
+// row's columns.
   threadgroup float parts[KS > 1 ? NSG * 4 * M * R : 1];
   const int lane = int(thread_index_in_simdgroup);
   const int mine = int(simdgroup_index_in_threadgroup);
@@ -10,7 +11,7 @@
   const int vector0 = int(threadgroup_position_in_grid.x) % tiles * M;
 
   float sums[M * R], squares[1];
-  const Q8Rows rows = {wq, ws, N, row0};
+  const auto rows = rows_of<W>(wq, ws, N, row0);
   multiply_rows<K, R, M, KS, false>(sums, squares, rows, vectors_of(x, x_shape[0], vector0), mine % KS, lane);
   add_segments<M * R, KS>(sums, parts, mine, lane);
 

@@ -14,19 +14,19 @@ import mlx.core as mx
 from kernels.kernel import Kernel
 from kernels.launch import launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix, in_device_memory
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
 from kernels.metal.twins import Expected, products, wide
 
 KERNEL = Kernel.load("matvec", ["x", "wq", "ws"], ["y"])
 
 
-def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> mx.array:
+def matvec(x: mx.array, weight: StoredMatrix, *, tuning: Tuning | None = None) -> mx.array:
     """Compute `x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float16 or float32, any V.
-        weight: (N, K).
+        weight: (N, K), of any stored type.
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
     Returns:
@@ -40,8 +40,8 @@ def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> 
     g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K, V))
     (y,) = launch(
         KERNEL,
-        [x, weight.wq, in_device_memory(weight.ws)],
-        template=(("N", N), ("K", K), *g.template),
+        [x, *weight.inputs],
+        template=(("W", weight.layout.code), ("N", N), ("K", K), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
@@ -50,6 +50,6 @@ def matvec(x: mx.array, weight: Q8_0Matrix, *, tuning: Tuning | None = None) -> 
     return y
 
 
-def twin(x: mx.array, weight: Q8_0Matrix) -> Expected:
+def twin(x: mx.array, weight: StoredMatrix) -> Expected:
     """Return the same in float64, with the error bound."""
     return products(wide(x), weight)

@@ -1,6 +1,7 @@
 // RMSNorm, gate and up projections, and activation: y = activation(gate) * up. A SIMD-group has the same rows of both.
 // N rows of each, K columns, R rows of each per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. GELU:
 // the tanh form of GELU instead of SiLU. READY: x has been multiplied with the norm weight, and there are factors.
+// GATE_W, UP_W: the stored types of the matrices, which may differ.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
@@ -8,7 +9,7 @@
   const int row0 = group * 4 * R + lane / 8;
 
   float sums[M * 2 * R], squares[M];
-  const GatedRows rows = {{gate_wq, gate_ws, N, row0}, {up_wq, up_ws, N, row0}};
+  const auto rows = gated_rows(rows_of<GATE_W>(gate_wq, gate_ws, N, row0), rows_of<UP_W>(up_wq, up_ws, N, row0));
   multiply_rows<K, 2 * R, M, 1, !READY>(
       sums, squares, rows, normed_vectors<READY>(x, norm_weight, x_shape[0], vector0), 0, lane);
 

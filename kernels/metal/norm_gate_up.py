@@ -14,7 +14,7 @@ import numpy as np
 from kernels.kernel import Kernel
 from kernels.launch import launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix, in_device_memory
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.rows import MOST_VECTORS, Tuning, default_tuning, geometry
 from kernels.metal.twins import EPSILON, Expected, normed_products
 
@@ -27,8 +27,8 @@ def norm_gate_up(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,
-    gate: Q8_0Matrix,
-    up: Q8_0Matrix,
+    gate: StoredMatrix,
+    up: StoredMatrix,
     activation: Literal["silu", "gelu"] = "silu",
     factors: mx.array | None = None,
     *,
@@ -41,7 +41,7 @@ def norm_gate_up(
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
         gate: (N, K).
-        up: (N, K).
+        up: (N, K); its stored type may be another.
         activation: SiLU, or the tanh form of GELU.
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
@@ -63,8 +63,16 @@ def norm_gate_up(
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     (y,) = launch(
         KERNEL,
-        [*normed, *(part for m in (gate, up) for part in (m.wq, in_device_memory(m.ws)))],
-        template=(("N", N), ("K", K), ("GELU", activation == "gelu"), ("READY", factors is not None), *g.template),
+        [*normed, *gate.inputs, *up.inputs],
+        template=(
+            ("GATE_W", gate.layout.code),
+            ("UP_W", up.layout.code),
+            ("N", N),
+            ("K", K),
+            ("GELU", activation == "gelu"),
+            ("READY", factors is not None),
+            *g.template,
+        ),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
@@ -77,8 +85,8 @@ def twin(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,
-    gate: Q8_0Matrix,
-    up: Q8_0Matrix,
+    gate: StoredMatrix,
+    up: StoredMatrix,
     activation: str = "silu",
     factors: mx.array | None = None,
 ) -> Expected:

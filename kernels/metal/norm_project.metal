@@ -1,6 +1,6 @@
 // RMSNorm and one matrix. The factor of the norm is one number per vector, which multiplies the finished sums.
-// N rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x has been
-// multiplied with the norm weight, and there are factors.
+// N rows, K columns, of type W; R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x
+// has been multiplied with the norm weight, and there are factors.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
@@ -8,7 +8,7 @@
   const int row0 = group * 4 * R + lane / 8;
 
   float sums[M * R], squares[M];
-  const Q8Rows rows = {wq, ws, N, row0};
+  const auto rows = rows_of<W>(wq, ws, N, row0);
   multiply_rows<K, R, M, 1, !READY>(
       sums, squares, rows, normed_vectors<READY>(x, norm_weight, x_shape[0], vector0), 0, lane);
 

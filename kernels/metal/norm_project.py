@@ -11,7 +11,7 @@ import mlx.core as mx
 from kernels.kernel import Kernel
 from kernels.launch import launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix, in_device_memory
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.rows import Tuning, default_tuning, geometry
 from kernels.metal.twins import Expected, normed_products
 
@@ -22,7 +22,7 @@ def norm_project(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,
-    weight: Q8_0Matrix,
+    weight: StoredMatrix,
     factors: mx.array | None = None,
     *,
     tuning: Tuning | None = None,
@@ -33,7 +33,7 @@ def norm_project(
         x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
-        weight: (N, K).
+        weight: (N, K), of any stored type.
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
@@ -49,8 +49,8 @@ def norm_project(
     g = geometry((N,), V, tuning or default_tuning(N, V))
     (y,) = launch(
         KERNEL,
-        [x, norm_weight, arguments.constants(eps), arguments.factors(factors), weight.wq, in_device_memory(weight.ws)],
-        template=(("N", N), ("K", K), ("READY", factors is not None), *g.template),
+        [x, norm_weight, arguments.constants(eps), arguments.factors(factors), *weight.inputs],
+        template=(("W", weight.layout.code), ("N", N), ("K", K), ("READY", factors is not None), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
@@ -60,7 +60,7 @@ def norm_project(
 
 
 def twin(
-    x: mx.array, norm_weight: mx.array, eps: float, weight: Q8_0Matrix, factors: mx.array | None = None
+    x: mx.array, norm_weight: mx.array, eps: float, weight: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
     """Return the same in float64, with the error bound."""
     return normed_products(x, norm_weight, eps, weight, factors)

@@ -1,7 +1,8 @@
 // RMSNorm and three matrices: queries, keys and values of one launch. Which matrix a SIMD-group multiplies follows from
 // its number; its rows never belong to two.
 // NQ, NK, NV rows, K columns, R rows per lane, M vectors per SIMD-group, NSG SIMD-groups in a threadgroup. READY: x has
-// been multiplied with the norm weight, and there are factors.
+// been multiplied with the norm weight, and there are factors. Q_W, K_W, V_W: the stored types of the matrices, which
+// may differ.
   const int lane = int(thread_index_in_simdgroup);
   const int tiles = (x_shape[0] + M - 1) / M;
   const int group = int(threadgroup_position_in_grid.x) / tiles * NSG + int(simdgroup_index_in_threadgroup);
@@ -13,12 +14,11 @@
   const bool is_k = !is_q && group < v_first;
   const int N = is_q ? NQ : is_k ? NK : NV;
   const int row0 = (is_q ? group : is_k ? group - k_first : group - v_first) * 4 * R + lane / 8;
-  const device uint* wq = is_q ? q_wq : is_k ? k_wq : v_wq;
-  const device half* ws = is_q ? q_ws : is_k ? k_ws : v_ws;
   device float* y = is_q ? q : is_k ? k : v;
 
   float sums[M * R], squares[M];
-  const Q8Rows rows = {wq, ws, N, row0};
+  const auto q_or_k = either_rows(rows_of<Q_W>(q_wq, q_ws, N, row0), rows_of<K_W>(k_wq, k_ws, N, row0), is_k);
+  const auto rows = either_rows(q_or_k, rows_of<V_W>(v_wq, v_ws, N, row0), !is_q && !is_k);
   multiply_rows<K, R, M, 1, !READY>(
       sums, squares, rows, normed_vectors<READY>(x, norm_weight, x_shape[0], vector0), 0, lane);
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 from kernels.kernel import Kernel
 from kernels.launch import launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix, in_device_memory
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.rows import Tuning, default_tuning, geometry
 from kernels.metal.twins import Expected, normed_products
 
@@ -26,9 +26,9 @@ def norm_qkv(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,
-    q: Q8_0Matrix,
-    k: Q8_0Matrix,
-    v: Q8_0Matrix,
+    q: StoredMatrix,
+    k: StoredMatrix,
+    v: StoredMatrix,
     factors: mx.array | None = None,
     *,
     tuning: Tuning | None = None,
@@ -39,7 +39,7 @@ def norm_qkv(
         x: (V, K) float16 or float32, V from 1 to 8; or any number of rows from `norm_rows`.
         norm_weight: (K,) float16 or float32.
         eps: epsilon of the norm.
-        q: (NQ, K).
+        q: (NQ, K). The stored types of the three matrices may differ.
         k: (NK, K).
         v: (NV, K).
         factors: (V,) float32, returned by `norm_rows` with x; without them this kernel computes the norm.
@@ -60,8 +60,11 @@ def norm_qkv(
     normed = x, norm_weight, arguments.constants(eps), arguments.factors(factors)
     outputs = launch(
         KERNEL,
-        [*normed, *(part for m in (q, k, v) for part in (m.wq, in_device_memory(m.ws)))],
+        [*normed, *q.inputs, *k.inputs, *v.inputs],
         template=(
+            ("Q_W", q.layout.code),
+            ("K_W", k.layout.code),
+            ("V_W", v.layout.code),
             ("NQ", n_rows[0]),
             ("NK", n_rows[1]),
             ("NV", n_rows[2]),
@@ -81,9 +84,9 @@ def twin(
     x: mx.array,
     norm_weight: mx.array,
     eps: float,
-    q: Q8_0Matrix,
-    k: Q8_0Matrix,
-    v: Q8_0Matrix,
+    q: StoredMatrix,
+    k: StoredMatrix,
+    v: StoredMatrix,
     factors: mx.array | None = None,
 ) -> list[Expected]:
     """Return the same in float64, with the error bound."""

@@ -23,27 +23,56 @@ METAL_FUNC float add_streams(float v) {
 }
 
 // Rows of a matrix as a lane reads them: its row r is row `first + 4 r` of N. Rows after the last are read as if they
-// were the last; their sums must not be stored.
-struct Q8Rows {
+// were the last; their sums must not be stored. W: the stored type, see sixteen.h.metal.
+template <int W, typename S>
+struct Rows {
   const device uint* wq;
-  const device half* ws;
+  const device S* ws;
   int N, first;
 };
 
+template <int W, typename S>
+METAL_FUNC Rows<W, S> rows_of(const device uint* wq, const device S* ws, int N, int first) {
+  const Rows<W, S> rows = {wq, ws, N, first};
+  return rows;
+}
+
 // Rows of the gate and up matrices, interleaved.
+template <typename Gate, typename Up>
 struct GatedRows {
-  Q8Rows gate, up;
+  Gate gate;
+  Up up;
 };
+
+template <typename Gate, typename Up>
+METAL_FUNC GatedRows<Gate, Up> gated_rows(Gate gate, Up up) {
+  const GatedRows<Gate, Up> rows = {gate, up};
+  return rows;
+}
+
+// Rows of one of two matrices. All lanes of a SIMD-group choose the same.
+template <typename First, typename Second>
+struct EitherRows {
+  First first;
+  Second second;
+  bool is_second;
+};
+
+template <typename First, typename Second>
+METAL_FUNC EitherRows<First, Second> either_rows(First first, Second second, bool is_second) {
+  const EitherRows<First, Second> rows = {first, second, is_second};
+  return rows;
+}
+
+// Of the same type they differ by their addresses alone.
+template <typename Same>
+METAL_FUNC Same either_rows(Same first, Same second, bool is_second) {
+  return is_second ? second : first;
+}
 
 struct FloatRows {
   const device float* w;
   int N, first;
-};
-
-// Sixteen columns of a row, which share a scale.
-struct Weights {
-  Sixteen q;
-  float d;
 };
 
 // Sixteen columns of K from column k on; zeros where K ends before them.
@@ -65,18 +94,19 @@ METAL_FUNC Sixteen load_columns(const device half* row, int k) {
   return load16(row + k);
 }
 
-template <int K>
-METAL_FUNC Weights load_weights(Q8Rows rows, int r, int k) {
-  const size_t at = size_t(min(rows.first + 4 * r, rows.N - 1)) * K + k;
-  Weights w;
-  w.q = codes16(((const device uint4*)rows.wq)[at / 16]);
-  w.d = float(rows.ws[at / 32]);
-  return w;
+template <int K, int W, typename S>
+METAL_FUNC Weights load_weights(Rows<W, S> rows, int r, int k) {
+  return load_stored<W>(rows.wq, rows.ws, size_t(min(rows.first + 4 * r, rows.N - 1)) * K + k);
 }
 
-template <int K>
-METAL_FUNC Weights load_weights(GatedRows rows, int r, int k) {
-  return load_weights<K>(r % 2 ? rows.up : rows.gate, r / 2, k);
+template <int K, typename Gate, typename Up>
+METAL_FUNC Weights load_weights(GatedRows<Gate, Up> rows, int r, int k) {
+  return r % 2 ? load_weights<K>(rows.up, r / 2, k) : load_weights<K>(rows.gate, r / 2, k);
+}
+
+template <int K, typename First, typename Second>
+METAL_FUNC Weights load_weights(EitherRows<First, Second> rows, int r, int k) {
+  return rows.is_second ? load_weights<K>(rows.second, r, k) : load_weights<K>(rows.first, r, k);
 }
 
 template <int K>

@@ -11,19 +11,19 @@ import numpy as np
 from kernels.kernel import Kernel
 from kernels.launch import launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix, in_device_memory
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.rows import Tuning, default_tuning, geometry, k_split
 from kernels.metal.twins import EPSILON, Expected, products, wide
 
 KERNEL = Kernel.load("project_add", ["x", "wq", "ws", "residual"], ["y"])
 
 
-def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
+def project_add(x: mx.array, weight: StoredMatrix, residual: mx.array, *, tuning: Tuning | None = None) -> mx.array:
     """Compute `residual + x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float16 or float32, any V.
-        weight: (N, K).
+        weight: (N, K), of any stored type.
         residual: (V, N) float32.
         tuning: rows and SIMD-groups. The bits of the result depend neither on it nor on the number of vectors.
 
@@ -39,8 +39,8 @@ def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: 
     g = geometry((N,), V, tuning or default_tuning(N, V), k_split(N, K, V))
     (y,) = launch(
         KERNEL,
-        [x, weight.wq, in_device_memory(weight.ws), residual],
-        template=(("N", N), ("K", K), *g.template),
+        [x, *weight.inputs, residual],
+        template=(("W", weight.layout.code), ("N", N), ("K", K), *g.template),
         grid=g.grid,
         threadgroup=g.threadgroup,
         output_shapes=[(V, N)],
@@ -49,7 +49,7 @@ def project_add(x: mx.array, weight: Q8_0Matrix, residual: mx.array, *, tuning: 
     return y
 
 
-def twin(x: mx.array, weight: Q8_0Matrix, residual: mx.array) -> Expected:
+def twin(x: mx.array, weight: StoredMatrix, residual: mx.array) -> Expected:
     """Return the same in float64, with the error bound; the sum is rounded once more."""
     value, bound = products(wide(x), weight)
     total = value + wide(residual)

@@ -11,7 +11,7 @@ import mlx.core as mx
 from kernels.kernel import Kernel
 from kernels.launch import Size, launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.q8_0 import Q8_0Matrix
 from kernels.metal.twins import Expected, products, wide
 
 KERNEL = Kernel.load("simd_per_row", ["x", "wq", "ws"], ["y"])
@@ -34,9 +34,10 @@ def simd_per_row(x: mx.array, weight: Q8_0Matrix) -> mx.array:
         (V, N) float32, within 4 roundings of `sum(|x| * |weight|)`.
 
     Raises:
-        ValueError: x does not fit.
+        ValueError: x or the matrix does not fit.
     """
     N, K = weight.shape
+    arguments.q8_0("simd_per_row", weight)
     V = arguments.vectors("simd_per_row", x, K)
     threads, group = grid(N, V)
     (y,) = launch(

@@ -1,6 +1,7 @@
 // Many vectors: a tile of 64 rows by BM vectors per threadgroup of four SIMD-groups, block by block along the columns.
 // A block of each row is expanded into threadgroup memory once and multiplied with all BM vectors by the matrix units.
-// N rows, K columns; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows of half the vectors.
+// N rows, K columns, of type W; TILE: the element type of tiles. Sums are float32. A SIMD-group has 32 rows of half the
+// vectors.
   threadgroup TILE weights[64 * 36];
   threadgroup TILE vectors[BM * 36];
   threadgroup float edge[4 * 64];
@@ -21,7 +22,8 @@
     const int r = thread_index / 2;
     const int column = thread_index % 2 * 16;
     const size_t from = size_t(min(row0 + r, N - 1)) * K + k + column;
-    put16(weights + r * 36 + column, codes16(((const device uint4*)wq)[from / 16]), float(ws[from / 32]));
+    const Weights w = load_stored<W>(wq, ws, from);
+    put16(weights + r * 36 + column, w.q, w.d);
     if (r < BM) {
       const size_t at = size_t(min(vector0 + r, count - 1)) * K + k + column;
       put16(vectors + r * 36 + column, load16(x + at), 1.0f);
@@ -34,14 +36,14 @@
       UNROLL for (int j = 0; j < 4; j++) parts[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
     UNROLL for (int i = 0; i < 32; i += 8) {
-      simdgroup_matrix<TILE, 8, 8> w[4];
+      simdgroup_matrix<TILE, 8, 8> rows[4];
       UNROLL for (int j = 0; j < 4; j++) {
-        simdgroup_load(w[j], weights + (own_row + j * 8) * 36 + i, 36, ulong2(0, 0), true);
+        simdgroup_load(rows[j], weights + (own_row + j * 8) * 36 + i, 36, ulong2(0, 0), true);
       }
       UNROLL for (int m = 0; m < BM / 16; m++) {
         simdgroup_matrix<TILE, 8, 8> v;
         simdgroup_load(v, vectors + (own_vector + m * 8) * 36 + i, 36);
-        UNROLL for (int j = 0; j < 4; j++) simdgroup_multiply_accumulate(parts[m][j], v, w[j], parts[m][j]);
+        UNROLL for (int j = 0; j < 4; j++) simdgroup_multiply_accumulate(parts[m][j], v, rows[j], parts[m][j]);
       }
     }
     UNROLL for (int m = 0; m < BM / 16; m++) {

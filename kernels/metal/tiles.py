@@ -13,7 +13,7 @@ import mlx.core as mx
 from kernels.kernel import Kernel
 from kernels.launch import Size, launch
 from kernels.metal import arguments
-from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.twins import EPSILON, SEQUENTIAL, Expected, products, wide
 
 KERNEL = Kernel.load("tiles", ["x", "wq", "ws"], ["y"])
@@ -28,12 +28,12 @@ def grid(n_rows: int, vectors: int) -> tuple[int, Size, Size]:
     return tile, (-(-n_rows // ROWS) * THREADS, -(-vectors // tile), 1), (THREADS, 1, 1)
 
 
-def tiles(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> mx.array:
+def tiles(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> mx.array:
     """Compute `x @ weight.T` for any number of vectors.
 
     Args:
         x: (V, K) float16 or float32, any V.
-        weight: (N, K).
+        weight: (N, K), of any stored type.
         half_tiles: *inexact*, and faster where matrix units are faster for float16: weights and x are rounded to
             float16, an error of 2e-4; x beyond 65,504 overflows.
 
@@ -48,8 +48,14 @@ def tiles(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> mx.ar
     tile, threads, group = grid(N, V)
     (y,) = launch(
         KERNEL,
-        [x, weight.wq, weight.ws],
-        template=(("N", N), ("K", K), ("BM", tile), ("TILE", mx.float16 if half_tiles else mx.float32)),
+        [x, *weight.inputs],
+        template=(
+            ("W", weight.layout.code),
+            ("N", N),
+            ("K", K),
+            ("BM", tile),
+            ("TILE", mx.float16 if half_tiles else mx.float32),
+        ),
         grid=threads,
         threadgroup=group,
         output_shapes=[(V, N)],
@@ -58,7 +64,7 @@ def tiles(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> mx.ar
     return y
 
 
-def twin(x: mx.array, weight: Q8_0Matrix, *, half_tiles: bool = False) -> Expected:
+def twin(x: mx.array, weight: StoredMatrix, *, half_tiles: bool = False) -> Expected:
     """The same in float64. Half tiles: each term is off by the rounding of its weight and of x."""
     inexact = (2 * HALF + HALF**2) / EPSILON if half_tiles else 0
     return products(wide(x), weight, SEQUENTIAL + inexact)

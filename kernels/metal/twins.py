@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.metal.layout import Q8_0Matrix, expanded
+from kernels.metal.layout import StoredMatrix, expanded
 
 # The largest relative error of rounding to float32: half of NumPy's epsilon.
 EPSILON = 2.0**-24
@@ -38,7 +38,7 @@ def wide(x: mx.array) -> Floats:
     return np.array(x).astype(np.float64)
 
 
-def products(x: Floats, matrix: Q8_0Matrix, roundings: float = PRODUCT) -> Expected:
+def products(x: Floats, matrix: StoredMatrix, roundings: float = PRODUCT) -> Expected:
     """Return `x @ weight.T`, with a bound of `roundings` of the sum of absolute terms."""
     weight = expanded(matrix)
     return Expected(x @ weight.T, roundings * EPSILON * (np.abs(x) @ np.abs(weight).T))
@@ -52,7 +52,7 @@ def normed(x: mx.array, norm_weight: mx.array, eps: float) -> Floats:
 
 
 def normed_products(
-    x: mx.array, norm_weight: mx.array, eps: float, matrix: Q8_0Matrix, factors: mx.array | None = None
+    x: mx.array, norm_weight: mx.array, eps: float, matrix: StoredMatrix, factors: mx.array | None = None
 ) -> Expected:
     """Return products of normed rows. Their roundings: `x * norm_weight`, those of the factor, multiplication by it.
 

@@ -5,12 +5,12 @@ attention; its projection added; norm with gate, up and activation; the last pro
 two more launches, for the norms.
 
 A row of the result is bit-identical for any number of rows in the pass, and at any place among them. Every product with
-a Q8_0 or float32 matrix sums over K in one order (`kernels/metal/products.h.metal`), and so does every RMSNorm of whole
-rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX work on one element or one row:
-biases, layer norms, norms of heads, activations without a gate, the choice of experts. Attention sums over keys in
-blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are within the tolerance but not
-bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8 columns; and kernels that the
-GPU refuses, which are replaced by MLX operations with a warning.
+a float32 matrix, or one of a type that kernels read, sums over K in one order (`kernels/metal/products.h.metal`), and
+so does every RMSNorm of whole rows. Experts are multiplied by MLX, a row at a time. The operations that remain in MLX
+work on one element or one row: biases, layer norms, norms of heads, activations without a gate, the choice of experts.
+Attention sums over keys in blocks counted from position 0 (`kernels/metal/attention.py`). In three cases results are
+within the tolerance but not bit-identical: a head dim above 256 or not a multiple of 8; float matrices of fewer than 8
+columns; and kernels that the GPU refuses, which are replaced by MLX operations with a warning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from mlx_engine.backends.parameters import Activation, HeadNorms, Linear, Native
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
 from mlx_engine.backends.recording import CannotCompileError, record
 from mlx_engine.backends.simd import rope_table
-from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 
 # The smallest head dim that the kernel `head_norm_rope` supports; head dims are even.
@@ -69,15 +68,12 @@ class MetalBackend(MlxBackend):
             yield
 
     def prepare(self, weight: Weight) -> Native:
-        """Split Q8_0 matrices into quants and scales; dequantise all other weights."""
-        if weight.type == Q8_0 and len(weight.shape) == 2:
-            matrix = split(weight, self.kernels)
-            if matrix is not None:
-                return matrix
-        return mx.array(weight.dequantize())
+        """Keep the types that kernels multiply as they are stored; dequantise all other weights."""
+        matrix = split(weight, self.kernels)
+        return mx.array(weight.dequantize()) if matrix is None else matrix
 
     def stack(self, linears: Sequence[Linear]) -> Native:
-        """Repack Q8_0 matrices for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
+        """Give matrices MLX's format for `mx.gather_qmm`, so that the host need not wait for the router's choice."""
         return mlx_experts.stacked([replace(linear, weight=affine(linear.weight)) for linear in linears])
 
     def expert_linear(self, x: Native, linear: ExpertLinear, ids: Native) -> Native:

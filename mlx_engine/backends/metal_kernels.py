@@ -18,7 +18,6 @@ from kernels.metal.attention import attention
 from kernels.metal.dense import dense
 from kernels.metal.embed_rows import embed_rows
 from kernels.metal.head_norm_rope import head_norm_rope
-from kernels.metal.layout import Q8_0Matrix
 from kernels.metal.matvec import matvec
 from kernels.metal.norm_gate_up import norm_gate_up
 from kernels.metal.norm_project import norm_project
@@ -53,26 +52,26 @@ class Kernels:
         self, x: mx.array, norm: RMSNorm, q: SplitMatrix, k: SplitMatrix, v: SplitMatrix
     ) -> tuple[mx.array, mx.array, mx.array] | None:
         """Return q, k and v of the normed x."""
-        return self._normed(norm_qkv, (q.shape, k.shape, v.shape), x, norm, q.matrix, k.matrix, v.matrix)
+        return self._normed(norm_qkv, (q.instance, k.instance, v.instance), x, norm, q.matrix, k.matrix, v.matrix)
 
     def norm_project(self, x: mx.array, norm: RMSNorm, weight: SplitMatrix) -> mx.array | None:
         """Return one product of the normed x."""
-        return self._normed(norm_project, weight.shape, x, norm, weight.matrix)
+        return self._normed(norm_project, weight.instance, x, norm, weight.matrix)
 
     def norm_gate_up(
         self, x: mx.array, norm: RMSNorm, gate: SplitMatrix, up: SplitMatrix, activation: Activation
     ) -> mx.array | None:
         """Return the first half of a gated FFN, `activation(gate(h)) * up(h)`."""
-        key = gate.shape, up.shape, activation
+        key = gate.instance, up.instance, activation
         return self._normed(norm_gate_up, key, x, norm, gate.matrix, up.matrix, activation)
 
     def project_add(self, x: mx.array, weight: SplitMatrix, residual: mx.array) -> mx.array | None:
         """Return a product added to the residual stream."""
-        return self._run(project_add, (tile(x), weight.shape), x, weight.matrix, residual)
+        return self._run(project_add, (tile(x), weight.instance), x, weight.matrix, residual)
 
     def multiply(self, x: mx.array, weight: SplitMatrix) -> mx.array | None:
-        """Return the product of x with a Q8_0 matrix."""
-        return self._run(matvec, (tile(x), weight.shape), x, weight.matrix)
+        """Return the product of x with a stored matrix."""
+        return self._run(matvec, (tile(x), weight.instance), x, weight.matrix)
 
     def dense(self, x: mx.array, weight: mx.array) -> mx.array | None:
         """Return the product of x with a float32 matrix."""
@@ -85,7 +84,7 @@ class Kernels:
 
     def rows(self, table: SplitMatrix, ids: mx.array) -> mx.array | None:
         """Return the rows of a table with these uint32 ids, dequantised."""
-        return self._run(embed_rows, (len(ids) < 8, table.shape), table.matrix, ids.view(mx.int32))
+        return self._run(embed_rows, (len(ids) < 8, table.instance), table.matrix, ids.view(mx.int32))
 
     def head_norm_rope(
         self,
@@ -175,11 +174,6 @@ def zeros(argument: Any) -> Any:
     if isinstance(argument, mx.array):
         return mx.zeros(argument.shape, argument.dtype)
     return tuple(map(zeros, argument)) if isinstance(argument, tuple) else argument
-
-
-def matrices(args: tuple[Any, ...]) -> list[Q8_0Matrix]:
-    """Return the Q8_0 matrices among a kernel's arguments."""
-    return [a for a in args if isinstance(a, Q8_0Matrix)]
 
 
 def _refusals(executor: ExecutorName) -> tuple[type[Exception], ...]:

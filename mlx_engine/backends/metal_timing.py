@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.layout import StoredMatrix
 from kernels.metal.rows import Tuning
 from mlx_engine.observe.log import LOGGER
 
@@ -59,11 +59,11 @@ def measured(kernel: Callable[..., Any], args: tuple[Any, ...], tunings: Sequenc
 
 def cold_sets(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """Return the arguments with enough copies of their matrices that a copy has left the caches before its next use."""
-    nbytes = sum(a.nbytes for a in args if isinstance(a, Q8_0Matrix))
+    nbytes = sum(a.nbytes for a in args if isinstance(a, StoredMatrix))
     sets = [args]
     for _ in range(-(-COLD_BYTES // nbytes) - 1):
-        copied = tuple(_copy(a) if isinstance(a, Q8_0Matrix) else a for a in args)
-        mx.eval([[a.wq, a.ws] for a in copied if isinstance(a, Q8_0Matrix)])
+        copied = tuple(_copy(a) if isinstance(a, StoredMatrix) else a for a in args)
+        mx.eval([[a.wq, a.ws] for a in copied if isinstance(a, StoredMatrix)])
         sets.append(copied)
     return sets
 
@@ -78,5 +78,5 @@ def following(args: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
     )
 
 
-def _copy(matrix: Q8_0Matrix) -> Q8_0Matrix:
-    return Q8_0Matrix(mx.array(matrix.wq) + 0, mx.array(matrix.ws) + 0)
+def _copy(matrix: StoredMatrix) -> StoredMatrix:
+    return StoredMatrix(matrix.layout, mx.array(matrix.wq) + 0, mx.array(matrix.ws) + 0)

@@ -20,7 +20,8 @@ import mlx.core as mx
 import kernels.metal
 from kernels.drafts import draft
 from kernels.launch import ExecutorName
-from kernels.metal.layout import Q8_0Matrix
+from kernels.metal.layout import StoredMatrix
+from kernels.metal.q8_0 import LAYOUT as Q8_0
 from kernels.metal.rows import TUNINGS, Tuning, default_tuning, k_split
 from mlx_engine.backends.metal_timing import fastest, measured
 from mlx_engine.observe.log import LOGGER
@@ -51,12 +52,12 @@ class Tuner:
 
     def choose(self, kernel: Callable[..., Any], args: tuple[Any, ...]) -> Tuning | None:
         """Return the tuning for these arguments; None (the default) for several vectors or a small matrix."""
-        weights = [a for a in args if isinstance(a, Q8_0Matrix)]
+        weights = [a for a in args if isinstance(a, StoredMatrix)]
         n_vectors = next(len(a) for a in args if isinstance(a, mx.array))
         if n_vectors > 1 or sum(w.nbytes for w in weights) < SMALLEST:
             return None
         name = kernel.__name__
-        shape = " + ".join("{} x {}".format(*w.shape) for w in weights)
+        shape = " + ".join(map(_described, weights))
         split = k_split(*weights[0].shape) if name in SPLIT else 1
         known = self.remembered(f"{name} {shape}")
         for tuning in candidates(split):
@@ -119,3 +120,9 @@ def identity(executor: ExecutorName, chip: str) -> str:
     texts = sorted(Path(kernels.metal.__file__).parent.glob("*.metal"))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in texts)).hexdigest()[:16]
     return f"{chip}, {executor}, MLX {version('mlx')}, kernels {digest}"
+
+
+def _described(matrix: StoredMatrix) -> str:
+    """Return the shape, and the type if it is not Q8_0, whose measurements are older than other types."""
+    shape = "{} x {}".format(*matrix.shape)
+    return shape if matrix.layout == Q8_0 else f"{matrix.layout.name} {shape}"

@@ -10,6 +10,7 @@ import pytest
 from kernels.cuda import cuda_kernel, translated
 from kernels.kernel import Kernel
 from kernels.metal.cases import cases
+from kernels.metal.samples import TYPES
 from tests.kernels import nvrtc
 
 KERNELS = sorted({case.kernel for case in cases()})
@@ -69,6 +70,12 @@ def test_nvidias_compiler_takes_it(compiler: nvrtc.Compiler, kernel: str):
     assert ".entry" in text
     # Arrays that could not stay in registers would lie in local memory.
     assert ".local" not in text
+
+
+@pytest.mark.parametrize("type_", TYPES)
+def test_nvidias_compiler_takes_every_stored_type(compiler: nvrtc.Compiler, type_: str):
+    launch = next(case.launch() for case in cases("matvec") if type_ in case.label)
+    assert ".local" not in compiler.ptx(nvrtc.source(launch))
 
 
 def test_nvidias_compiler_says_what_is_wrong(compiler: nvrtc.Compiler):

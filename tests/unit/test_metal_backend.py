@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import mlx_engine
-from kernels import emulator
+from kernels import blocks, emulator
 from kernels.launch import counted, executor, planned
 from kernels.metal.rows import Tuning
 from mlx_engine.backends.metal import MetalBackend
 from mlx_engine.backends.metal_kernels import Kernels
-from mlx_engine.backends.metal_weights import Half, SplitMatrix, affine_multiply, affine_rows, split
+from mlx_engine.backends.metal_weights import Half, SplitMatrix, affine, fallback_multiply, split
 from mlx_engine.backends.parameters import Linear, RMSNorm, Rope
 from mlx_engine.backends.profiled import profiled
+from mlx_engine.backends.stored_types import stored_types
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import resolve
@@ -25,8 +26,10 @@ from mlx_engine.decode.step import forward
 from mlx_engine.models import load_model
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.group_types import GROUP_TYPES
 from mlx_engine.quant.weight import Weight
 from tests.contract.check import EMULATED, load
+from tests.random_blocks import random_blocks, random_groups
 
 pytestmark = pytest.mark.skipif(emulator.unavailable() is not None, reason=str(emulator.unavailable()))
 
@@ -101,6 +104,14 @@ def test_tuning_reaches_the_launch():
     assert all(dict(launch.template)["R"] == 8 and dict(launch.template)["NSG"] == 2 for launch in launches)
 
 
+def test_a_kernel_is_tried_for_each_stored_type():
+    kernels = Kernels("emulator")
+    with planned() as launches:
+        for name in ("Q4_0", "Q8_0", "Q4_0"):
+            kernels.multiply(mx.zeros((1, 256)), split(of_type(name), kernels))
+    assert len(launches) == 3 + 2  # each type once more, on zeros
+
+
 # ---- weights ----
 
 
@@ -142,15 +153,58 @@ def test_scales_that_are_no_numbers_are_expanded_as_anywhere_else(be, scale: flo
     np.testing.assert_array_equal(be.host(found), damaged.dequantize())
 
 
-@pytest.mark.parametrize("n_vectors", [1, 3, 20])
-def test_the_twins_agree_with_the_definition(n_vectors: int):
-    weight = q8_0(33, 96)
-    matrix = split(weight, Kernels("emulator")).matrix
-    w = weight.dequantize().astype(np.float64)
-    x = np.random.default_rng(1).standard_normal((n_vectors, 96)).astype(np.float32)
-    bound = 4 * np.finfo(np.float32).eps * (np.abs(x) @ np.abs(w).T)
-    assert (np.abs(np.asarray(affine_multiply(mx.array(x), matrix)) - x @ w.T) <= bound).all()
-    np.testing.assert_array_equal(np.asarray(affine_rows(matrix, mx.array([5, 0, 32]))), w[[5, 0, 32]])
+def of_type(name: str, n: int = 33, k: int = 256) -> Weight:
+    rng = np.random.default_rng(2)
+    if name == "Q8_0":
+        return q8_0(n, k)
+    return (random_groups if name.startswith("AFFINE") else random_blocks)(rng, "w", name, n, k)
+
+
+STORED = ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "AFFINE4_G64_BF16", "AFFINE8_G32_F16"]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_the_fallback_agrees_with_the_definition(name: str):
+    """MLX's operations from the same arrays: a product, rows, and the format of stacked experts."""
+    weight = of_type(name)
+    found = split(weight, Kernels("emulator"))
+    w = weight.dequantize()
+    for n_vectors in (1, 20):
+        x = np.random.default_rng(1).standard_normal((n_vectors, w.shape[1])).astype(np.float32)
+        # `mx.quantized_matmul` adds quants without their offset, which are up to twice as large, and the bias apart.
+        bound = 16 * np.finfo(np.float32).eps * (np.abs(x) @ np.abs(w).astype(np.float64).T + np.abs(x).sum(1)[:, None])
+        y = np.asarray(fallback_multiply(mx.array(x), found.matrix))
+        assert (np.abs(y - x @ w.astype(np.float64).T) <= bound).all()
+    np.testing.assert_array_equal(np.asarray(found.matrix.dequantized(mx.array([5, 0, 32]))), w[[5, 0, 32]])
+    of = affine(found)
+    np.testing.assert_array_equal(np.asarray(of if isinstance(of, mx.array) else of.rows(mx.arange(33))), w)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_types_with_a_kernel_take_the_bytes_of_the_file(be, name: str):
+    weight = of_type(name)
+    found = be.prepare(weight)
+    assert isinstance(found, SplitMatrix)
+    assert (found.shape, found.nbytes) == (weight.shape, weight.nbytes)
+
+
+def test_types_without_a_kernel_are_expanded(be):
+    assert set(stored_types(be)) == {"F32", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}
+    for type_ in GROUP_TYPES:
+        found = be.prepare(Weight("w", (2, 128), type_, np.zeros(type_.bytes_for(256), np.uint8)))
+        assert isinstance(found, SplitMatrix) == (type_.has_biases and type_.bits in (4, 8))
+    vector = Weight.pack("w", np.ones(64), BY_NAME["Q8_0"])
+    assert be.prepare(vector).shape == (64,)
+
+
+@pytest.mark.parametrize(("name", "field"), [("Q4_0", "d"), ("Q4_K", "dmin"), ("Q6_K", "d"), ("AFFINE4_G32_F32", "m")])
+def test_other_scales_that_are_no_numbers_are_expanded_too(be, name: str, field: str):
+    weight = of_type(name)
+    kind = weight.type.layout if name.startswith("AFFINE") else getattr(blocks, name)
+    damaged = np.array(weight.data).view(kind)
+    damaged[field][-1] = np.inf
+    found = be.prepare(Weight("w", weight.shape, weight.type, damaged.view(np.uint8)))
+    assert isinstance(found, mx.array)
 
 
 # ---- keys and values ----

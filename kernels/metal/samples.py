@@ -1,0 +1,64 @@
+"""Random matrices of every stored type, for the test cases of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import blocks
+from kernels.metal.affine import affine_layout, join_affine
+from kernels.metal.layout import StoredMatrix
+from kernels.metal.q4_0 import split_q4_0
+from kernels.metal.q4_k import split_q4_k
+from kernels.metal.q6_k import split_q6_k
+from kernels.metal.q8_0 import Q8_0Matrix, split_q8_0
+
+_BLOCKS: dict[str, tuple[int, Callable[[NDArray[np.uint8], tuple[int, int]], StoredMatrix]]] = {
+    "Q4_0": (32, split_q4_0),
+    "Q4_K": (256, split_q4_k),
+    "Q6_K": (256, split_q6_k),
+}
+# Of each kind one with every type of scales and every size of group.
+AFFINE = ((4, 64, "F16"), (4, 32, "BF16"), (8, 64, "BF16"), (4, 128, "F32"), (8, 32, "F32"), (8, 128, "F16"))
+TYPES = (*_BLOCKS, *(affine_layout(*of).name for of in AFFINE))
+
+
+def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
+    """Return random quants, including -128, with scales of both signs over three decades, some subnormal and some 0."""
+    made = np.empty(n_rows * n_columns // 32, blocks.Q8_0)
+    made["qs"] = rng.integers(-128, 128, made["qs"].shape)
+    made["d"] = _scales(rng, len(made))
+    return split_q8_0(made.view(np.uint8), (n_rows, n_columns))
+
+
+def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) -> StoredMatrix:
+    """Return a matrix of one of `TYPES`, or Q8_0, with random quants and such scales."""
+    shape = n_rows, n_columns
+    if type_ == "Q8_0":
+        return matrix(rng, n_rows, n_columns)
+    if type_ in _BLOCKS:
+        size, split = _BLOCKS[type_]
+        kind = getattr(blocks, type_)
+        made = rng.integers(0, 256, n_rows * n_columns // size * kind.itemsize, dtype=np.uint8).view(kind)
+        for name in set(kind.names) & {"d", "dmin"}:
+            made[name] = _scales(rng, len(made))
+        return split(made.view(np.uint8), shape)
+    bits, group, scale = next(of for of in AFFINE if affine_layout(*of).name == type_)
+    quants = rng.integers(0, 256, n_rows * n_columns * bits // 8, dtype=np.uint8)
+    n = n_rows * n_columns // group
+    parts = [_bytes(_scales(rng, n).astype(np.float32), scale) for _ in range(2)]
+    return join_affine(affine_layout(bits, group, scale), shape, quants, *parts)
+
+
+def _scales(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+    scales = rng.standard_normal(n) * 10.0 ** rng.integers(-4, -1, n)
+    scales[rng.random(n) < 0.02] = 0
+    return scales
+
+
+def _bytes(values: NDArray[np.float32], scale: str) -> NDArray[np.uint8]:
+    if scale == "BF16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return values.astype({"F16": np.float16, "F32": np.float32}[scale]).view(np.uint8)
