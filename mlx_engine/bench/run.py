@@ -42,6 +42,7 @@ def rows(
     budget: float | None = None,
     jit: bool = True,
     allow_settings: Sequence[str] = (),
+    allow_too_large: bool = False,
     overlap: bool = True,
     apart: bool = False,
 ) -> Iterator[Row]:
@@ -63,7 +64,7 @@ def rows(
         bench: Bench | None = None  # frees the previous engine before the next one is loaded
         if reasons[name] is None:
             how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-            opened = open_source(path, name, **how)
+            opened = open_source(path, name, allow_too_large=allow_too_large, **how)
             for test in tests:
                 check(test, opened)
             bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)

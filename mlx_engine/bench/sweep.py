@@ -136,7 +136,7 @@ class Climb:
                 self._bench.close()
             self._bench = None  # frees its weights before the next ones are loaded
             how = {"threads": self.plan.threads, "allow_settings": self.plan.allow_settings, **quant.options()}
-            engine = load(self.path, rung.backend, jit=rung.jit, **how)
+            engine = load(self.path, rung.backend, jit=rung.jit, allow_too_large=self.plan.allow_too_large, **how)
             self._bench, self._key = Bench(engine, self.checkpoint, quant=quant, jit=True), key
         return self._bench
 

@@ -32,6 +32,7 @@ class Plan:
     backends: Sequence[str] | None = None
     passes: int = PASSES
     allow_settings: Sequence[str] = ()
+    allow_too_large: bool = False
 
     def rungs(self) -> list[Rung]:
         """Return the rungs of the chosen backends.

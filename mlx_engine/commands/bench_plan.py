@@ -70,6 +70,7 @@ def plan_of(tests: MeasureOptions, timing: TimingOptions, conversion: Conversion
         quant=conversion,
         threads=compute.threads,
         allow_settings=compute.allow_settings,
+        allow_too_large=compute.allow_too_large,
         repetitions=timing.repetitions,
         budget=BUDGET if timing.budget is None else timing.budget,
         backends=None if tests.backend is None else names_of(tests.backend),

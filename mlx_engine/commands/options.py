@@ -101,13 +101,20 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions(LoadOptions):
-    """`LoadOptions`, and the choice of compiled kernels or NumPy."""
+    """`LoadOptions`, the choice of compiled kernels or NumPy, and whether memory is checked."""
 
     no_jit: Annotated[bool, typer.Option("--no-jit", help="Use plain NumPy instead of compiled kernels.")] = False
+    allow_too_large: Annotated[
+        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free.")
+    ] = False
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of `load`, without the conversion."""
-        return {"threads": self.threads, "jit": not self.no_jit, "allow_settings": self.allow_settings}
+        return {**self.machine(), "jit": not self.no_jit, "allow_settings": self.allow_settings}
+
+    def machine(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load` that do not change results."""
+        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
 
 
 @dataclass(frozen=True)
@@ -123,13 +130,6 @@ class EngineOptions(ComputeOptions):
             show_default="that of the training",
         ),
     ] = None
-    allow_too_large: Annotated[
-        bool, typer.Option("--allow-too-large", help="Load a model that needs more memory than is free.")
-    ] = False
-
-    def machine(self) -> dict[str, Any]:
-        """Return the keyword arguments of `load` that do not change results."""
-        return {"threads": self.threads, "allow_too_large": self.allow_too_large}
 
     def changes(self) -> dict[str, Any]:
         """Return the keyword arguments of `load` that change results.

@@ -168,6 +168,9 @@ def test_commands_compare_before_they_read_a_weight(monkeypatch):
 def test_the_option_loads_a_model_anyway():
     found = generate("a", "-n", 1, "-q", "--allow-too-large", model=HF)
     assert (found.code, found.err.count("warning: ")) == (0, 1)
+    asked = "-m", HF, "-b", "simd", "-p", 4, "-r", 1, "--allow-too-large"
+    for more in (["-n", 0], ["-n", 2, "--concurrency", 1]):
+        assert cli("bench", *asked, *more).code == 0
 
 
 @pytest.mark.usefixtures("small")

@@ -30,6 +30,7 @@ def engine_rows(
     threads: int | None = None,
     jit: bool = True,
     allow_settings: Sequence[str] = (),
+    allow_too_large: bool = False,
     overlap: bool = True,
     prefix_cache: bool = False,
 ) -> Iterator[list[Row]]:
@@ -52,7 +53,7 @@ def engine_rows(
             yield found
             continue
         how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-        opened = open_source(path, name, **how)
+        opened = open_source(path, name, allow_too_large=allow_too_large, **how)
         context, longest = opened.config.context_length, plan.load.longest
         require(longest <= context, option=plan.load.name, expected=f"at most {context:,} tokens", found=longest)
         engine = Engine(opened)
