@@ -144,13 +144,18 @@ main()
 """
 
 
+def as_in_a_terminal():
+    """Reset the signals that nohup, or a shell that starts a job in the background, tells its jobs to ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_removes_the_draft_and_ends_with_its_number(tmp_path, number):
     command = [sys.executable, "-c", QUANTIZE, tmp_path / "out.gguf"]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal
+    )
     with process:
         assert process.stdout.readline() == b"begun\n"
         assert len(drafts_in(tmp_path)) == 1
