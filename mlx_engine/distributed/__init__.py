@@ -1,0 +1,1 @@
+"""One model on several machines: ranks are processes that `mlx.launch` starts; MLX carries arrays between them."""
