@@ -18,6 +18,7 @@ EngineError                        the root of all errors that a user's input ca
 ├── ClosedError (RuntimeError)     an engine has been closed
 ├── NotCopyableError (TypeError)   an engine or a stream cannot be pickled or copied
 ├── AddressInUseError (OSError)    another program listens at the address of a server
+├── DistributedError (RuntimeError)   the ranks of a run do not agree, or one of them is gone
 ├── NotEnoughMemoryError (MemoryError)   a model needs more memory than is free, or memory ran out
 └── SourceError (OSError)          a file or folder cannot be found, downloaded, opened or made
 
@@ -204,6 +205,14 @@ class CacheFullError(EngineError, RuntimeError):
             f"KV cache: expected room for {wanted:,} more tokens, found {capacity - length:,} {found}; {remedy}, "
             "or make a larger pool"
         )
+
+
+class DistributedError(EngineError, RuntimeError):
+    """The ranks of a run on several machines do not agree, or one of them is gone."""
+
+    def __init__(self, where: str, expected: str, found: str, hint: str) -> None:
+        self.where, self.expected, self.found, self.hint = where, expected, found, hint
+        super().__init__(f"{where}: expected {expected}, found {found}; {hint}")
 
 
 class NotEnoughMemoryError(EngineError, MemoryError):

@@ -1,1 +1,1 @@
-"""One model on several machines: processes that MLX's launcher has started, each with a part of the weights."""
+"""One model on several machines: ranks are processes that `mlx.launch` starts; MLX carries arrays between them."""

@@ -1,0 +1,188 @@
+"""The ranks of one run, and the arrays that travel between them: MLX's ring over TCP, or threads for tests.
+
+A rank is one process of the run; `mlx.launch` starts them and numbers them from 0. The ring connects each rank with
+two neighbours, and the last one with rank 0. Arrays are NumPy arrays or MLX arrays; a result has the kind of the
+argument. MLX carries both on a CPU stream.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from mlx_engine.errors import DistributedError
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    A = TypeVar("A", np.ndarray, mx.array)
+
+# The file of addresses that `mlx.launch` makes; it is not there, or empty, in a process that runs alone.
+HOSTFILE = "MLX_HOSTFILE"
+
+
+class Group(ABC):
+    """The ranks of a run, as one of them sees them.
+
+    Attributes:
+        rank: the number of this process.
+        size: the number of ranks.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def next(self) -> int:
+        """The neighbour that follows; rank 0 follows the last rank."""
+        return (self.rank + 1) % self.size
+
+    @property
+    def previous(self) -> int:
+        """The neighbour before; the last rank is before rank 0."""
+        return (self.rank - 1) % self.size
+
+    @abstractmethod
+    def send(self, array: A, rank: int) -> None:
+        """Send an array to a neighbour without waiting until it has been received. Arrays arrive in order.
+
+        As many sends as there are ranks, and one more, may be under way; the next one waits for the oldest.
+
+        Raises:
+            DistributedError: the connection was lost.
+        """
+
+    @abstractmethod
+    def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
+        """Return the next array from a neighbour, which must have this shape and type.
+
+        Args:
+            shape: the shape that was sent.
+            dtype: a NumPy type for a NumPy array, or an MLX type for an MLX array.
+            rank: the neighbour.
+
+        Raises:
+            DistributedError: the connection was lost.
+        """
+
+    @abstractmethod
+    def gather(self, array: A) -> A:
+        """Return the arrays of all ranks (size, ...), in the order of the ranks. Every rank calls it, with one shape.
+
+        An MLX array is gathered when it is evaluated.
+
+        Raises:
+            DistributedError: the connection was lost.
+        """
+
+    def sum(self, array: A) -> A:
+        """Return the sum over all ranks, added in the order of the ranks: `((rank 0 + rank 1) + rank 2) + ...`.
+
+        So the bits of an element depend neither on its place nor on the other elements. MLX's `all_sum` adds in an
+        order that depends on the place, if there are three ranks or more.
+        """
+        if self.size == 1:
+            return array
+        gathered = self.gather(array)
+        total: A = gathered[0]
+        for rank in range(1, self.size):
+            total = total + gathered[rank]
+        return total
+
+    def close(self) -> None:  # noqa: B027
+        """Wait until everything that was sent has left."""
+
+    @staticmethod
+    def alone() -> Group:
+        """Return a group of one rank, which sends and receives nothing."""
+        return Alone()
+
+
+class Alone(Group):
+    """A group of one rank."""
+
+    def send(self, array: A, rank: int) -> None:
+        raise ValueError(f"send: expected a neighbour, found rank {rank} of 1")
+
+    def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
+        raise ValueError(f"receive: expected a neighbour, found rank {rank} of 1")
+
+    def gather(self, array: A) -> A:
+        return array[None]
+
+
+class Ring(Group):
+    """MLX's ring. Its calls wait in C++ without the GIL; a lost connection ends them with an error.
+
+    A thread of MLX reads a socket in a loop, without pause, while a receive is pending. So receive only when there is
+    nothing else to compute.
+    """
+
+    def __init__(self) -> None:
+        """Connect to the neighbours.
+
+        Raises:
+            DistributedError: this process was not started by `mlx.launch`, or a neighbour cannot be reached.
+        """
+        import mlx.core as mx
+
+        self._mx = mx
+        try:
+            self._group = mx.distributed.init(strict=True, backend="ring")
+        except (RuntimeError, ValueError) as error:
+            raise DistributedError(
+                "ring", "neighbours that answer", str(error), "start all ranks with mlx.launch"
+            ) from error
+        self.rank, self.size = self._group.rank(), self._group.size()
+        # What is sent waits in a stream of its own, so that two ranks may send to each other at the same time.
+        self._sending, self._receiving = (mx.new_thread_unsafe_stream(mx.cpu) for _ in range(2))
+        self._sent: deque[mx.array] = deque()
+
+    def send(self, array: A, rank: int) -> None:
+        mx = self._mx
+        if len(self._sent) > self.size:
+            self._done(self._sent.popleft())
+        sent = mx.distributed.send(mx.array(array), rank, group=self._group, stream=self._sending)
+        mx.async_eval(sent)
+        self._sent.append(sent)
+
+    def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
+        mx, is_native = self._mx, isinstance(dtype, self._mx.Dtype)
+        of = dtype if is_native else getattr(mx, np.dtype(dtype).name)
+        found = mx.distributed.recv(tuple(shape), of, rank, group=self._group, stream=self._receiving)
+        return self._done(found) if is_native else np.array(self._done(found))
+
+    def gather(self, array: A) -> A:
+        mx = self._mx
+        self.close()  # a send that follows its stream alone could pass it
+        given = mx.array(array)
+        found = mx.distributed.all_gather(given.reshape(-1), group=self._group, stream=self._receiving)
+        found = found.reshape(self.size, *given.shape)
+        result: A = np.array(self._done(found)) if isinstance(array, np.ndarray) else found
+        return result
+
+    def close(self) -> None:
+        while self._sent:
+            self._done(self._sent.popleft())
+
+    def _done(self, array: mx.array) -> mx.array:
+        """Wait for an array and return it."""
+        try:
+            self._mx.eval(array)
+        except RuntimeError as error:
+            raise DistributedError(
+                f"rank {self.rank}", "ranks that answer", str(error), "see what the other ranks report"
+            ) from error
+        return array
+
+
+def launched() -> bool:
+    """Return whether `mlx.launch` has started this process as one of several."""
+    path = Path(os.environ.get(HOSTFILE) or os.devnull)
+    return path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank

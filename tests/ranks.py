@@ -1,0 +1,50 @@
+"""Ranks as processes on this machine, started as `mlx.launch` starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def start(folder: Path, size: int, command: Sequence[str | Path]) -> list[subprocess.Popen[str]]:
+    """Start a Python command as each rank of a run; `folder` holds the file of addresses."""
+    hostfile = folder / "hosts.json"
+    with ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size)]
+        hostfile.write_text(json.dumps([[f"127.0.0.1:{at.getsockname()[1]}"] for at in listening]))
+    made = []
+    for rank in range(size):
+        environment = {**os.environ, "MLX_HOSTFILE": str(hostfile), "MLX_RANK": str(rank)}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        made.append(
+            subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=environment, text=True, **pipes)
+        )
+    return made
+
+
+def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = 60.0) -> list[tuple[int, str, str]]:
+    """Return exit code, stdout and stderr of each rank; kill those that do not end in time."""
+    found = []
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=timeout)
+            found.append((rank.returncode, out, err))
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.communicate()
+    return found
+
+
+def run(folder: Path, size: int, command: Sequence[str | Path]) -> list[tuple[int, str, str]]:
+    """Run a Python command as each rank, and return exit code, stdout and stderr of each."""
+    return finished(start(folder, size, command))
