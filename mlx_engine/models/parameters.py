@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
+from mlx_engine.models.stage import Elsewhere, Stage, is_elsewhere
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -25,7 +27,11 @@ Progress = Callable[[int, int], None]
 
 
 class Parameters:
-    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table."""
+    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table.
+
+    Attributes:
+        stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
+    """
 
     def __init__(
         self,
@@ -35,9 +41,11 @@ class Parameters:
         *,
         conversion: Conversion | None = None,
         progress: Progress | None = None,
+        stage: Stage | None = None,
     ) -> None:
-        self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
+        self._checkpoint, self._tensors, self._backend, self.stage = checkpoint, tensors, backend, stage
         self._conversion, self._progress = conversion or Conversion(), progress
+        self._n_read = sum(self._reads(name) for name in tensors)
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
@@ -56,7 +64,7 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
-        if not self._backend.embeds_stored(weight):
+        if is_elsewhere(weight) or not self._backend.embeds_stored(weight):
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
@@ -67,13 +75,16 @@ class Parameters:
         bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
         stored = self._stored(f"{name}.weight")
         type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
-        self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
+        if not is_elsewhere(stored):
+            self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
         return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_), stored), bias)
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
         made = [self.linear(f"{name}.{e}") for e in range(n)]
         shape = self._tensors[f"{name}.0.weight"].shape
+        if is_elsewhere(made[0].weight):
+            return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
         # The backend may have copied the matrices into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
@@ -87,6 +98,8 @@ class Parameters:
     def row(self, name: str) -> Linear:
         """Return a linear layer of one output, whose `name.weight` is stored as a vector; it is never converted."""
         stored = self._stored(f"{name}.weight")
+        if is_elsewhere(stored):
+            return Linear(name, cast(Array, stored))
         matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
@@ -122,7 +135,14 @@ class Parameters:
         self._done(f"{name}.weight")
         return values
 
+    def _reads(self, name: str) -> bool:
+        """Return whether this process reads a tensor."""
+        return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)
+
     def _stored(self, name: str) -> Weight:
+        return self._read(name) if self._reads(name) else cast(Weight, Elsewhere(name, self._tensors[name].shape))
+
+    def _read(self, name: str) -> Weight:
         return self._tensors[name].weight(self._checkpoint)
 
     def _vector(self, name: str) -> Array:
@@ -133,6 +153,8 @@ class Parameters:
 
         `source` is the weight before its conversion, if there was one.
         """
+        if is_elsewhere(weight):
+            return cast(Array, weight)
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
@@ -144,7 +166,7 @@ class Parameters:
 
     def _done(self, name: str) -> None:
         """Report progress; a table that is also the head counts once."""
-        is_new = name not in self._seen
+        is_new = name not in self._seen and self._reads(name)
         self._seen.add(name)
         if is_new and self._progress is not None:
-            self._progress(len(self._seen), len(self._tensors))
+            self._progress(len(self._seen), self._n_read)
