@@ -175,6 +175,6 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     """
     sizes = OutlineBackend(backend)
     made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
-    parts: dict[str, Any] = {"stage": planned.stage, "shard": planned.shard}
+    parts: dict[str, Any] = {"stage": planned.stage, "slices": planned.slices}
     parameters = OutlineParameters(*given, made, conversion=planned.conversion, **parts)
     return Outlined(planned.make(planned.config, parameters, made), sizes)
