@@ -132,8 +132,9 @@ class Passes:
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model, self._clock = model, clock
-        self._staged = model if isinstance(model, Staged) and model.n_stages > 1 else None
-        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._staged is None
+        self._shared = model if isinstance(model, Staged) else None
+        self._staged = self._shared if self._shared is not None and self._shared.n_stages > 1 else None
+        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._shared is None
         self.depth = self._staged.n_stages if self._staged is not None else 2 if self.overlaps else 1
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
@@ -194,8 +195,8 @@ class Passes:
 
     def rest(self) -> None:
         """Take notice that there is no work: other machines may sleep until the next pass."""
-        if self._staged is not None:
-            self._staged.rest()
+        if self._shared is not None:
+            self._shared.rest()
 
     def close(self) -> None:
         """Discard all passes that are not settled."""

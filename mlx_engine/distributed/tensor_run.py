@@ -15,10 +15,8 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
+from mlx_engine.distributed.pipeline import END, REST
 from mlx_engine.models.decoder import Decoder
-
-# Messages without a pass: the run ends, or nothing is to be done for a while.
-END, REST = "end", "rest"
 
 
 def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = lambda: None) -> None:
@@ -56,7 +54,10 @@ class TensorParallel:
 
     Attributes:
         config, backend, program: those of rank 0's slices.
+        n_stages: the number of passes that may be under way, 1: all ranks run each pass together.
     """
+
+    n_stages = 1
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         """Make the model.
@@ -81,6 +82,11 @@ class TensorParallel:
         message = self._mirror.message(batch)
         self._tell(message)
         return _run(self._model, self._replica, message)
+
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        """Run a forward pass. Return a function that returns its logits (R, V), or None if none are wanted."""
+        logits = self.forward(batch)
+        return None if logits is None else lambda: logits
 
     def rest(self) -> None:
         """Have the other ranks sleep until the next pass, because there is no work."""
