@@ -19,6 +19,7 @@ import numpy as np
 
 from kernels.cpu.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
+from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.experts import Experts, SharedExpert
 from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import (
@@ -197,6 +198,17 @@ class Backend(Primitives):
         padded = np.zeros((len(here), -(-n // size)), dtype=np.float32)
         padded[:, : here.shape[1]] = here
         return self.array(np.ascontiguousarray(np.concatenate(self.group.gather(padded), axis=1)[:, :n]))
+
+    @exchange
+    def all_best(self, x: Array, n: int, k: int) -> Array:
+        """Return (R, n) logits of all ranks as `all_columns` does, of which only the k largest of each row are right.
+
+        All other values are smaller, by 1 or more. A row is NaN if a logit of any rank is not finite. Every rank sends
+        its k largest logits.
+        """
+        if self.group is None:
+            return x
+        return self.array(unpacked(self.group.gather(packed(self.host(x), k)), n))
 
     # ---- blocks ----
 

@@ -44,6 +44,7 @@ def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = lamb
 def _run(model: Decoder, replica: Replica, message: Message) -> Array | None:
     """Run a pass to its end, and return logits (R, V), or None if none are wanted."""
     batch = replica.apply(message)
+    batch.best = message["best"]
     logits = model.forward(batch)
     model.backend.wait(batch.stores.arrays if logits is None else logits)
     return logits
@@ -79,7 +80,7 @@ class TensorParallel:
 
     def forward(self, batch: Batch) -> Array | None:
         """Run a forward pass on all ranks and return logits (R, V) of the wanted tokens, or None if there are none."""
-        message = self._mirror.message(batch)
+        message = {**self._mirror.message(batch), "best": batch.best}
         self._tell(message)
         return _run(self._model, self._replica, message)
 
