@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.backends.sampling import largest
+from mlx_engine.backends.sampling import LARGEST, largest
 
 
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
@@ -39,7 +39,7 @@ def unpacked(gathered: NDArray[np.float32], n: int) -> NDArray[np.float32]:
         values, columns = gathered[:, r, 0], gathered[:, r, 1]
         there = np.isfinite(values)
         least = float(values[there].min())
-        row[:] = least - 1 - abs(least)
+        row[:] = max(least - 1 - abs(least), -LARGEST)
         for rank in range(size):
             here = columns[rank, there[rank]].astype(np.int64)
             row[rank * -(-n // size) + here] = values[rank, there[rank]]
