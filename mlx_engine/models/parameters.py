@@ -64,8 +64,13 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type."""
         weight = self._stored(f"{name}.weight")
-        if is_elsewhere(weight) or not self._backend.embeds_stored(weight):
-            return self._prepare(f"{name}.weight", weight)
+        if is_elsewhere(weight):
+            return cast(Array, weight)
+        if not self._backend.embeds_stored(weight):
+            prepared = self._prepare(f"{name}.weight", weight)
+            if self.stage is not None and not self.stage.is_last:  # another rank has the head, which may be this table
+                self._backend.leave_in_file(prepared)
+            return prepared
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight
