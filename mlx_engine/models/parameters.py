@@ -68,12 +68,16 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        Every rank of several leaves the whole table in the file, of which a pass reads a few rows.
+        Ranks that share tensors leave the whole table in the file, of which a pass reads a few rows.
         """
         weight = self._stored(f"{name}.weight")
-        is_left = self._slices is not None or self._backend.embeds_stored(weight)
-        if is_elsewhere(weight) or not is_left:
-            return self._prepare(f"{name}.weight", weight)
+        if is_elsewhere(weight):
+            return cast(Array, weight)
+        if self._slices is None and not self._backend.embeds_stored(weight):
+            prepared = self._prepare(f"{name}.weight", weight)
+            if self.stage is not None and not self.stage.is_last:  # another rank has the head, which may be this table
+                self._backend.leave_in_file(prepared)
+            return prepared
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight

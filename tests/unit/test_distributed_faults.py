@@ -31,6 +31,7 @@ class Watched:
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.processes = ranks.start(folder, SIZE, command)
+        self.client: subprocess.Popen[bytes] | None = None
         self.out: list[list[str]] = [[] for _ in self.processes]
         self.err: list[list[str]] = [[] for _ in self.processes]
         for rank, process in enumerate(self.processes):
@@ -57,10 +58,11 @@ class Watched:
 
     def close(self) -> None:
         """Kill what still runs."""
-        for process in self.processes:
+        for process in (*self.processes, *([self.client] if self.client else [])):
             if process.poll() is None:
                 process.kill()
             process.wait()
+        for process in self.processes:
             for stream in (process.stdout, process.stderr):
                 stream.close()
 
@@ -80,7 +82,9 @@ def running_at(moment: str, folder: Path, victim: int) -> Watched:
         watched.wait_for(lambda: "Listening" in "".join(watched.err[0]))
         command = ["curl", "-s", "-m", "60", f"http://127.0.0.1:{port}/v1/completions", "-d"]
         body = '{"prompt": "Once", "max_tokens": 400, "ignore_eos": true}'
-        subprocess.Popen([*command, body, "-H", "Content-Type: application/json"], stdout=subprocess.DEVNULL)
+        watched.client = subprocess.Popen(
+            [*command, body, "-H", "Content-Type: application/json"], stdout=subprocess.DEVNULL
+        )
         time.sleep(0.3)
         return watched
     prompt = PROMPT if moment != "decode" else "Once upon"
