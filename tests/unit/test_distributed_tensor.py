@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from mlx_engine.models.conversion import Conversion
 from mlx_engine.schedule.stream import Generation
 from tests.golden.goldens import DATA
 from tests.golden.test_tensor_parallel import TOLERANCE, WIDER, error
+from tests.ranks import run as run_processes
 from tests.unit.test_distributed_pipeline import logits_of
 
 T = TypeVar("T")
@@ -146,3 +148,15 @@ def test_the_largest_logits_of_all_ranks(k: int):
     for r in (0, 1, 3, 4, 5):
         np.testing.assert_array_equal(largest(found[r], k), largest(rows[r], k))
         np.testing.assert_array_equal(np.sort(found[r])[-k:], np.sort(rows[r])[-k:])
+
+
+def test_ranks_as_processes(tmp_path: Path):
+    """Over MLX's ring. Rank 0 prints the text of one process, and the other rank nothing."""
+    options = ["-m", "builtin", "-b", "parallel", "--threads", "1", "-n", "12", "--shard", "tensor", PROMPT]
+    (code, out, err), *others = run_processes(tmp_path, 2, ["cli.py", "generate", *options])
+    with mlx_engine.load("builtin", "parallel", threads=1) as engine:
+        expected = engine.generate(PROMPT, max_tokens=12).text
+    assert code == 0, err
+    assert out.strip() == PROMPT + expected
+    assert "the tensors of every layer on 2 ranks" in err
+    assert [(code, out) for code, out, _ in others] == [(0, "")]
