@@ -255,6 +255,8 @@ class Decoder:
         logits = be.norm_head(x, self.output_norm, self.output)
         if self.logit_softcap is not None:
             logits = be.soft_cap(logits, self.logit_softcap)
+        if be.group is None:
+            return logits
         return be.all_columns(logits, n) if best is None else be.all_best(logits, n, best)
 
     @property
