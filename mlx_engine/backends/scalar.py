@@ -38,7 +38,7 @@ class ScalarBackend(ScalarStates):
         return np.array(x, dtype=np.float32)
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        return [table[i] for i in ids]
+        return table.rows(ids).tolist() if isinstance(table, Weight) else [table[i] for i in ids]
 
     def linear(self, x: Native, linear: Linear) -> Native:
         bias = linear.bias or [0.0] * len(linear.weight)

@@ -33,7 +33,7 @@ from mlx_engine.errors import NotShardableError
 from mlx_engine.models import Model, plan_model
 from mlx_engine.models.conversion import Conversion
 from tests.contract.check import EMULATED, named
-from tests.golden.goldens import DATA, Golden, check_close, relative_errors
+from tests.golden.goldens import DATA, Golden, check_close, relative_errors, variant
 from tests.golden.test_same_bits import cut
 from tests.random_models import SETTINGS, random_checkpoint
 
@@ -173,13 +173,29 @@ def test_the_same_bits_for_every_chunk_page_and_batch(architecture: str):
         same_on_all(list(found))
 
 
-@pytest.mark.parametrize("architecture", ["gemma4", "gpt-oss", "lfm2", "olmo2", "qwen2moe", "qwen35"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "llama",
+        *(pytest.param(name, marks=SLOW) for name in ("gemma4", "gpt-oss", "lfm2", "olmo2", "qwen2moe", "qwen35")),
+    ],
+)
 def test_op_by_op_and_on_mlx(architecture: str):
     of = random_checkpoint(architecture, "Q8_0")
     ids = [int(token) for token in np.random.default_rng(1).integers(0, 300, 20)]
     for backend in (lambda: create_backend("simd", jit=False), lambda: create_backend("mlx")):
         (one,) = on_ranks(of, backend, 1, logits(ids))
         assert error(one, same_on_all(on_ranks(of, backend, 2, logits(ids)))) <= 2 * TOLERANCE
+
+
+def test_on_the_definition_of_the_operations():
+    of, case = open_checkpoint(DATA / "qwen3-gqa"), variant("gqa")
+    ids = case.prompt(0)[:6]
+    found = same_on_all(on_ranks(of, lambda: create_backend("scalar"), 2, logits(ids)))
+    check_close(case.logits(0)[:6], found)
 
 
 @pytest.mark.slow
