@@ -49,8 +49,11 @@ WHOLE = {
     *("position_embd", "rope_freqs", "rope_factors_long", "rope_factors_short"),
     *("per_layer_token_embd", "per_layer_model_proj"),
 }
-# The matrix whose columns are cut, by the deal of attention and FFNs.
-LAST = {"ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp"}
+# The matrix whose columns are cut by blocks, by the deal.
+LAST = {
+    "ffn": "ffn_down", "experts": "ffn_down_exps", "shared expert": "ffn_down_shexp",
+    "channels": "shortconv.out_proj",
+}  # fmt: skip
 # The largest number of ranks that a refusal proposes.
 MOST_RANKS = 64
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>.+?)(?:\.\d+)?(?:\.(?:weight|bias))?")
@@ -148,8 +151,13 @@ class _Deals:
     def __init__(self, planned: Planned) -> None:
         self._planned, self._config = planned, planned.config
         self.of = cache(self._of)
+        self._matrices: dict[Name, list[str]] = {}  # those of all experts of a layer have one key
+        for name in planned.tensors:
+            if name.endswith(".weight"):
+                self._matrices.setdefault(Name.of(name), []).append(name)
         # One block size for all layers: layers that share keys and values must be cut alike.
-        self._attention = self._block(name for name in planned.tensors if Name.of(name).part == "attn_output")
+        outputs = [names for of, names in self._matrices.items() if of.part == "attn_output"]
+        self._attention = self._block(name for names in outputs for name in names)
 
     def _of(self, layer: int | None, kind: str) -> Deal:
         tensors = self._planned.tensors
@@ -157,12 +165,9 @@ class _Deals:
             return Vocabulary(self._config.vocab_size)
         if kind in ("queries", "keys", "sinks"):
             return self._heads(layer, kind)
-        if kind == "channels":
-            name = f"blk.{layer}.shortconv.out_proj.weight"
-            return by_blocks(tensors[name].shape[1], self._block([name]))
         if kind.startswith("delta"):
             return self._delta(layer, kind)
-        names = [name for name in self._layer(layer) if Name.of(name).part == LAST[kind] and name.endswith(".weight")]
+        names = self._matrices[Name(layer, LAST[kind])]
         return by_blocks(tensors[names[0]].shape[1], self._block(names))
 
     def _heads(self, layer: int, kind: str) -> Deal:
@@ -186,18 +191,12 @@ class _Deals:
         }
         return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule, {heads} in a block of columns")
 
-    @cache  # noqa: B019 - lives as long as the deals are made
-    def _layer(self, layer: int) -> list[str]:
-        return [name for name in self._planned.tensors if Name.of(name).layer == layer]
-
     def _block(self, names: Iterable[str]) -> int:
         """Return on which multiples of columns all of these matrices can be cut."""
         return math.lcm(*{type_.block_size for name in names for type_ in self._types(name)})
 
     def _types(self, name: str) -> tuple[GGMLType, ...]:
         """Return the type of a matrix in the file, and the type to which it is converted."""
-        if name.endswith(".bias"):
-            return ()
         planned, tensor = self._planned, self._planned.tensors[name]
         stored = _stored_type(planned, tensor)
         return stored, planned.conversion.type_of(name.removesuffix(".weight"), tensor.shape, stored)[0]

@@ -16,6 +16,7 @@ from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
 from mlx_engine.distributed.pipeline import END, REST
+from mlx_engine.errors import DistributedError
 from mlx_engine.models.decoder import Decoder
 
 
@@ -72,6 +73,7 @@ class TensorParallel:
         self.config: Any = model.config
         self.backend, self.program = model.backend, model.program
         self._mirror, self._replica = Mirror(), Replica(model.backend, model.kv_layers)
+        self._is_inside = False
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
@@ -79,10 +81,21 @@ class TensorParallel:
         return self._model.kv_layers
 
     def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass on all ranks and return logits (R, V) of the wanted tokens, or None if there are none."""
+        """Run a forward pass on all ranks and return logits (R, V) of the wanted tokens, or None if there are none.
+
+        Raises:
+            DistributedError: the pass before was interrupted, so the other ranks wait for its exchanges.
+        """
+        if self._is_inside:
+            raise DistributedError(
+                "rank 0", "the end of the pass before", "an interrupted one", "start all ranks again"
+            )
         message = {**self._mirror.message(batch), "best": batch.best}
+        self._is_inside = True
         self._tell(message)
-        return _run(self._model, self._replica, message)
+        logits = _run(self._model, self._replica, message)
+        self._is_inside = False
+        return logits
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Run a forward pass. Return a function that returns its logits (R, V), or None if none are wanted."""
@@ -96,9 +109,10 @@ class TensorParallel:
             self._rests = True
 
     def end(self) -> None:
-        """End the run of the other ranks."""
-        self._tell({END: True})
-        self._group.close()
+        """End the run of the other ranks, unless they wait inside of a pass."""
+        if not self._is_inside:
+            self._tell({END: True})
+            self._group.close()
 
     def _tell(self, message: Message) -> None:
         if self._rests and self._wake is not None:

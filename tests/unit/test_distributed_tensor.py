@@ -17,11 +17,12 @@ from mlx_engine.backends.sampling import Sampling, largest
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.sampler import Sampler
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
+from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.distributed.shard import TensorShard
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.engine import Engine, open_source
+from mlx_engine.errors import DistributedError
 from mlx_engine.models import Model, Planned, plan_model
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.schedule.stream import Generation
@@ -126,6 +127,30 @@ def test_other_choices_need_all_logits(options: dict[str, Any]):
     for mine, other in zip(found.logprobs or [], expected.logprobs or [], strict=True):
         assert mine.logprob == pytest.approx(other.logprob, abs=1e-5)
         assert [token for token, _ in mine.top] == [token for token, _ in other.top]
+
+
+def test_one_answer_of_a_pass_may_need_all_logits():
+    def run(engine: Engine) -> list[Generation]:
+        return engine.generate_batch([PROMPT, PROMPT[:9]], max_tokens=5, logprobs=[None, 0])
+
+    with mlx_engine.load("builtin", "parallel", threads=1) as engine:
+        expected = run(engine)
+    found, _ = led(2, run)
+    assert [of.token_ids for of in found] == [of.token_ids for of in expected]
+    assert len(found[1].logprobs or []) == 5
+
+
+def test_no_pass_follows_one_that_was_interrupted(monkeypatch: pytest.MonkeyPatch):
+    """The other ranks would read the next message as the data that they wait for."""
+    (group,) = LocalGroup.make(1)
+    model = built(planned_of("gemma3-micro"), "simd", group)
+    leader = TensorParallel(model, group)
+    monkeypatch.setattr(type(model), "forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        logits_of(leader)
+    monkeypatch.undo()
+    with pytest.raises(DistributedError, match="the end of the pass before, found an interrupted one"):
+        logits_of(leader)
 
 
 def test_logprobs_of_few_logits_are_refused():
