@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import mlx_engine
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
-from mlx_engine.distributed.agreement import agree, gather_values
+from mlx_engine.distributed.agreement import agree, gather_values, version
 from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
 from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
 from mlx_engine.distributed.timeline import drawing
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 from mlx_engine.models import Model, Planned
 from mlx_engine.models.decoder import Decoder
 
@@ -57,7 +56,7 @@ class Shard(ABC):
             DistributedError: a rank differs.
             OptionError, NotEnoughMemoryError: the model cannot be shared so.
         """
-        files = {"version": mlx_engine.__version__, "files": identity(path), "backend": backend.name}
+        files = {"version": version(), "files": identity(path), "backend": backend.name}
         agree(self.group, {**files, "shard": self.kind, **settings})
         return self.share(planned, backend)
 
@@ -146,7 +145,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
     if not launched():
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
-        raise OptionError(option="--shard", expected=expected, found="a process alone")
+        raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
     hosts = [of[0].rpartition(":")[0] for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
     line = f"error: --shard: expected {len(hosts)} ranks within {JOINING:.0f} s, found too few; start them all"
     watch = threading.Timer(JOINING, end_process, (FAILED, line))

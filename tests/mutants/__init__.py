@@ -5,6 +5,7 @@ from tests.mutants import (
     chat,
     commands,
     connection,
+    distributed,
     emulator,
     experts,
     files,
@@ -53,5 +54,6 @@ MUTANTS = [
     *serve.MUTANTS,
     *receipts.MUTANTS,
     *connection.MUTANTS,
+    *distributed.MUTANTS,
     *tools.MUTANTS,
 ]

@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant("attention scale forgotten", "mlx_engine/models/llama.py", "Model.__init__", "config.head_dim**-0.5", "1.0"),
     Mutant(
-        "logits without their soft cap", "mlx_engine/models/decoder.py", "Decoder._logits", "self.logit_softcap", "None"
+        "logits without their soft cap", "mlx_engine/models/decoder.py", "Decoder.head", "self.logit_softcap", "None"
     ),
     Mutant(
         "scores without their soft cap", "mlx_engine/models/gemma2.py", "Model.__init__", "config.score_softcap", "None"
