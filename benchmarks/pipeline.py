@@ -55,7 +55,7 @@ def rank(model: str, split: str | None) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     found = {"rate": n / seconds, "peak": peak(), "ids": [request.output.token_ids for request in requests]}
     if shard is not None:
-        shard.close()
+        shard.close(timeline=True)
         found |= {"timeline": shard.timeline, "notes": shard.notes}
     engine.close()
     return found

@@ -73,19 +73,22 @@ class Shard(ABC):
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Have the other ranks end after the last pass. Called on rank 0; without effect if no model was loaded."""
+    def end(self, *, timeline: bool) -> bool:
+        """Have the other ranks end after the last pass, and make the time line if it is wanted. Called on rank 0.
 
-    def close(self, code: int = 0) -> None:
-        """End the run on all ranks with an exit code; if it is 0, after the last pass."""
-        if self.is_leader and code == 0:
-            self.end()
+        Return False if they cannot end so, because a pass was interrupted.
+        """
+
+    def close(self, code: int = 0, *, timeline: bool = False) -> None:
+        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line."""
+        if self.is_leader and code == 0 and not self.end(timeline=timeline):
+            code = FAILED
         if self._liveness is None:
             return
         if self.is_leader:
             self._liveness.close(code)
         else:
-            self._liveness.leave()
+            self._liveness.leave(code)
 
 
 class PipelineShard(Shard):
@@ -125,10 +128,12 @@ class PipelineShard(Shard):
             return follow(cast(Decoder, model), self.group)
         return follow(cast(Decoder, model), self.group, self._liveness.sleep)
 
-    def end(self) -> None:
-        if self._model is not None:
-            self.timeline = drawing(self._model.end(timeline=True))
-            self._model = None
+    def end(self, *, timeline: bool) -> bool:
+        model, self._model = self._model, None
+        if model is None or model.is_broken:
+            return False
+        self.timeline = drawing(model.end(timeline=timeline))
+        return True
 
 
 KINDS = (PipelineShard.kind,)

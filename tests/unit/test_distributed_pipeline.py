@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
+from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import latest_cut, stages_of
@@ -250,3 +252,25 @@ def test_logits_that_are_not_finite_fail_their_request_alone():
         return [type(of.error) for of in engine.generate_batch([[1, 2], [3]], max_tokens=2)]
 
     assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) == [NotFiniteError] * 2
+
+
+def test_after_an_interrupted_pass_no_other_begins():
+    planned = planned_of(DATA / "llama-micro")
+    stage = stages_of([1, 2], 2, planned.config)[0]
+    model = planned._replace(stage=stage).build(create_backend("parallel", threads=1)).model
+    pipeline = Pipeline(model, LocalGroup.make(2)[0])
+    with mock.patch.object(pipeline._runner, "run", side_effect=MemoryError), pytest.raises(MemoryError):
+        forward(pipeline, New([1], pipeline.scratch_kv(1)))
+    with pytest.raises(DistributedError, match="found one that was interrupted; start all ranks again"):
+        forward(pipeline, New([1], pipeline.scratch_kv(1)))
+
+
+def test_pools_that_are_gone_are_dropped_by_the_ranks():
+    def run(engine: Engine) -> int:
+        for _ in range(4):
+            engine.generate([1, 2], max_tokens=2, ignore_eos=True)
+            gc.collect()
+        engine.generate([1], max_tokens=1)
+        return len(engine.model._runner._replica._pools)
+
+    assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) <= 2
