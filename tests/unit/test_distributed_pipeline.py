@@ -235,6 +235,35 @@ def test_as_many_passes_as_ranks_are_under_way():
     assert flights[2:] == [[4]] * 7
 
 
+def test_others_keep_their_tokens_when_one_leaves_a_pass_under_way():
+    prompts = [[3, 1], [4, 1], [5, 9], [2, 6], [5, 3], [5, 8]]
+
+    def without(engine: Engine) -> list[list[int]]:
+        scheduler = engine.scheduler(slots=6, prefix_cache=False)
+        requests = [engine.request(prompt, Options.of(12, ignore_eos=True)) for prompt in prompts]
+        for request in requests:
+            scheduler.submit(request)
+        for _ in range(7):
+            scheduler.step()
+        under_way = [part.sequence.request for submitted in scheduler._passes._flight for part in submitted.parts]
+        assert len(under_way) == 3
+        scheduler.cancel(under_way[0])
+        while scheduler.has_work:
+            scheduler.step()
+        return [request.output.token_ids for request in requests if request is not under_way[0]]
+
+    def alone(engine: Engine) -> list[list[int]]:
+        return [engine.generate(prompt, max_tokens=12, ignore_eos=True).token_ids for prompt in prompts]
+
+    source = DATA / "llama-micro" / "hf"
+    with mlx_engine.load(source, "parallel", threads=1) as whole:
+        expected = alone(whole)
+    found = shared_engine(source, [1, 2], without)
+    assert len(found) == 5
+    assert all(ids in expected for ids in found)
+    assert len({tuple(ids) for ids in found}) > 2
+
+
 def test_a_rank_with_other_files_is_refused():
     def run(group: Group) -> None:
         source = DATA / ("llama-micro" if group.rank != 1 else "qwen3-micro") / "hf"
