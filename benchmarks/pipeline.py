@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SEQUENCES, TOKENS, PROMPT = 8, 48, 16
+KV_MEMORY = 128 << 20
 
 
 def rank(model: str, split: str | None) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def rank(model: str, split: str | None) -> dict[str, Any]:
         shard.close()
         return {"peak": peak()}
     engine = Engine(opened)
-    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=256 << 20)
+    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=KV_MEMORY)
     requests = [
         engine.request([1 + i + t for t in range(PROMPT)], Options.of(TOKENS, ignore_eos=True))
         for i in range(SEQUENCES)
@@ -54,7 +55,7 @@ def rank(model: str, split: str | None) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     found = {"rate": n / seconds, "peak": peak(), "ids": [request.output.token_ids for request in requests]}
     if shard is not None:
-        shard.close()
+        shard.close(timeline=True)
         found |= {"timeline": shard.timeline, "notes": shard.notes}
     engine.close()
     return found

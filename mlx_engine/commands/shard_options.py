@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
-from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, require
+from mlx_engine.errors import BackendUnavailableError, DistributedError, NotShardableError, OptionError, require
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -55,6 +55,8 @@ class ShardOptions:
             require(self.split is None, option="--split", expected="--shard pipeline with it", found=self.split)
             yield None
             return
+        drawn = self.shard != "tensor" or not self.timeline
+        require(drawn, option="--timeline", expected="--shard pipeline with it", found=self.shard)
         from mlx_engine.distributed.shard import join
         from mlx_engine.distributed.split import parsed
 
@@ -65,9 +67,11 @@ class ShardOptions:
             yield shard
         except BaseException as error:
             shard.close(exit_code(error))
+            if not shard.is_leader and isinstance(error, DistributedError | OptionError | NotShardableError):
+                raise typer.Exit(exit_code(error)) from None  # all ranks have it, and rank 0 prints it
             raise
-        shard.close()
-        for line in shard.timeline if self.timeline else ():
+        shard.close(timeline=self.timeline)
+        for line in shard.timeline:
             notice(line)
 
 
@@ -79,8 +83,7 @@ def exit_code(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    wrong_use = isinstance(error, OptionError | BackendUnavailableError) and isinstance(error, EngineError)
-    return WRONG_USE if wrong_use else FAILED
+    return WRONG_USE if isinstance(error, OptionError | BackendUnavailableError) else FAILED
 
 
 def follow(source: str, backend: str, shard: Shard, options: Mapping[str, Any]) -> None:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlx_engine.distributed.group import Group
 from mlx_engine.errors import DistributedError, shown
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def version() -> str:
+    """Return the version of MLX and a digest of this package's source: two checkouts of one release may differ."""
+    hashed = hashlib.sha256()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        hashed.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    return f"MLX {metadata.version('mlx')}, source {hashed.hexdigest()[:12]}"
 
 
 def gather_values(group: Group, value: Any) -> list[Any]:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 INTERVAL, LIMIT = 0.5, 8.0
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0
+# Seconds that a rank with an error lives on: most errors are those of all ranks, and rank 0 reports them.
+COURTESY = 1.0
 FAILED = 1
 
 End = Callable[[int, str | None], None]
@@ -109,8 +111,10 @@ class Liveness:
         self._woken.wait()
         self._woken.clear()
 
-    def leave(self) -> None:
-        """End this rank's part, when the run has ended: its connection may close now."""
+    def leave(self, code: int) -> None:
+        """End this rank's part, on other ranks than 0. After an error, let rank 0 end first if it has the same one."""
+        if code:
+            time.sleep(COURTESY)
         self._is_ending = True
 
     def _beat(self) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
 from mlx_engine.distributed.timeline import MOST_SPANS, Span
+from mlx_engine.errors import DistributedError
 from mlx_engine.models.decoder import Decoder
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
@@ -130,6 +131,7 @@ class Pipeline:
     Attributes:
         config, backend, program: those of rank 0's layers.
         n_stages: the number of ranks, which is the number of passes that may be under way.
+        is_broken: whether a pass was interrupted on this rank.
     """
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
@@ -143,7 +145,7 @@ class Pipeline:
         self._model, self._group, self._runner = model, group, StageRunner(model, group)
         self.config, self.backend, self.program = model.config, model.backend, model.program
         self._mirror, self._flight, self._wake = Mirror(), deque[Pending](), wake
-        self._rests = False
+        self._rests = self.is_broken = False
         self.n_stages = group.size
 
     @property
@@ -157,12 +159,21 @@ class Pipeline:
         return None if pending is None else pending()
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted.
+
+        Raises:
+            DistributedError: an earlier pass was interrupted on this rank, so that the others wait for the rest of it.
+        """
+        if self.is_broken:
+            found, hint = "one that was interrupted", "start all ranks again"
+            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
         while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
             self._receive()
+        self.is_broken = True
         message = self._mirror.message(batch)
         self._tell(message)
         logits = self._runner.run(message)
+        self.is_broken = False
         if not batch.rows:
             return None
         pending = Pending(len(batch.rows))
@@ -179,15 +190,18 @@ class Pipeline:
 
     def _receive(self) -> None:
         """Receive the logits of the oldest pass under way."""
-        oldest = self._flight[0]
-        shape = oldest.n_rows, int(self.config.vocab_size)
-        oldest.found = self.backend.array(self._group.receive(shape, np.float32, self._group.previous))
+        self._flight[0].found = self.backend.array(self._next_logits())
         self._flight.popleft()
+
+    def _next_logits(self) -> np.ndarray:
+        shape = self._flight[0].n_rows, int(self.config.vocab_size)
+        return cast(np.ndarray, self._group.receive(shape, np.float32, self._group.previous))
 
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
         """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass."""
         while self._flight:
-            self._receive()
+            self._next_logits()
+            self._flight.popleft()
         self._tell({END: TIMELINE if timeline else ""})
         gathered = gather_values(self._group, self._runner.spans) if timeline else []
         self._group.close()

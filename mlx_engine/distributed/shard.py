@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import mlx_engine
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
-from mlx_engine.distributed.agreement import agree, gather_values
+from mlx_engine.distributed.agreement import agree, gather_values, version
 from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
 from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
 from mlx_engine.distributed.pipeline import Pipeline, follow
@@ -22,7 +21,7 @@ from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.distributed.timeline import drawing
-from mlx_engine.errors import OptionError
+from mlx_engine.errors import OptionError, Words
 from mlx_engine.models import Model, Planned
 from mlx_engine.models.decoder import Decoder
 
@@ -59,7 +58,7 @@ class Shard(ABC):
             DistributedError: a rank differs.
             OptionError, NotEnoughMemoryError: the model cannot be shared so.
         """
-        files = {"version": mlx_engine.__version__, "files": identity(path), "backend": backend.name}
+        files = {"version": version(), "files": identity(path), "backend": backend.name}
         agree(self.group, {**files, "shard": self.kind, **settings})
         return self.share(planned, backend)
 
@@ -76,19 +75,22 @@ class Shard(ABC):
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
 
     @abstractmethod
-    def end(self) -> None:
-        """Have the other ranks end after the last pass. Called on rank 0; without effect if no model was loaded."""
+    def end(self, *, timeline: bool) -> bool:
+        """Have the other ranks end after the last pass, and make the time line if it is wanted. Called on rank 0.
 
-    def close(self, code: int = 0) -> None:
-        """End the run on all ranks with an exit code; if it is 0, after the last pass."""
-        if self.is_leader and code == 0:
-            self.end()
+        Return False if they cannot end so, because a pass was interrupted.
+        """
+
+    def close(self, code: int = 0, *, timeline: bool = False) -> None:
+        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line."""
+        if self.is_leader and code == 0 and not self.end(timeline=timeline):
+            code = FAILED
         if self._liveness is None:
             return
         if self.is_leader:
             self._liveness.close(code)
         else:
-            self._liveness.leave()
+            self._liveness.leave(code)
 
 
 class PipelineShard(Shard):
@@ -128,10 +130,12 @@ class PipelineShard(Shard):
             return follow(cast(Decoder, model), self.group)
         return follow(cast(Decoder, model), self.group, self._liveness.sleep)
 
-    def end(self) -> None:
-        if self._model is not None:
-            self.timeline = drawing(self._model.end(timeline=True))
-            self._model = None
+    def end(self, *, timeline: bool) -> bool:
+        model, self._model = self._model, None
+        if model is None or model.is_broken:
+            return False
+        self.timeline = drawing(model.end(timeline=timeline))
+        return True
 
 
 class TensorShard(Shard):
@@ -159,10 +163,12 @@ class TensorShard(Shard):
             return follow_tensor(cast(Decoder, model), self.group)
         return follow_tensor(cast(Decoder, model), self.group, self._liveness.sleep)
 
-    def end(self) -> None:
-        if self._model is not None:
-            self._model.end()
-            self._model = None
+    def end(self, *, timeline: bool) -> bool:
+        model, self._model = self._model, None
+        if model is None or model.is_broken:
+            return False
+        model.end()
+        return True
 
 
 KINDS = (PipelineShard.kind, TensorShard.kind)
@@ -181,7 +187,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         raise OptionError(option="--split", expected="--shard pipeline with it", found=list(split))
     if not launched():
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
-        raise OptionError(option="--shard", expected=expected, found="a process alone")
+        raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
     hosts = [of[0].rpartition(":")[0] for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
     line = f"error: --shard: expected {len(hosts)} ranks within {JOINING:.0f} s, found too few; start them all"
     watch = threading.Timer(JOINING, end_process, (FAILED, line))

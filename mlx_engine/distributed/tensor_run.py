@@ -57,6 +57,7 @@ class TensorParallel:
     Attributes:
         config, backend, program: those of rank 0's slices.
         n_stages: the number of passes that may be under way, 1: all ranks run each pass together.
+        is_broken: whether a pass was interrupted on this rank.
     """
 
     n_stages = 1
@@ -73,7 +74,7 @@ class TensorParallel:
         self.config: Any = model.config
         self.backend, self.program = model.backend, model.program
         self._mirror, self._replica = Mirror(), Replica(model.backend, model.kv_layers)
-        self._is_inside = False
+        self.is_broken = False
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
@@ -84,17 +85,16 @@ class TensorParallel:
         """Run a forward pass on all ranks and return logits (R, V) of the wanted tokens, or None if there are none.
 
         Raises:
-            DistributedError: the pass before was interrupted, so the other ranks wait for its exchanges.
+            DistributedError: an earlier pass was interrupted on this rank, so that the others wait for its exchanges.
         """
-        if self._is_inside:
-            raise DistributedError(
-                "rank 0", "the end of the pass before", "an interrupted one", "start all ranks again"
-            )
+        if self.is_broken:
+            found, hint = "one that was interrupted", "start all ranks again"
+            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
         message = {**self._mirror.message(batch), "best": batch.best}
-        self._is_inside = True
+        self.is_broken = True
         self._tell(message)
         logits = _run(self._model, self._replica, message)
-        self._is_inside = False
+        self.is_broken = False
         return logits
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
@@ -109,10 +109,9 @@ class TensorParallel:
             self._rests = True
 
     def end(self) -> None:
-        """End the run of the other ranks, unless they wait inside of a pass."""
-        if not self._is_inside:
-            self._tell({END: True})
-            self._group.close()
+        """End the run of the other ranks."""
+        self._tell({END: True})
+        self._group.close()
 
     def _tell(self, message: Message) -> None:
         if self._rests and self._wake is not None:

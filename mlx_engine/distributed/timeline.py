@@ -30,7 +30,7 @@ def drawing(ranks: Sequence[Sequence[Span]], latest: int = LATEST) -> list[str]:
 
     Each line ends with the share of the time in which the rank computed.
     """
-    if not all(ranks):
+    if not ranks or not all(ranks):
         return []
     first = max(0, ranks[-1][-1].number + 1 - latest)
     shown = [[span for span in spans if span.number >= first] for spans in ranks]

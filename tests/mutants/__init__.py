@@ -5,6 +5,7 @@ from tests.mutants import (
     chat,
     commands,
     connection,
+    distributed,
     emulator,
     experts,
     files,
@@ -55,5 +56,6 @@ MUTANTS = [
     *serve.MUTANTS,
     *receipts.MUTANTS,
     *connection.MUTANTS,
+    *distributed.MUTANTS,
     *tools.MUTANTS,
 ]

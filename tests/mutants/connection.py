@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(
         "the exit code of a dead engine is that of its SystemExit",
         "mlx_engine/commands/serve.py",
-        "serve",
+        "answer_requests",
         "isinstance(fault, EngineError)",
         "fault is not None",
     ),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward, forward_logits
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.local import run_ranks
+from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import latest_cut, stages_of
@@ -233,6 +235,35 @@ def test_as_many_passes_as_ranks_are_under_way():
     assert flights[2:] == [[4]] * 7
 
 
+def test_others_keep_their_tokens_when_one_leaves_a_pass_under_way():
+    prompts = [[3, 1], [4, 1], [5, 9], [2, 6], [5, 3], [5, 8]]
+
+    def without(engine: Engine) -> list[list[int]]:
+        scheduler = engine.scheduler(slots=6, prefix_cache=False)
+        requests = [engine.request(prompt, Options.of(12, ignore_eos=True)) for prompt in prompts]
+        for request in requests:
+            scheduler.submit(request)
+        for _ in range(7):
+            scheduler.step()
+        under_way = [part.sequence.request for submitted in scheduler._passes._flight for part in submitted.parts]
+        assert len(under_way) == 3
+        scheduler.cancel(under_way[0])
+        while scheduler.has_work:
+            scheduler.step()
+        return [request.output.token_ids for request in requests if request is not under_way[0]]
+
+    def alone(engine: Engine) -> list[list[int]]:
+        return [engine.generate(prompt, max_tokens=12, ignore_eos=True).token_ids for prompt in prompts]
+
+    source = DATA / "llama-micro" / "hf"
+    with mlx_engine.load(source, "parallel", threads=1) as whole:
+        expected = alone(whole)
+    found = shared_engine(source, [1, 2], without)
+    assert len(found) == 5
+    assert all(ids in expected for ids in found)
+    assert len({tuple(ids) for ids in found}) > 2
+
+
 def test_a_rank_with_other_files_is_refused():
     def run(group: Group) -> None:
         source = DATA / ("llama-micro" if group.rank != 1 else "qwen3-micro") / "hf"
@@ -250,3 +281,25 @@ def test_logits_that_are_not_finite_fail_their_request_alone():
         return [type(of.error) for of in engine.generate_batch([[1, 2], [3]], max_tokens=2)]
 
     assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) == [NotFiniteError] * 2
+
+
+def test_after_an_interrupted_pass_no_other_begins():
+    planned = planned_of(DATA / "llama-micro")
+    stage = stages_of([1, 2], 2, planned.config)[0]
+    model = planned._replace(stage=stage).build(create_backend("parallel", threads=1)).model
+    pipeline = Pipeline(model, LocalGroup.make(2)[0])
+    with mock.patch.object(pipeline._runner, "run", side_effect=MemoryError), pytest.raises(MemoryError):
+        forward(pipeline, New([1], pipeline.scratch_kv(1)))
+    with pytest.raises(DistributedError, match="found one that was interrupted; start all ranks again"):
+        forward(pipeline, New([1], pipeline.scratch_kv(1)))
+
+
+def test_pools_that_are_gone_are_dropped_by_the_ranks():
+    def run(engine: Engine) -> int:
+        for _ in range(4):
+            engine.generate([1, 2], max_tokens=2, ignore_eos=True)
+            gc.collect()
+        engine.generate([1], max_tokens=1)
+        return len(engine.model._runner._replica._pools)
+
+    assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) <= 2

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from mlx_engine.distributed import agreement
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
@@ -203,7 +204,7 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
 
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     for options, expected in (
-        (["--shard", "pipeline"], "found 'a process alone'"),
+        (["--shard", "pipeline"], "found a process alone"),
         (["--shard", "rows"], "--shard: expected pipeline, found 'rows'"),
         (["--split", "1,2"], "--split: expected --shard"),
     ):
@@ -211,3 +212,12 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
             app(["generate", "-p", "x", *options])
         assert ended.value.code == 2
         assert expected in capsys.readouterr().err
+
+
+def test_the_version_changes_with_the_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "PACKAGE", tmp_path)
+    (tmp_path / "one.py").write_text("one = 1\n")
+    before = agreement.version()
+    (tmp_path / "one.py").write_text("one = 2\n")
+    assert agreement.version() != before
+    assert before.startswith("MLX 0.")
