@@ -43,8 +43,11 @@ MICRO = sorted(path.name for path in DATA.glob("*-micro"))
 # These have a single KV head for a norm over all heads, a single block of MXFP4, a single key head of a delta net;
 # random models of their architectures follow below.
 NOT_FOR_TWO = {"olmo2-micro", "olmo3-micro", "gptoss-micro", "qwen3_5moe-micro"}
-FOR_FOUR = ("gemma2-micro", "gemma3-micro", "gemma4-micro", "gemma4moe-micro", "gpt2-micro", "llama-micro",
-            "mistral-micro", "mixtral-micro", "qwen2-micro", "qwen3-micro", "qwen3moe-micro")  # fmt: skip
+FOR_FOUR = {"gemma2-micro", "gemma3-micro", "gemma4-micro", "gemma4moe-micro", "gpt2-micro", "llama-micro",
+            "mistral-micro", "mixtral-micro", "qwen2-micro", "qwen3-micro", "qwen3moe-micro"}  # fmt: skip
+# Those of them that the default tests run: copies of KV heads and experts, biases of sums, four KV heads.
+OFTEN = {"gemma4moe-micro", "gpt2-micro", "llama-micro"}
+SLOW = pytest.mark.slow
 # Of the logits of one process, relative in the Frobenius norm. Rounding errors grow more in Gemma 4 E, whose logits
 # in one process are that far from those of float64.
 TOLERANCE = 1e-6
@@ -100,7 +103,12 @@ def error(want: np.ndarray, found: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [*((name, 2) for name in MICRO if name not in NOT_FOR_TWO), *((name, 4) for name in FOR_FOUR)]
+    ("name", "size"),
+    [
+        *((name, 2) for name in MICRO if name not in NOT_FOR_TWO),
+        *((name, 4) for name in sorted(OFTEN)),
+        *(pytest.param(name, 4, marks=SLOW) for name in sorted(FOR_FOUR - OFTEN)),
+    ],
 )
 def test_logits_and_greedy_ids_of_the_goldens(name: str, size: int):
     of, case = checkpoint(name), golden(name)
@@ -144,7 +152,10 @@ def test_logits_of_random_models(name: str, size: int):
     assert error(one, same_on_all(on_ranks(of, parallel, size, logits(ids)))) <= TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", ["gemma4", "lfm2", "olmo2", "qwen2moe", "qwen35"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["gemma4", "olmo2", "qwen35", pytest.param("lfm2", marks=SLOW), pytest.param("qwen2moe", marks=SLOW)],
+)
 def test_the_same_bits_for_every_chunk_page_and_batch(architecture: str):
     """Three ranks in one order: MLX's own sum would have an order that depends on the place in the message."""
     heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32}

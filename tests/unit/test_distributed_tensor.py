@@ -46,8 +46,9 @@ def built(planned: Planned, backend: str, group: Group) -> Model:
     return sliced(planned, group.rank, group.size).build(made).model
 
 
-@pytest.mark.parametrize("backend", ["parallel", "mlx"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "parallel") for name in NAMES), ("gemma3-micro", "mlx"), ("qwen3_5-micro", "mlx")]
+)
 def test_followers_run_every_pass_of_rank_0(name: str, backend: str):
     planned = planned_of(name)
 
