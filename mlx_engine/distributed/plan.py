@@ -1,0 +1,200 @@
+"""Plan a model on several machines without running anything: what would lie where.
+
+Every size comes from the model's outline. `times.py` has the rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlx_engine.cache import CacheLayer, KVLayer
+from mlx_engine.cache.pool import LONGEST_PASS
+from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.distributed.balance import balanced
+from mlx_engine.distributed.hosts import Host
+from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work
+from mlx_engine.errors import OptionError, Words, require
+from mlx_engine.models.need import ACTIVATIONS
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the machines shall do.
+
+    Attributes:
+        context: tokens of each sequence in the cache.
+        slots: sequences at the same time.
+        prompt: tokens of the prompt whose time is estimated.
+    """
+
+    context: int
+    slots: int
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank holds.
+
+    Attributes:
+        host: its machine; `host.memory` is what this rank may take.
+        first: the index of its first layer.
+        layers: its layers; all of them with tensor parallelism.
+        tables: the embedding tables, if it has them.
+        head: the head, if it has it.
+        slices: number of ranks that share each layer; 1 in a pipeline.
+        weights: bytes of its weights.
+        kv_token: bytes of keys and values of a token, where no window limits them.
+        kv: bytes of the pages of all sequences, and of their states.
+        workspace: bytes of activations and logits.
+    """
+
+    host: Host
+    first: int
+    layers: tuple[Part, ...]
+    tables: Part | None
+    head: Part | None
+    slices: int
+    weights: int
+    kv_token: int
+    kv: int
+    workspace: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes of all."""
+        return self.weights + self.kv + self.workspace
+
+    @property
+    def left(self) -> int:
+        """Bytes of the host that are left; negative if it lacks them."""
+        return self.host.memory - self.needed
+
+    def work(self, of: Pass) -> Work:
+        """Return the rank's work in a pass."""
+        sliced = [*self.layers, *([] if self.head is None else [self.head])]
+        total = sum((part.work(of) for part in sliced), Work(0.0, 0.0)).over(self.slices)
+        return total if self.tables is None else total + self.tables.work(of)
+
+
+def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int] | None = None) -> list[Rank]:
+    """Return the ranks of a pipeline, in which each rank has a run of layers.
+
+    Without `split` the slowest rank takes as little time per token as it can while every rank fits. If no split fits,
+    the fullest rank lacks as little as it can.
+
+    Raises:
+        OptionError: there are more ranks than layers, or `split` does not cut the layers that the model has.
+    """
+    n_layers = len(model.layers)
+    require(
+        len(hosts) <= len(model.cuts) + 1,
+        option="--hosts",
+        expected=f"at most {len(model.cuts) + 1:,} ranks, as many as the model's {n_layers:,} layers can be cut into",
+        found=len(hosts),
+    )
+    if split is not None:
+        _check_split(model, hosts, split)
+        return _cut(model, hosts, asked, split)
+    token = Pass(1, 1, asked.context)
+
+    def made(rank: int, first: int, end: int) -> Rank:
+        return _rank(model, hosts[rank], asked, range(first, end), is_first=rank == 0, is_last=rank == len(hosts) - 1)
+
+    def seconds(rank: int, first: int, end: int) -> float:
+        one = made(rank, first, end)
+        return hosts[rank].seconds(one.work(token)) if one.left >= 0 else math.inf
+
+    def fullness(rank: int, first: int, end: int) -> float:
+        return made(rank, first, end).needed / hosts[rank].memory
+
+    found = balanced(n_layers, len(hosts), model.cuts, seconds) or balanced(n_layers, len(hosts), model.cuts, fullness)
+    return _cut(model, hosts, asked, found or [])
+
+
+def tensor(model: ModelParts, hosts: Sequence[Host], asked: Asked) -> list[Rank]:
+    """Return the ranks of tensor parallelism, in which each rank has a slice of every matrix and some KV heads.
+
+    Embedding tables, norms and biases are whole on every rank.
+
+    Raises:
+        OptionError: the KV heads cannot be divided among the ranks, or the model has layers with a state.
+    """
+    n = len(hosts)
+    require(not model.has_states, option="--shard", expected="pipeline, for a model with states", found=Words("tensor"))
+    odd = next((heads for heads in model.kv_heads if heads % n), None)
+    if odd is not None:
+        expected = f"a number of ranks that divides the model's {odd:,} KV heads, or --shard pipeline"
+        raise OptionError(option="--hosts", expected=expected, found=n)
+    layers = range(len(model.layers))
+    return [_rank(model, host, asked, layers, is_first=True, is_last=True, slices=n) for host in hosts]
+
+
+def smallest(model: ModelParts, host: Host, asked: Asked, shard: str) -> int | None:
+    """Return the smallest number of such hosts that hold the model; None if no number does."""
+    most = len(model.cuts) + 1 if shard == "pipeline" else min(model.kv_heads)
+    for n in range(1, most + 1):
+        hosts = [host] * n
+        if shard == "tensor" and any(heads % n for heads in model.kv_heads):
+            continue
+        ranks = pipeline(model, hosts, asked) if shard == "pipeline" else tensor(model, hosts, asked)
+        if all(rank.left >= 0 for rank in ranks):
+            return n
+    return None
+
+
+def _check_split(model: ModelParts, hosts: Sequence[Host], split: Sequence[int]) -> None:
+    n_layers, text = len(model.layers), ",".join(map(str, split))
+    expected = f"{len(hosts):,} numbers of at least 1 that add up to the model's {n_layers:,} layers"
+    sound = len(split) == len(hosts) and min(split) >= 1 and sum(split) == n_layers
+    require(sound, option="--split", expected=expected, found=Words(text))
+    starts = [sum(split[:i]) for i in range(1, len(split))]
+    expected = "layers that share keys and values on the rank of the layer that has them"
+    require(set(starts) <= model.cuts, option="--split", expected=expected, found=Words(text))
+
+
+def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int]) -> list[Rank]:
+    ends = [sum(split[: i + 1]) for i in range(len(split))]
+    return [
+        _rank(model, host, asked, range(end - n, end), is_first=end == n, is_last=end == len(model.layers))
+        for host, n, end in zip(hosts, split, ends, strict=True)
+    ]
+
+
+def _rank(
+    model: ModelParts, host: Host, asked: Asked, layers: range, *, is_first: bool, is_last: bool, slices: int = 1
+) -> Rank:
+    parts = model.layers[layers.start : layers.stop]
+    tables, head = model.tables if is_first else None, model.head if is_last else None
+    kept = [_slice(part.kept, slices) for part in parts if part.kept is not None]
+    return Rank(
+        host=host,
+        first=layers.start,
+        layers=parts,
+        tables=tables,
+        head=head,
+        slices=slices,
+        weights=held([part for part in (tables, *parts, head) if part is not None], slices),
+        kv_token=sum(layer.token_nbytes for layer in kept if isinstance(layer, KVLayer)),
+        kv=pool_nbytes(kept, asked.context * asked.slots, asked.slots),
+        workspace=FLOAT_BYTES * (ACTIVATIONS * LONGEST_PASS * model.widest + (model.vocab_size if is_last else 0)),
+    )
+
+
+def held(parts: Sequence[Part], slices: int = 1) -> int:
+    """Return the bytes of parts on one of `slices` ranks; an array that several parts share counts once."""
+    found: dict[int, int] = {}
+    for part in parts:
+        for array in part.whole:
+            found.setdefault(id(array), array.nbytes)
+        for array in part.sliced:
+            found.setdefault(id(array), -(-array.nbytes // slices))
+    return sum(found.values())
+
+
+def _slice(kept: CacheLayer, slices: int) -> CacheLayer:
+    return replace(kept, n_kv_heads=kept.n_kv_heads // slices) if isinstance(kept, KVLayer) else kept
