@@ -6,7 +6,8 @@ EngineError                        the root of all errors that a user's input ca
 ├── ModelError (ValueError)        the file is valid, but its model cannot be built
 │   ├── UnknownArchitectureError   no model file for this architecture
 │   ├── UnsupportedConfigError     a setting is not implemented; ignoring it would give wrong results
-│   └── TensorMismatchError        tensors are missing, unexpected or misshapen; lists all of them
+│   ├── TensorMismatchError        tensors are missing, unexpected or misshapen; lists all of them
+│   └── NotShardableError          a matrix cannot be cut into so many parts
 ├── TokenizerError (ValueError)    the vocabulary cannot be turned into a tokenizer
 ├── ChatTemplateError (ValueError)  a chat template is missing, refuses the messages, fails or takes too long
 ├── BackendUnavailableError (RuntimeError)   this machine lacks what the backend needs
@@ -127,6 +128,14 @@ class TensorMismatchError(ModelError):
                 lines.append(f"  {title} ({len(names):,}): {', '.join(names[:SHOWN])}{more}")
         lines.append("  the file was converted for another model, or is incomplete; convert or download it again")
         super().__init__("\n".join(lines))
+
+
+class NotShardableError(ModelError):
+    """A matrix cannot be cut into as many parts as there are ranks, or it is not known how."""
+
+    def __init__(self, *, where: str, name: str, expected: str, found: str, hint: str) -> None:
+        self.where, self.name, self.expected, self.found, self.hint = where, name, expected, found, hint
+        super().__init__(f"{where}: {name}: expected {expected}, found {found}; {hint}")
 
 
 class TokenizerError(EngineError, ValueError):

@@ -38,6 +38,7 @@ class ExpertLinear:
         shape: (N, K).
         nbytes: bytes of all matrices.
         n_experts: X.
+        is_partial: whether the products are parts of a sum over all ranks.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ExpertLinear:
     shape: tuple[int, int]
     nbytes: int
     n_experts: int
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,11 +69,16 @@ HeadNorms: TypeAlias = tuple[RMSNorm, RMSNorm] | None
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None."""
+    """`x @ weight.T + bias`: `weight` is an (N, K) matrix, prepared by `Backend.prepare`; bias is (N,) or None.
+
+    Attributes:
+        is_partial: whether the product is a part of a sum over all ranks: this rank has some of the columns.
+    """
 
     name: str
     weight: Native
     bias: Native | None = None
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, eq=False)

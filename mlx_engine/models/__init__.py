@@ -20,6 +20,7 @@ from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.parameters import Parameters, Progress
 from mlx_engine.models.plan import Plan, Tensor, check
+from mlx_engine.models.shard import Shard
 
 
 class Model(Protocol):
@@ -100,13 +101,17 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
 
 
 class Planned(NamedTuple):
-    """What a model is built from, known before any weight is read: its config and tensors, and their conversion."""
+    """What a model is built from, known before any weight is read: its config and tensors, and their conversion.
+
+    `shard` is what of the tensors this rank holds; None for all.
+    """
 
     checkpoint: Checkpoint
     make: Callable[[Any, Parameters, Backend], Model]
     config: Any
     tensors: Mapping[str, Tensor]
     conversion: Conversion
+    shard: Shard | None = None
 
     @property
     def n_parameters(self) -> int:
@@ -115,7 +120,8 @@ class Planned(NamedTuple):
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
-        parameters = Parameters(self.checkpoint, self.tensors, backend, conversion=self.conversion, progress=progress)
+        options: dict[str, Any] = {"conversion": self.conversion, "progress": progress, "shard": self.shard}
+        parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 
 

@@ -18,7 +18,7 @@ from mlx_engine.models import Model, Planned
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.types import F32, GGMLType
-from mlx_engine.quant.weight import Weight
+from mlx_engine.quant.weight import Weight, cut_shape
 
 ALTERNATIVE = "Q8_0"
 
@@ -58,6 +58,13 @@ class Unread:
     def as_type(self, type_: GGMLType) -> Unread:
         """Return the weight as it would be after a conversion."""
         return self if type_ == self.type else replace(self, type=type_, is_stored=False)
+
+    def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Unread:
+        """Return the weight as it would be after `Weight.cut`; only a single range of rows stays in the file."""
+        shape, is_view = cut_shape(cast(Weight, self), axis, ranges), axis == 0 and len(ranges) == 1
+        return replace(
+            self, shape=shape, read=lambda: self.read().cut(axis, ranges), is_stored=self.is_stored and is_view
+        )
 
     def dequantize(self) -> np.ndarray:
         """Return the values, which are read."""
@@ -172,5 +179,5 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     """
     sizes = OutlineBackend(backend)
     made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
-    parameters = OutlineParameters(*given, made, conversion=planned.conversion)
+    parameters = OutlineParameters(*given, made, conversion=planned.conversion, shard=planned.shard)
     return Outlined(planned.make(planned.config, parameters, made), sizes)

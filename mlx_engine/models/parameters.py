@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,12 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
 from mlx_engine.backends.mapped_pages import release
-from mlx_engine.backends.parameters import Array, LayerNorm, Linear, RMSNorm
+from mlx_engine.backends.parameters import Array, Layer, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
+from mlx_engine.models.shard import Shard
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -35,9 +36,11 @@ class Parameters:
         *,
         conversion: Conversion | None = None,
         progress: Progress | None = None,
+        shard: Shard | None = None,
     ) -> None:
+        """Prepare tensors of a checkpoint; with a shard, only what it has of them."""
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
-        self._conversion, self._progress = conversion or Conversion(), progress
+        self._conversion, self._progress, self._shard = conversion or Conversion(), progress, shard
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
@@ -54,9 +57,12 @@ class Parameters:
         return Converted.of(self._conversion, self._rows, self._nbytes)
 
     def table(self, name: str) -> Array | Weight:
-        """Return an embedding table (V, D), in its stored type."""
+        """Return an embedding table (V, D), in its stored type.
+
+        Every rank of several leaves the whole table in the file, of which a pass reads a few rows.
+        """
         weight = self._stored(f"{name}.weight")
-        if not self._backend.embeds_stored(weight):
+        if self._shard is None and not self._backend.embeds_stored(weight):
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
@@ -64,29 +70,29 @@ class Parameters:
 
     def linear(self, name: str) -> Linear:
         """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
-        bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
-        stored = self._stored(f"{name}.weight")
-        type_, reason = self._conversion.type_of(name, stored.shape, stored.type)
+        stored = self._own(f"{name}.weight")
+        type_, reason = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
         self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
-        return Linear(name, self._prepare(f"{name}.weight", stored.as_type(type_), stored), bias)
+        weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
+        return Linear(name, weight, self._bias(name), self._is_partial(name))
 
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
         made = [self.linear(f"{name}.{e}") for e in range(n)]
-        shape = self._tensors[f"{name}.0.weight"].shape
+        shape = self._own(f"{name}.0.weight").shape
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
         # The backend may have copied the matrices into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
-        return ExpertLinear(name, self._backend.stack(made), (shape[0], shape[1]), nbytes, n)
+        weights = self._backend.stack(made)
+        return ExpertLinear(name, weights, (shape[0], shape[1]), nbytes, n, self._is_partial(name))
 
     def router(self, name: str) -> Linear:
         """Return a linear layer of `name.weight` that is never converted: errors would choose other experts."""
-        bias = self._vector(f"{name}.bias") if f"{name}.bias" in self else None
-        return Linear(name, self._vector(f"{name}.weight"), bias)
+        return Linear(name, self._vector(f"{name}.weight"), self._bias(name))
 
     def row(self, name: str) -> Linear:
         """Return a linear layer of one output, whose `name.weight` is stored as a vector; it is never converted."""
-        stored = self._stored(f"{name}.weight")
+        stored = self._own(f"{name}.weight")
         matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
@@ -112,7 +118,7 @@ class Parameters:
 
     def array(self, name: str, *, transposed: bool = False) -> Array:
         """Return `name` as the backend's float32 array, for operations that are no product with a matrix."""
-        values = self._stored(name).dequantize()
+        values = self._own(name).dequantize()
         self._done(name)
         return self._backend.array(np.ascontiguousarray(values.T if transposed else values))
 
@@ -122,11 +128,32 @@ class Parameters:
         self._done(f"{name}.weight")
         return values
 
+    def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+        """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
+        return layers if self._shard is None else self._shard.layers(layers)
+
     def _stored(self, name: str) -> Weight:
         return self._tensors[name].weight(self._checkpoint)
 
+    def _own(self, name: str) -> Weight:
+        """Return what this rank holds of a tensor."""
+        stored = self._stored(name)
+        if self._shard is None:
+            return stored
+        own = self._shard.own(name, stored)
+        if type(own) is Weight and type(stored) is Weight:
+            release(stored.data, own)
+        return own
+
     def _vector(self, name: str) -> Array:
-        return self._prepare(name, self._stored(name))
+        return self._prepare(name, self._own(name))
+
+    def _bias(self, name: str) -> Array | None:
+        here = f"{name}.bias" in self and (self._shard is None or self._shard.has(f"{name}.bias"))
+        return self._vector(f"{name}.bias") if here else None
+
+    def _is_partial(self, name: str) -> bool:
+        return self._shard is not None and self._shard.is_partial(name)
 
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
         """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array.

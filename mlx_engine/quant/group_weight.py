@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlx_engine.quant import nibbles
 from mlx_engine.quant.group_types import GroupType
-from mlx_engine.quant.weight import Weight
+from mlx_engine.quant.weight import Weight, cut_shape, taken
 
 # Groups that one thread joins at a time, and threads: page faults of the new memory are the larger part of the time.
 _PIECE, _THREADS = 1 << 16, 4
@@ -73,6 +73,13 @@ class GroupWeight(Weight):
         cut = [part[len(part) // n * i : len(part) // n * (i + 1)] for part in self.parts.in_order]
         parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
         return GroupWeight(self.name, self.shape[1:], self.type, parts)
+
+    def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> GroupWeight:
+        """Return rows or columns as `Weight.cut` does, in parts: no block is made."""
+        shape = cut_shape(self, axis, ranges)
+        cut = [taken(part, self.shape, self.type, axis, ranges) for part in self.parts.in_order]
+        parts = Parts(cut[-1], cut[0], cut[1] if self.type.has_biases else None)
+        return GroupWeight(self.name, shape, self.type, parts)
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
         """Dequantise the rows `ids` of a matrix as `Weight.rows` does. Only their blocks are made."""

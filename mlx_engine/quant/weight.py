@@ -97,6 +97,17 @@ class Weight:
         data = quant.requantize(self.data, self.type, type_, where=f"tensor {self.name!r}")
         return Weight(self.name, self.shape, type_, data)
 
+    def cut(self, axis: int, ranges: Sequence[tuple[int, int]]) -> Weight:
+        """Return the rows (axis 0) or columns (axis 1) [first, last) of a matrix, or the values (axis 0) of a vector.
+
+        Several ranges are joined in their order. A single range of rows is a view, all else is a copy.
+
+        Raises:
+            ValueError: a range begins or ends inside a block, or is outside the weight.
+        """
+        shape = cut_shape(self, axis, ranges)
+        return Weight(self.name, shape, self.type, taken(self.data, self.shape, self.type, axis, ranges).reshape(-1))
+
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:
         """Dequantise the rows `ids` of a matrix, (len(ids), shape[1]). No other row is read.
 
@@ -115,3 +126,35 @@ class Weight:
         stored = self.data.reshape(self.shape[0], self.type.bytes_for(self.shape[1]))[index]
         values = quant.dequantize(stored, self.type, where=f"tensor {self.name!r}")
         return values.reshape(len(index), self.shape[1])
+
+
+def cut_shape(weight: Weight, axis: int, ranges: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the shape of `weight.cut(axis, ranges)`.
+
+    Raises:
+        ValueError: a range begins or ends inside a block, or is outside the weight.
+    """
+    shape, unit = weight.shape, weight.type.block_size if axis == len(weight.shape) - 1 else 1
+    if len(shape) > 2 or not 0 <= axis < len(shape) or not ranges:
+        raise ValueError(f"{weight.name}: expected rows or columns of a matrix, found axis {axis} of shape {shape}")
+    for first, last in ranges:
+        if not 0 <= first < last <= shape[axis] or first % unit or last % unit:
+            raise ValueError(
+                f"{weight.name}: expected a range within {shape[axis]} on borders of {unit}, found [{first}, {last})"
+            )
+    return (*shape[:axis], sum(last - first for first, last in ranges), *shape[axis + 1 :])
+
+
+def taken(
+    stored: NDArray[np.uint8], shape: tuple[int, ...], type_: GGMLType, axis: int, ranges: Sequence[tuple[int, int]]
+) -> NDArray[np.uint8]:
+    """Return the bytes (blocks, bytes of a block) of these rows or columns. `stored` has a part of every block."""
+    n_rows, n_blocks = math.prod(shape[:-1]), shape[-1] // type_.block_size
+    blocks = stored.reshape(n_rows, n_blocks, -1)
+    if axis == len(shape) - 1:
+        unit = type_.block_size
+        some = [blocks[:, first // unit : last // unit] for first, last in ranges]
+    else:
+        some = [blocks[first:last] for first, last in ranges]
+    joined = some[0] if len(some) == 1 else np.concatenate(some, axis=int(axis == len(shape) - 1))
+    return joined.reshape(-1, blocks.shape[2])
