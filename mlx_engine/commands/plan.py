@@ -25,10 +25,10 @@ SHARDS = ("pipeline", "tensor")
 @reports_errors
 @takes_groups
 def plan(
-    load: LoadOptions,
+    *,
+    model: Model = "builtin",
     hosts: HostOptions,
     links: LinkOptions,
-    model: Model = "builtin",
     backend: Backend = "auto",
     shard: Annotated[
         str, typer.Option("--shard", help="pipeline: each rank has some layers. tensor: a slice of every matrix.")
@@ -44,12 +44,16 @@ def plan(
         ),
     ] = None,
     prompt: Annotated[
-        int, typer.Option("--prompt", "-p", min=1, help="Tokens of the prompt whose time is estimated.")
-    ] = 512,
+        int | None,
+        typer.Option(
+            "--prompt", "-p", min=1, help="Tokens of a prompt, for its rate.", show_default="512, at most the context"
+        ),
+    ] = None,
     slots: Annotated[
         int | None,
         typer.Option("--slots", min=1, help="Conversations at the same time.", show_default="as many as ranks"),
     ] = None,
+    load: LoadOptions,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what would lie where on several machines, what their links would carry, and the expected tokens/s.
@@ -85,6 +89,7 @@ def planned(
     from mlx_engine.commands.quantities import split_of
     from mlx_engine.decode.loop import CHUNK
     from mlx_engine.distributed.model_parts import model_parts
+    from mlx_engine.distributed.slicing import sliced
     from mlx_engine.distributed.plan import Asked
     from mlx_engine.distributed.summary import Summary
     from mlx_engine.models import plan_model
@@ -93,16 +98,17 @@ def planned(
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend
     made = create_backend(name, threads=load.threads)
-    outline = outlined(plan_model(checkpoint, load.conversion()), made)
-    parts, longest = model_parts(outline), int(outline.model.config.context_length)
+    whole = plan_model(checkpoint, load.conversion())
+    outline, longest = outlined(whole, made), int(whole.config.context_length)
     context = min(longest, USUAL_CONTEXT) if asked["context"] is None else asked["context"]
     require(context <= longest, option="--context", expected=f"at most {longest:,} tokens", found=context)
-    require(asked["prompt"] <= context, option="--prompt", expected=f"at most {context:,}, the context",
-            found=asked["prompt"])  # fmt: skip
+    prompt = min(CHUNK, context) if asked["prompt"] is None else asked["prompt"]
+    require(prompt <= context, option="--prompt", expected=f"at most {context:,} tokens, the context", found=prompt)
     machines = hosts.ranks(made, outline)
-    wanted = Asked(context, asked["slots"] or len(machines), asked["prompt"])
+    wanted = Asked(context, asked["slots"] or len(machines), prompt)
+    slices = [whole, *(sliced(whole, len(machines)) if shard == "tensor" else [])]
     return Summary.of(
-        parts, machines, link, wanted, shard, None if split is None else split_of("--split", split),
+        [model_parts(outlined(each, made)) for each in slices], machines, link, wanted, shard, None if split is None else split_of("--split", split),
         where=checkpoint.where, architecture=checkpoint.architecture, backend=name, chunk=CHUNK,
         measured=hosts.measured,
     )  # fmt: skip

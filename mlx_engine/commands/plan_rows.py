@@ -50,7 +50,7 @@ def rank_rows(found: Summary) -> Iterator[tuple[str, ...]]:
     for i, rank in enumerate(found.ranks):
         last = rank.first + len(rank.layers) - 1
         layers = f"layer {last}" if last == rank.first else f"layers {rank.first} to {last}"
-        parts = [layers if rank.slices == 1 else f"1/{rank.slices} of all layers"]
+        parts = [layers if found.shard == "pipeline" else f"1/{len(found.ranks)} of all layers"]
         parts = [*(["tables"] if rank.tables else []), *parts, *(["head"] if rank.head else [])]
         left = size(rank.left) if rank.left >= 0 else f"lacks {size(-rank.left)}"
         yield (
@@ -87,22 +87,23 @@ def rate_rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows of the rates, or of what is missing."""
     if not found.fits:
         missing = sum(-rank.left for rank in found.ranks if rank.left < 0)
-        least = (
-            f"{found.smallest:,} machines like the last one hold it"
-            if found.smallest
-            else "no number of machines like the last one holds it"
-        )
-        yield "fits", f"no: {size(missing)} are missing; {least}"
+        yield "fits", f"no: {size(missing)} are missing; {_least(found.smallest)}"
         return
     rates, asked = found.rates, found.asked
     parts = f"{rates.compute_seconds * 1e3:,.1f} ms compute, {rates.link_seconds * 1e3:,.1f} ms links"
-    yield "fits", f"yes; {found.smallest:,} machines like the last one would be enough" if found.smallest else "yes"
+    yield "fits", f"yes; {_least(found.smallest)}"
     yield "decode", f"one request: about {_rate(rates.decode)} tokens/s after {asked.context:,} tokens ({parts})"
     if asked.slots > 1:
         yield "", f"{asked.slots:,} requests: about {_rate(rates.decode_all)} tokens/s in all"
     yield "prefill", f"one prompt of {asked.prompt:,} tokens: about {_rate(rates.prefill)} tokens/s"
     if asked.slots > 1 and rates.prefill_all > 1.005 * rates.prefill:
         yield "", f"several prompts: about {_rate(rates.prefill_all)} tokens/s in all"
+
+
+def _least(n: int | None) -> str:
+    if n is None:
+        return "as a pipeline, no number of machines like the last one holds it"
+    return f"the smallest number of machines like the last one, as a pipeline: {n:,}"
 
 
 def _rate(value: float) -> str:

@@ -38,18 +38,13 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.nbytes + other.nbytes, self.flops + other.flops)
 
-    def over(self, n: int) -> Work:
-        """Return the work of each of n ranks that share it equally."""
-        return Work(self.nbytes / n, self.flops / n)
-
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """A layer of a model, its embedding tables, or its head.
 
     Attributes:
-        sliced: matrices that tensor parallelism cuts into slices.
-        whole: arrays that every rank with this part holds in full: norms, biases, routers.
+        arrays: all arrays that it holds.
         read: bytes of the matrices that every pass reads.
         experts: bytes of experts.
         expert_share: the share of the experts that one token uses.
@@ -60,8 +55,7 @@ class Part:
         is_head: whether only the last token of a sequence is computed.
     """
 
-    sliced: tuple[Outline, ...] = ()
-    whole: tuple[Outline, ...] = ()
+    arrays: tuple[Outline, ...] = ()
     read: float = 0.0
     experts: float = 0.0
     expert_share: float = 1.0
@@ -90,18 +84,17 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ModelParts:
-    """A model as a row of parts.
+    """A model as a row of parts, or what one rank of tensor parallelism has of it.
 
     Attributes:
         tables: embedding tables, and what computes the hidden states before the first layer.
         layers: one part per layer.
         head: the norm and the matrix of the head; a tied head is an array of the tables.
         left: bytes of embedding tables that stay in the file, of which a pass reads a few rows.
-        total: bytes of the weights of one process.
+        total: bytes of all weights.
         hidden: floats per token that go from layer to layer.
         vocab_size: number of logits.
         widest: the most rows and columns of a matrix in sum, without the head.
-        kv_heads: KV heads of each layer with attention.
         cuts: the indices of layers that may be the first of a rank.
     """
 
@@ -113,13 +106,7 @@ class ModelParts:
     hidden: int
     vocab_size: int
     widest: int
-    kv_heads: tuple[int, ...]
     cuts: frozenset[int]
-
-    @property
-    def has_states(self) -> bool:
-        """Whether a layer has a state in place of keys and values."""
-        return any(isinstance(layer.kept, StateLayer) for layer in self.layers)
 
 
 def model_parts(outlined: Outlined) -> ModelParts:
@@ -133,7 +120,7 @@ def model_parts(outlined: Outlined) -> ModelParts:
     cfg, sizes = model.config, outlined.sizes
     columns = layers[-1].per_layer.columns[1] if layers[-1].per_layer is not None else 0
     return ModelParts(
-        tables=_part(tables, whole=True),
+        tables=_part(tables),
         layers=tuple(_layer(*each) for each in zip(layers, kept, attended, strict=True)),
         head=_part([model.output, model.output_norm], is_head=True),
         left=sizes.n_left,
@@ -141,7 +128,6 @@ def model_parts(outlined: Outlined) -> ModelParts:
         hidden=cfg.hidden_size + columns,
         vocab_size=cfg.vocab_size,
         widest=max((sum(shape) for shape in sizes.shapes if shape[0] != cfg.vocab_size), default=0),
-        kv_heads=tuple(layer.n_kv_heads for layer in kept if isinstance(layer, KVLayer)),
         cuts=frozenset(
             c for c in range(1, len(layers)) if all(w.shares is None or w.shares >= c for w in layers[c:])
         ),
@@ -154,10 +140,9 @@ def _layer(layer: Layer, kept: CacheLayer | None, attended: CacheLayer | None) -
     return _part([layer], kept=kept, attended=kv, scored=2 * queries)
 
 
-def _part(values: Sequence[Any], *, whole: bool = False, **given: Any) -> Part:
+def _part(values: Sequence[Any], **given: Any) -> Part:
     mixtures = [found for value in values for found in _found(value, Experts)]
     linears = {id(linear.weight): linear for value in values for linear in _found(value, Linear)}
-    routers = {id(mixture.router.weight) for mixture in mixtures}
     of_experts = {
         id(linear.weight)
         for mixture in mixtures
@@ -166,10 +151,8 @@ def _part(values: Sequence[Any], *, whole: bool = False, **given: Any) -> Part:
     }
     share = mixtures[0].share if mixtures else 1.0
     arrays = {id(array): array for value in values for array in _found(value, Outline)}
-    sliced = set() if whole else set(linears) - routers
     return Part(
-        sliced=tuple(array for key, array in arrays.items() if key in sliced),
-        whole=tuple(array for key, array in arrays.items() if key not in sliced),
+        arrays=tuple(arrays.values()),
         read=sum(linear.weight.nbytes for key, linear in linears.items() if key not in of_experts),
         experts=sum(linears[key].weight.nbytes for key in of_experts),
         expert_share=share,

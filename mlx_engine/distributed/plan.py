@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mlx_engine.cache import CacheLayer, KVLayer
+from mlx_engine.cache import KVLayer
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.balance import balanced
 from mlx_engine.distributed.hosts import Host
 from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work
-from mlx_engine.errors import OptionError, Words, require
+from mlx_engine.errors import Words, require
 from mlx_engine.models.need import ACTIVATIONS
 
 FLOAT_BYTES = 4
@@ -43,10 +43,9 @@ class Rank:
     Attributes:
         host: its machine; `host.memory` is what this rank may take.
         first: the index of its first layer.
-        layers: its layers; all of them with tensor parallelism.
+        layers: its layers; with tensor parallelism, its slices of all of them.
         tables: the embedding tables, if it has them.
         head: the head, if it has it.
-        slices: number of ranks that share each layer; 1 in a pipeline.
         weights: bytes of its weights.
         kv_token: bytes of keys and values of a token, where no window limits them.
         kv: bytes of the pages of all sequences, and of their states.
@@ -58,7 +57,6 @@ class Rank:
     layers: tuple[Part, ...]
     tables: Part | None
     head: Part | None
-    slices: int
     weights: int
     kv_token: int
     kv: int
@@ -76,9 +74,7 @@ class Rank:
 
     def work(self, of: Pass) -> Work:
         """Return the rank's work in a pass."""
-        sliced = [*self.layers, *([] if self.head is None else [self.head])]
-        total = sum((part.work(of) for part in sliced), Work(0.0, 0.0)).over(self.slices)
-        return total if self.tables is None else total + self.tables.work(of)
+        return sum((part.work(of) for part in (self.tables, *self.layers, self.head) if part), Work(0.0, 0.0))
 
 
 def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence[int] | None = None) -> list[Rank]:
@@ -116,33 +112,19 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
     return _cut(model, hosts, asked, found or [])
 
 
-def tensor(model: ModelParts, hosts: Sequence[Host], asked: Asked) -> list[Rank]:
-    """Return the ranks of tensor parallelism, in which each rank has a slice of every matrix and some KV heads.
-
-    Embedding tables, norms and biases are whole on every rank.
-
-    Raises:
-        OptionError: the KV heads cannot be divided among the ranks, or the model has layers with a state.
-    """
-    n = len(hosts)
-    require(not model.has_states, option="--shard", expected="pipeline, for a model with states", found=Words("tensor"))
-    odd = next((heads for heads in model.kv_heads if heads % n), None)
-    if odd is not None:
-        expected = f"a number of ranks that divides the model's {odd:,} KV heads, or --shard pipeline"
-        raise OptionError(option="--hosts", expected=expected, found=n)
-    layers = range(len(model.layers))
-    return [_rank(model, host, asked, layers, is_first=True, is_last=True, slices=n) for host in hosts]
+def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) -> list[Rank]:
+    """Return the ranks of tensor parallelism, of which each has its slice of the model."""
+    every = range(len(slices[0].layers))
+    return [
+        _rank(model, host, asked, every, is_first=True, is_last=True)
+        for model, host in zip(slices, hosts, strict=True)
+    ]
 
 
-def smallest(model: ModelParts, host: Host, asked: Asked, shard: str) -> int | None:
-    """Return the smallest number of such hosts that hold the model; None if no number does."""
-    most = len(model.cuts) + 1 if shard == "pipeline" else min(model.kv_heads)
-    for n in range(1, most + 1):
-        hosts = [host] * n
-        if shard == "tensor" and any(heads % n for heads in model.kv_heads):
-            continue
-        ranks = pipeline(model, hosts, asked) if shard == "pipeline" else tensor(model, hosts, asked)
-        if all(rank.left >= 0 for rank in ranks):
+def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
+    """Return the smallest number of such hosts that hold the model as a pipeline; None if no number does."""
+    for n in range(1, len(model.cuts) + 2):
+        if all(rank.left >= 0 for rank in pipeline(model, [host] * n, asked)):
             return n
     return None
 
@@ -166,35 +148,24 @@ def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence
 
 
 def _rank(
-    model: ModelParts, host: Host, asked: Asked, layers: range, *, is_first: bool, is_last: bool, slices: int = 1
+    model: ModelParts, host: Host, asked: Asked, layers: range, *, is_first: bool, is_last: bool
 ) -> Rank:
     parts = model.layers[layers.start : layers.stop]
     tables, head = model.tables if is_first else None, model.head if is_last else None
-    kept = [_slice(part.kept, slices) for part in parts if part.kept is not None]
+    kept = [part.kept for part in parts if part.kept is not None]
     return Rank(
         host=host,
         first=layers.start,
         layers=parts,
         tables=tables,
         head=head,
-        slices=slices,
-        weights=held([part for part in (tables, *parts, head) if part is not None], slices),
+        weights=held([part for part in (tables, *parts, head) if part is not None]),
         kv_token=sum(layer.token_nbytes for layer in kept if isinstance(layer, KVLayer)),
         kv=pool_nbytes(kept, asked.context * asked.slots, asked.slots),
         workspace=FLOAT_BYTES * (ACTIVATIONS * LONGEST_PASS * model.widest + (model.vocab_size if is_last else 0)),
     )
 
 
-def held(parts: Sequence[Part], slices: int = 1) -> int:
-    """Return the bytes of parts on one of `slices` ranks; an array that several parts share counts once."""
-    found: dict[int, int] = {}
-    for part in parts:
-        for array in part.whole:
-            found.setdefault(id(array), array.nbytes)
-        for array in part.sliced:
-            found.setdefault(id(array), -(-array.nbytes // slices))
-    return sum(found.values())
-
-
-def _slice(kept: CacheLayer, slices: int) -> CacheLayer:
-    return replace(kept, n_kv_heads=kept.n_kv_heads // slices) if isinstance(kept, KVLayer) else kept
+def held(parts: Sequence[Part]) -> int:
+    """Return the bytes of parts; an array that several parts share counts once."""
+    return sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())

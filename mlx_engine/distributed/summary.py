@@ -9,7 +9,7 @@ from typing import Any
 from mlx_engine.distributed.hosts import Host, Link
 from mlx_engine.distributed.model_parts import ModelParts, Pass
 from mlx_engine.distributed.plan import Asked, Rank, pipeline, smallest, tensor
-from mlx_engine.distributed.times import Messages, Rates, messages, rates
+from mlx_engine.distributed.times import Messages, Rates, ShardKind, Timing
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Summary:
         per_token: the messages of a decoded token.
         per_chunk: the messages of the longest part of the prompt.
         rates: the expected rates.
-        smallest: the smallest number of machines like the last one that hold the model; None if no number does.
+        smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
+            does.
         measured: "bandwidth" and "compute", where they were measured on this machine.
     """
 
@@ -35,7 +36,7 @@ class Summary:
     ranks: Sequence[Rank]
     link: Link
     asked: Asked
-    shard: str
+    shard: ShardKind
     per_token: Messages
     per_chunk: Messages
     rates: Rates
@@ -44,15 +45,28 @@ class Summary:
 
     @classmethod
     def of(
-        cls, model: ModelParts, hosts: Sequence[Host], link: Link, asked: Asked, shard: str,
+        cls, slices: Sequence[ModelParts], hosts: Sequence[Host], link: Link, asked: Asked, shard: ShardKind,
         split: Sequence[int] | None = None, *, chunk: int, measured: tuple[str, ...] = (), **about: str,
     ) -> Summary:  # fmt: skip
         """Make the plan of a model on some machines.
 
+        Args:
+            slices: the model; with tensor parallelism, what each rank has of it, after the whole model.
+            hosts: the host of each rank.
+            link: every link.
+            asked: what the machines shall do.
+            shard: "pipeline" or "tensor".
+            split: layers of each rank of a pipeline; None to choose them.
+            chunk: the most tokens of a prompt in a pass.
+            measured: "bandwidth" and "compute", where they were measured on this machine.
+            about: model, architecture and backend.
+
         Raises:
             OptionError: the model cannot be cut as asked.
         """
-        ranks = pipeline(model, hosts, asked, split) if shard == "pipeline" else tensor(model, hosts, asked)
+        model = slices[0]
+        ranks = pipeline(model, hosts, asked, split) if shard == "pipeline" else tensor(slices[1:], hosts, asked)
+        timing = Timing(model, ranks, link, shard)
         return cls(
             about=about,
             model=model,
@@ -60,10 +74,10 @@ class Summary:
             link=link,
             asked=asked,
             shard=shard,
-            per_token=messages(model, ranks, Pass(1, 1, asked.context)),
-            per_chunk=messages(model, ranks, Pass(1, min(chunk, asked.prompt), 0)),
-            rates=rates(model, ranks, link, asked.context, asked.prompt, asked.slots, chunk),
-            smallest=smallest(model, hosts[-1], asked, shard),
+            per_token=timing.messages(Pass(1, 1, asked.context)),
+            per_chunk=timing.messages(Pass(1, min(chunk, asked.prompt), 0)),
+            rates=timing.rates(asked, chunk),
+            smallest=smallest(model, hosts[-1], asked),
             measured=measured,
         )
 
@@ -102,7 +116,6 @@ def _facts(rank: Rank) -> dict[str, Any]:
     return {
         "first_layer": rank.first,
         "n_layers": len(rank.layers),
-        "slices": rank.slices,
         "has_tables": rank.tables is not None,
         "has_head": rank.head is not None,
         "weights_bytes": rank.weights,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from mlx_engine.distributed.hosts import Link
 from mlx_engine.distributed.model_parts import ModelParts, Pass
-from mlx_engine.distributed.plan import FLOAT_BYTES, Rank
+from mlx_engine.distributed.plan import FLOAT_BYTES, Asked, Rank
 
+ShardKind: TypeAlias = Literal["pipeline", "tensor"]
 # Sums per layer with tensor parallelism: after attention, and after the FFN.
 SUMS = 2
 
@@ -19,9 +21,9 @@ class Messages:
 
     Attributes:
         hidden: bytes of a message of hidden states.
-        n_hidden: how many such messages a link carries one after the other.
+        n_hidden: number of such messages, each of which waits for the one before.
         logits: bytes of a message of logits.
-        n_logits: how many such messages.
+        n_logits: number of such messages.
     """
 
     hidden: int
@@ -47,7 +49,7 @@ class Rates:
         decode: of one request.
         decode_all: of all requests together, when every rank is busy.
         prefill: of one prompt.
-        prefill_all: of several prompts.
+        prefill_all: of as many prompts as there are requests.
         compute_seconds: of a token of one request, on all ranks.
         link_seconds: of a token of one request, on all links.
     """
@@ -60,69 +62,63 @@ class Rates:
     link_seconds: float
 
 
-def messages(model: ModelParts, ranks: Sequence[Rank], of: Pass) -> Messages:
-    """Return the messages of a pass on the critical path.
+@dataclass(frozen=True)
+class Timing:
+    """The time of passes of a model on ranks with links."""
 
-    In a pipeline hidden states cross every border, and the last rank sends logits to the first. With tensor
-    parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank.
-    """
-    n = len(ranks)
-    hidden = FLOAT_BYTES * model.hidden * of.n_sequences * of.n_tokens
-    logits = FLOAT_BYTES * model.vocab_size * of.n_sequences
-    if n == 1:
-        return Messages(0, 0, 0, 0)
-    if ranks[0].slices == 1:
-        return Messages(hidden, n - 1, logits, 1)
-    steps = n - 1
-    return Messages(hidden, SUMS * len(model.layers) * steps, -(-logits // n), steps)
+    model: ModelParts
+    ranks: Sequence[Rank]
+    link: Link
+    shard: ShardKind
 
+    def messages(self, of: Pass) -> Messages:
+        """Return the messages of a pass on the critical path.
 
-def rates(model: ModelParts, ranks: Sequence[Rank], link: Link, context: int, prompt: int, slots: int, chunk: int) -> Rates:
-    """Return the expected rates.
+        In a pipeline hidden states cross every border, and the last rank sends logits to the first. With tensor
+        parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank.
+        """
+        others = len(self.ranks) - 1
+        hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
+        logits = FLOAT_BYTES * self.model.vocab_size * of.n_sequences
+        if others == 0:
+            return Messages(0, 0, 0, 0)
+        if self.shard == "pipeline":
+            return Messages(hidden, others, logits, 1)
+        return Messages(hidden, SUMS * len(self.model.layers) * others, -(-logits // len(self.ranks)), others)
 
-    Args:
-        model: the parts of the model.
-        ranks: what lies where.
-        link: every link of the ring.
-        context: tokens in the cache during decode.
-        prompt: tokens of a prompt.
-        slots: requests that are answered at the same time.
-        chunk: the most tokens of a prompt in a pass.
-    """
-    one = Pass(1, 1, context)
-    compute, sent = _compute(ranks, one), messages(model, ranks, one).seconds(link)
-    chunks = [Pass(1, min(chunk, prompt - start), start) for start in range(0, prompt, chunk)]
-    alone = sum(_compute(ranks, each) + messages(model, ranks, each).seconds(link) for each in chunks)
-    n_parts = 1 if ranks[0].slices > 1 else min(len(ranks), slots)
-    part = Pass(-(-slots // n_parts), 1, context)
-    decode_all = n_parts * part.n_sequences / _turn(model, ranks, link, part, n_parts)
-    prompts = sum(_turn(model, ranks, link, each, n_parts) for each in chunks)
-    return Rates(
-        decode=1 / (compute + sent),
-        decode_all=decode_all,
-        prefill=prompt / alone,
-        prefill_all=n_parts * prompt / prompts,
-        compute_seconds=compute,
-        link_seconds=sent,
-    )
+    def rates(self, asked: Asked, chunk: int) -> Rates:
+        """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""
+        token = Pass(1, 1, asked.context)
+        chunks = [Pass(1, min(chunk, asked.prompt - at), at) for at in range(0, asked.prompt, chunk)]
+        n_parts = 1 if self.shard == "tensor" else min(len(self.ranks), asked.slots)
+        part = Pass(-(-asked.slots // n_parts), 1, asked.context)
+        return Rates(
+            decode=1 / self.alone(token),
+            decode_all=n_parts * part.n_sequences / self.turn(part, n_parts),
+            prefill=asked.prompt / sum(map(self.alone, chunks)),
+            prefill_all=n_parts * asked.prompt / sum(self.turn(each, n_parts) for each in chunks),
+            compute_seconds=self.compute(token),
+            link_seconds=self.messages(token).seconds(self.link),
+        )
 
+    def alone(self, of: Pass) -> float:
+        """Return the seconds of a pass while there is no other."""
+        return self.compute(of) + self.messages(of).seconds(self.link)
 
-def _compute(ranks: Sequence[Rank], of: Pass) -> float:
-    """Return the seconds of a pass that is alone: the ranks of a pipeline run in turn, slices at the same time."""
-    each = [rank.host.seconds(rank.work(of)) for rank in ranks]
-    if ranks[0].slices == 1:
-        return sum(time * rank.host.slowdown for time, rank in zip(each, ranks, strict=True))
-    return max(time * rank.host.crowding for time, rank in zip(each, ranks, strict=True))
+    def compute(self, of: Pass) -> float:
+        """Return the seconds of a pass without messages: ranks of a pipeline compute in turn, slices at once."""
+        each = [rank.host.seconds(rank.work(of)) for rank in self.ranks]
+        if self.shard == "pipeline":
+            return sum(time * rank.host.slowdown for time, rank in zip(each, self.ranks, strict=True))
+        return max(time * rank.host.crowding for time, rank in zip(each, self.ranks, strict=True))
 
+    def turn(self, of: Pass, n_parts: int) -> float:
+        """Return the seconds in which each of `n_parts` passes goes once through all ranks.
 
-def _turn(model: ModelParts, ranks: Sequence[Rank], link: Link, of: Pass, n_parts: int) -> float:
-    """Return the seconds in which each of `n_parts` passes goes once through all ranks.
-
-    It is the time of one pass, or longer if a rank or a link is busy with the passes of all parts.
-    """
-    sent = messages(model, ranks, of)
-    alone = _compute(ranks, of) + sent.seconds(link)
-    if n_parts == 1:
-        return alone
-    busiest = max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in ranks)
-    return max(alone, n_parts * busiest, n_parts * link.occupied(max(sent.hidden, sent.logits)))
+        These are the seconds of one pass, or more if a rank or a link is busy with the passes of all parts.
+        """
+        if n_parts == 1:
+            return self.alone(of)
+        busiest = max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in self.ranks)
+        sent = self.messages(of)
+        return max(self.alone(of), n_parts * busiest, n_parts * self.link.occupied(max(sent.hidden, sent.logits)))
