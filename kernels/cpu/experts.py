@@ -13,6 +13,7 @@ import numpy as np
 from kernels.cpu.exponentials import exp
 from kernels.cpu.jit import entry, jit
 from kernels.cpu.layout import (
+    EX_ADDS,
     EX_COUNT,
     EX_INNER,
     EX_NORM_BIAS,
@@ -144,7 +145,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         block: address of the words of the mixture (`layout.py`).
         n_tokens: T.
         x: address of the input, (T, D).
-        residual: address of what is added, (T, D); 0 for the input.
+        residual: address of what is added, (T, D), if the mixture adds something; 0 for the input.
         room: address of `layout.expert_room` floats, a multiple of 64, followed by the memory that `project` needs.
         y: address of the output, (T, D), other than the inputs.
     """
@@ -204,6 +205,7 @@ def run_experts(address: int, block: int, n_tokens: int, x: int, residual: int, 
         _add(floats(results), width, words(pairs), 0, n_tokens, 1, floats(weights), out)
     if b[EX_POST_NORM] != 0:
         norm_rows(out, n_tokens, width, b[EX_POST_NORM], 0, np.float32(number(b[EX_POST_EPS])), out)
-    added = floats(residual if residual != 0 else x)
-    for i in range(n_tokens * width):
-        put(out, i, get(added, i) + get(out, i))
+    if b[EX_ADDS] != 0:
+        added = floats(residual if residual != 0 else x)
+        for i in range(n_tokens * width):
+            put(out, i, get(added, i) + get(out, i))

@@ -98,13 +98,13 @@ HEADS_TASK, Q_HEADS, K_HEADS, HEAD_DIM, Q_NORM_WEIGHT, Q_NORM_EPS, K_NORM_WEIGHT
 # Words: the entry of products; a norm of the input as in a block; the block of the router; the numbers of experts X and
 # of experts that a row uses C; whether the weights of a row add up to 1; D and the largest F; RMS norms of the router's
 # input and of the sum of the experts, a weight of 0 for none; the address of factors (X,) of the weights, or 0; the
-# blocks of a shared expert, gate and up, down, and its weight, or 0. From EX_TABLE on each expert has two words, its
-# block of gate and up and its block of down.
+# blocks of a shared expert, gate and up, down, and its weight, or 0; whether the residual is added. From EX_TABLE on
+# each expert has two words, its block of gate and up and its block of down.
 (
     EX_PROJECT, EX_NORM_WEIGHT, EX_NORM_EPS, EX_NORM_BIAS, EX_ROUTER, EX_COUNT, EX_USED, EX_NORMALIZE, EX_WIDTH,
     EX_INNER, EX_ROUTER_NORM, EX_ROUTER_EPS, EX_POST_NORM, EX_POST_EPS, EX_SCALES, EX_SHARED, EX_SHARED_DOWN,
-    EX_SHARED_WEIGHT, EX_TABLE,
-) = range(19)  # fmt: skip
+    EX_SHARED_WEIGHT, EX_ADDS, EX_TABLE,
+) = range(20)  # fmt: skip
 
 
 def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: int) -> int:
@@ -123,6 +123,8 @@ def expert_room(n_tokens: int, n_experts: int, n_used: int, width: int, inner: i
 ) = range(8)  # fmt: skip
 # Operations of a step (OP).
 PROJECT, HEADS, KV_APPEND, ATTENTION, COPY, GATE, CONVOLVE, DELTA, EXPERTS, MULTIPLY, SCALE, NORM_ADD = range(12)
+# Steps between two calls of the kernels: the sum and the columns of all ranks.
+ALL_SUM, ALL_COLUMNS = 12, 13
 # Words of a step. All values lie in one array: a value begins T * AT floats after its start, or COLUMN floats later if
 # it is some columns of a wider value. ROW is the distance of rows of an input, in floats. An input whose AT is -1 is
 # absent. A step with WANTED processes the wanted rows alone; FROM_ALL means that its input still has all rows.

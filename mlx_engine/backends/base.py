@@ -33,8 +33,9 @@ from mlx_engine.backends.parameters import (
     Rope,
     Token,
 )
-from mlx_engine.backends.primitives import Primitives, block, dispatch, storage
+from mlx_engine.backends.primitives import Primitives, block, dispatch, exchange, storage
 from mlx_engine.backends.program import Layers, OpByOp, Program
+from mlx_engine.backends.ranks import Ranks
 from mlx_engine.backends.sampling import Draw
 from mlx_engine.backends.session_guard import SessionGuard
 from mlx_engine.observe.profiler import Profiler
@@ -177,6 +178,26 @@ class Backend(Primitives):
     def state_nbytes(self, store: Array) -> int:
         """Return the bytes that a store of states occupies."""
 
+    # ---- exchanges: every rank calls them in the same order, with arrays of the same shape ----
+
+    # The ranks that share the tensors of a model; None if this process has all of them.
+    group: Ranks | None = None
+
+    @exchange
+    def all_sum(self, x: Array) -> Array:
+        """Return the sum (T, N) of the x of all ranks, added in the order of the ranks; x if there are no others."""
+        return x if self.group is None else self.array(self.group.sum(self.host(x)))
+
+    @exchange
+    def all_columns(self, x: Array, n: int) -> Array:
+        """Return (T, n): the columns of all ranks side by side. The last rank may have fewer than the others."""
+        if self.group is None:
+            return x
+        here, size = self.host(x), self.group.size
+        padded = np.zeros((len(here), -(-n // size)), dtype=np.float32)
+        padded[:, : here.shape[1]] = here
+        return self.array(np.ascontiguousarray(np.concatenate(self.group.gather(padded), axis=1)[:, :n]))
+
     # ---- blocks ----
 
     # Called with the name and array of each intermediate value; `taps.py` sets it.
@@ -244,10 +265,10 @@ class Backend(Primitives):
         return self.activate(self.note(up.name, self.linear(self.norm(x, norm), up)), activation)
 
     @block
-    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
-        """Return `residual + sum of weight * expert(h)` over the experts that each token chooses; h is the normed x.
+    def norm_experts(self, x: Array, norm: Norm, experts: Experts) -> Array:
+        """Return the sum of `weight * expert(h)` over the experts that each token chooses; h is the normed x.
 
-        The default of `residual` is x. The router and the sum may have norms of their own.
+        The router may have a norm of its own. The norm after the sum is left to the caller.
         """
         h, gate, up, down = self.norm(x, norm), experts.gate, experts.up, experts.down
         routed = h if experts.router_norm is None else self.norm(x, experts.router_norm)
@@ -257,8 +278,15 @@ class Backend(Primitives):
         inner = self.gated(gates, self.note(up.name, self.expert_linear(h, up, ids)), experts.activation)
         y = self.note(down.name, self.expert_linear(inner, down, ids))
         y = self.note(experts.name, self.combine(y, weights))
-        if experts.shared is not None:
-            y = self.add(y, self.shared_expert(h, experts.shared))
+        return y if experts.shared is None else self.add(y, self.shared_expert(h, experts.shared))
+
+    @block
+    def norm_experts_add(self, x: Array, norm: Norm, experts: Experts, residual: Array | None = None) -> Array:
+        """Return `residual + norm_experts(x)`, with the norm after the sum, if there is one.
+
+        The default of `residual` is x.
+        """
+        y = self.norm_experts(x, norm, experts)
         return self.norm_add(y, experts.post_norm, x if residual is None else residual)
 
     @block

@@ -55,7 +55,7 @@ class CompiledBackend(CompiledStates):
         self._embedded: dict[Matrix, np.ndarray] = {}
         # Compiled blocks and heads, by their parameters, which are compared by identity.
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._mixtures: dict[tuple[Norm, Experts], ExpertBlock] = {}
+        self._mixtures: dict[tuple[Norm, Experts, bool], ExpertBlock] = {}
         self._heads: dict[tuple[object, ...], np.ndarray] = {}
         self._mixer_words: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: dict[Rope, tuple[np.ndarray, np.ndarray]] = {}
@@ -161,19 +161,32 @@ class CompiledBackend(CompiledStates):
             return super().norm_up(x, norm, up, activation)
         return self._project(x, self._block((up,), norm, _KINDS[activation]))
 
+    def norm_experts(self, x: Native, norm: Norm, experts: Experts) -> Native:
+        return self._run_experts(x, self._experts_of(norm, experts, False), None)
+
     def norm_experts_add(self, x: Native, norm: Norm, experts: Experts, residual: Native | None = None) -> Native:
+        return self._run_experts(x, self._experts_of(norm, experts, True), residual)
+
+    def _run_experts(self, x: Native, block: ExpertBlock, residual: Native | None) -> Native:
         """Run router and experts in one call of the kernels."""
-        block, x = self._experts_of(norm, experts), contiguous(x)
+        x = contiguous(x)
         added = x if residual is None else contiguous(residual)
         y, scratch = aligned(*x.shape), self.scratch_address(block.floats(len(x)))
         self.run_entry(self.library.run_experts, block.address, len(x), address(x), address(added), scratch, address(y))
         return y
 
+    def norm(self, x: Native, norm: Norm | None) -> Native:
+        """Norm whole rows with the kernel; NumPy norms heads."""
+        return super().norm(x, norm) if norm is None or x.ndim != 2 else self._norm_add(x, norm, None)
+
     def norm_add(self, x: Native, norm: Norm | None, residual: Native) -> Native:
-        if norm is None:
-            return super().norm_add(x, norm, residual)
-        x, added, y, words = contiguous(x), contiguous(residual), aligned(*x.shape), norm_words(norm)
-        self.run_entry(self.library.norm_add, address(words), *x.shape, address(x), address(added), address(y))
+        return self._norm_add(x, norm, residual)
+
+    def _norm_add(self, x: Native, norm: Norm | None, residual: Native | None) -> Native:
+        x, y, added = contiguous(x), aligned(*x.shape), None if residual is None else contiguous(residual)
+        words = None if norm is None else norm_words(norm)
+        of, at = 0 if words is None else address(words), 0 if added is None else address(added)
+        self.run_entry(self.library.norm_add, of, *x.shape, address(x), at, address(y))
         return y
 
     def stack(self, linears: Sequence[Linear]) -> Native:
@@ -342,12 +355,12 @@ class CompiledBackend(CompiledStates):
         kind = type(self)
         return any(name in vars(self) or getattr(kind, name) is not getattr(CompiledBackend, name) for name in names)
 
-    def _experts_of(self, norm: Norm, experts: Experts) -> ExpertBlock:
-        """Return the kernel parameters of a mixture, which are made once and kept."""
-        block = self._mixtures.get((norm, experts))
+    def _experts_of(self, norm: Norm, experts: Experts, adds: bool) -> ExpertBlock:
+        """Return the kernel parameters of a mixture, with what is added to its sum or without; made once and kept."""
+        block = self._mixtures.get((norm, experts, adds))
         if block is None:
-            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library)
-            self._mixtures[norm, experts] = block
+            block = ExpertBlock(experts, norm, _KINDS[experts.activation], self.library, adds=adds)
+            self._mixtures[norm, experts, adds] = block
         return block
 
     def _block_of(

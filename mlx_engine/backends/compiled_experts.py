@@ -13,9 +13,9 @@ from mlx_engine.backends.parameters import Norm
 
 
 class ExpertBlock:
-    """A mixture of experts, encoded for the entry `run_experts`."""
+    """A mixture of experts, encoded for the entry `run_experts`: with norm and residual after the sum, or without."""
 
-    def __init__(self, experts: Experts, norm: Norm, activation: int, library: Library) -> None:
+    def __init__(self, experts: Experts, norm: Norm, activation: int, library: Library, *, adds: bool = True) -> None:
         # Keep the arrays alive: the words only have their addresses.
         self.norm, self.router = norm, Block((experts.router,), None, 0, library)
         pairs = zip(experts.gate.weights, experts.up.weights, experts.down.weights, strict=True)
@@ -36,13 +36,15 @@ class ExpertBlock:
         words[layout.EX_COUNT], words[layout.EX_USED] = self.n_experts, self.n_used
         words[layout.EX_NORMALIZE] = experts.routing.normalize
         words[layout.EX_WIDTH], words[layout.EX_INNER] = self.width, self.inner
-        self.norms, self.scales = (experts.router_norm, experts.post_norm), experts.routing.scales
+        words[layout.EX_ADDS] = adds
+        self.norms = (experts.router_norm, experts.post_norm if adds else None)
+        self.scales = experts.routing.scales
         for first, own in zip((layout.EX_ROUTER_NORM, layout.EX_POST_NORM), self.norms, strict=True):
             if own is not None:
                 write_norm(words[first : first + 2], own)
         words[layout.EX_SCALES] = 0 if self.scales is None else address(self.scales)
         if self.shared:
-            words[layout.EX_SHARED : layout.EX_TABLE] = [block.address for block in self.shared]
+            words[layout.EX_SHARED : layout.EX_ADDS] = [block.address for block in self.shared]
         words[layout.EX_TABLE :] = [block.address for pair in self.blocks for block in pair]
 
     def floats(self, n_tokens: int) -> int:

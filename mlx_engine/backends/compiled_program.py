@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -43,6 +43,8 @@ class _Steps:
         self._words[: layout.STEPS] = [library.address(name) for name in called]
         self._words[layout.STEPS :] = lowered.words.reshape(-1)
         self._steps = self._words[layout.STEPS :].reshape(lowered.words.shape)
+        are_exchanges = np.isin(self._steps[:, layout.OP], (layout.ALL_SUM, layout.ALL_COLUMNS))
+        self._exchanges = np.flatnonzero(are_exchanges).tolist()
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []
         # The KV stores that `_layers` points to; a weak reference, so that they can be freed.
         self._stores: Callable[[], Stores | None] = lambda: None
@@ -97,14 +99,34 @@ class _Steps:
         values[n * of.x.at : n * (of.x.at + of.x.width)] = x.reshape(-1)
         work_address = scratch + 4 * n * of.floats
         arguments = address(forward_pass), address(self._layers), scratch, work_address, work_address + 4 * work
-        # Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each.
-        together = len(self._steps) if n <= layout.PROGRAM_TOKENS else 1
-        for first in range(0, len(self._steps), together):
-            last = min(first + together, len(self._steps))
+        for first, last in self._calls(n):
             be.run_entry(be.library.run_steps, address(self._words), first, last, *arguments)
+            if last in self._exchanges:
+                self._exchange(self._steps[last], values, batch)
         n_rows = len(batch.rows) if of.y.is_wanted else n
         y = values[n * of.y.buffer.at :][: n_rows * of.y.width]
         return np.array(y.reshape(n_rows, of.y.width))
+
+
+    def _calls(self, n: int) -> Iterator[tuple[int, int]]:
+        """Yield the first step of each call of the kernels for n tokens, and the one after its last.
+
+        Ctrl-C waits for the end of a call, so steps over many tokens, which take long, get a call each. An exchange
+        between ranks lies between two calls.
+        """
+        first = 0
+        for end in (*self._exchanges, len(self._steps)):
+            together = max(1, end - first) if n <= layout.PROGRAM_TOKENS else 1
+            yield from ((at, min(at + together, end)) for at in range(first, max(end, first + 1), together))
+            first = end + 1
+
+    def _exchange(self, step: np.ndarray, values: np.ndarray, batch: Batch) -> None:
+        """Run an exchange between ranks, from one value of the program to another."""
+        be, n, width = self._backend, len(batch.positions), int(step[layout.ROW_WIDTH])
+        n_rows = len(batch.rows) if step[layout.WANTED] else n
+        x = values[n * step[layout.A_AT] :][: n_rows * step[layout.A_ROW]].reshape(n_rows, -1)
+        y = be.all_sum(x) if step[layout.OP] == layout.ALL_SUM else be.all_columns(x, width)
+        values[n * step[layout.OUT] :][: n_rows * width] = y.reshape(-1)
 
 
 def _pass_words(batch: Batch) -> np.ndarray:

@@ -96,7 +96,7 @@ def lower(recording: Recording, builders: Builders) -> Lowered:
 LOWERED = (
     *("norm_project", "linear", "project_norm", "project_add", "project_norm_add", "norm_gate_up", "norm_up", "heads"),
     *("merge", "take", "head_norm_rope", "attention", "norm_experts_add", "sigmoid_gate", "short_conv", "delta_net"),
-    *("columns", "multiply", "scale", "norm_rope", "norm_add"),
+    *("columns", "multiply", "scale", "norm_rope", "norm", "norm_add", "norm_experts", "all_sum", "all_columns"),
 )
 
 

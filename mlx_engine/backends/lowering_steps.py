@@ -27,7 +27,7 @@ class Builders:
     block: Callable[[tuple[Linear, ...], Norm | None, Activation | None, Norm | None], Block]
     heads: Callable[[int, int, int, HeadNorms], int]
     attends: Callable[[int, int], bool]
-    experts: Callable[[Norm, Experts], ExpertBlock]
+    experts: Callable[[Norm, Experts, bool], ExpertBlock]
     convolution: Callable[[Convolution, bool], int]
     rule: Callable[[DeltaNet], int]
 
@@ -136,10 +136,16 @@ class Lowering:
     def norm_up(self, x: Value, norm: Norm | None, up: Linear, activation: Activation) -> tuple[Place, ...]:
         return (self.project(x, self.builders.block((up,), norm, activation, None)),)
 
+    def norm_experts(self, x: Value, norm: Norm, experts: Experts) -> tuple[Place, ...]:
+        return (self.mixture(x, self.builders.experts(norm, experts, False), None),)
+
     def norm_experts_add(
         self, x: Value, norm: Norm, experts: Experts, residual: Value | None = None
     ) -> tuple[Place, ...]:
-        source, block = self.whole(self.place(x)), self.builders.experts(norm, experts)
+        return (self.mixture(x, self.builders.experts(norm, experts, True), residual),)
+
+    def mixture(self, x: Value, block: ExpertBlock, residual: Value | None) -> Place:
+        source = self.whole(self.place(x))
         out = self.new(block.width, source.is_wanted)
         added = None if residual is None else self.residual(residual, out)
         step = self.emit(layout.EXPERTS, source.is_wanted, OUT=out.buffer, STEP_BLOCK=block.address)
@@ -147,21 +153,43 @@ class Lowering:
         if added is not None:
             self.read(step, layout.B_AT, added)
         self.experts.append(block)
-        return (out,)
+        return out
+
+    def norm(self, x: Value, norm: Norm | None) -> tuple[Place, ...]:
+        if self.place(x).head_dim:
+            raise CannotCompileError("the norm of heads alone")
+        return (self.place(x) if norm is None else self.norm_sum(x, norm, None),)
 
     def norm_add(self, x: Value, norm: Norm | None, residual: Value) -> tuple[Place, ...]:
+        return (self.norm_sum(x, norm, residual),)
+
+    def norm_sum(self, x: Value, norm: Norm | None, residual: Value | None) -> Place:
         source = self.whole(self.place(x))
-        if norm is None or norm.weight.size != source.width:
-            raise CannotCompileError("a sum without a norm, or with the norm of another width")
-        out, words = self.new(source.width, source.is_wanted), norm_words(norm)
-        added = self.residual(residual, out)
-        step = self.emit(
-            layout.NORM_ADD, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_BLOCK=address(words)
-        )
+        if norm is not None and norm.weight.size != source.width:
+            raise CannotCompileError("the norm of another width")
+        out, words = self.new(source.width, source.is_wanted), None if norm is None else norm_words(norm)
+        added = None if residual is None else self.residual(residual, out)
+        of = 0 if words is None else address(words)
+        step = self.emit(layout.NORM_ADD, source.is_wanted, OUT=out.buffer, ROW_WIDTH=source.width, STEP_BLOCK=of)
         self.read(step, layout.A_AT, source)
-        self.read(step, layout.B_AT, added)
+        if added is not None:
+            self.read(step, layout.B_AT, added)
         self.kept += [norm, words]
-        return (out,)
+        return out
+
+    def all_sum(self, x: Value) -> tuple[Place, ...]:
+        return (self.exchange(layout.ALL_SUM, x, self.place(x).width),)
+
+    def all_columns(self, x: Value, n: int) -> tuple[Place, ...]:
+        return (self.exchange(layout.ALL_COLUMNS, x, n),)
+
+    def exchange(self, op: int, x: Value, width: int) -> Place:
+        """Add a step that the program makes between two calls of the kernels; its result is `width` wide."""
+        source = self.whole(self.place(x))
+        out = self.new(width, source.is_wanted, source.head_dim)
+        step = self.emit(op, source.is_wanted, OUT=out.buffer, ROW_WIDTH=width)
+        self.read(step, layout.A_AT, source)
+        return out
 
     def heads(self, x: Value, head_dim: int) -> tuple[Place, ...]:
         return (replace(self.place(x), head_dim=head_dim),)

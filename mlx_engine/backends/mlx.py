@@ -98,8 +98,20 @@ class MlxBackend(MlxStates):
     def wait(self, x: Native) -> None:
         mx.eval(x)
 
+    def all_sum(self, x: Native) -> Native:
+        """Leave the array on its device, and the sum to the evaluation of the graph."""
+        return x if self.group is None else self.group.sum(x)
+
+    def all_columns(self, x: Native, n: int) -> Native:
+        if self.group is None:
+            return x
+        padded = mx.pad(x, [(0, 0), (0, -(-n // self.group.size) - x.shape[1])])
+        return self.group.gather(padded).transpose(1, 0, 2).reshape(len(x), -1)[:, :n]
+
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        """Return rows of the table; only these rows are dequantised."""
+        """Return rows of the table; only these rows are dequantised. A table in the file waits for the ids."""
+        if isinstance(table, Weight):
+            return mx.array(table.rows([self.token_id(i) if isinstance(i, mx.array) else i for i in ids]))
         known = [i for i in ids if not isinstance(i, mx.array)]
         if known and not 0 <= min(known) <= max(known) < table.shape[0]:
             n = table.shape[0]

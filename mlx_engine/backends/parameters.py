@@ -117,6 +117,14 @@ class PerLayer:
     norm: RMSNorm
 
 
+class Columns(NamedTuple):
+    """The columns [first, last) of `of`: those that this rank has of a projection."""
+
+    first: int
+    last: int
+    of: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
     """The parameters of a transformer layer, under their GGUF names; None if the architecture has no such part.
@@ -125,6 +133,7 @@ class Layer:
         mixer: what the layer has in place of attention; None for attention, which has attn_q, attn_k and attn_v.
         attn_gate: a projection whose sigmoid is multiplied with the output of attention.
         norms_rows: whether attn_q_norm and attn_k_norm norm whole projections (H*E and G*E values), not single heads.
+        own_columns: of queries and of keys, the columns that this rank has, if it has not all and `norms_rows` is set.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
         scores: the scale of the attention scores, their soft cap and sinks; None if the layer has a mixer.
         attn_output: the projection of the output of attention or of the mixer.
@@ -151,6 +160,7 @@ class Layer:
     attn_k_norm: RMSNorm | None = None
     attn_v_norm: RMSNorm | None = None
     norms_rows: bool = False
+    own_columns: tuple[Columns, Columns] | None = None
     rope: Rope | None = None
     window: int | None = None
     scores: Scores | None = None

@@ -26,7 +26,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The names of all operations, by kind, in the order of this file and `base.py`. The decorators below add them. Taps,
 # profiler and contract tests take their lists from here.
-OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": []}
+OPERATIONS: dict[str, list[str]] = {"primitive": [], "storage": [], "block": [], "dispatch": [], "exchange": []}
 
 
 def _registering(kind: str) -> Callable[[Method], Method]:
@@ -39,8 +39,8 @@ def _registering(kind: str) -> Callable[[Method], Method]:
 
 # One decorator for each kind of operation. Every backend implements the primitives and the storage of keys and values.
 # Blocks are composed of primitives, and a backend may fuse them. A dispatch method only chooses which operation to
-# call: `norm`, for instance, calls `rms_norm` or `layer_norm`.
-primitive, storage, block, dispatch = map(_registering, OPERATIONS)
+# call: `norm`, for instance, calls `rms_norm` or `layer_norm`. An exchange combines the arrays of several ranks.
+primitive, storage, block, dispatch, exchange = map(_registering, OPERATIONS)
 
 
 class Primitives(ABC):

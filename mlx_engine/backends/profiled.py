@@ -21,7 +21,7 @@ from mlx_engine.observe.log import TRACE, enabled, event
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.observe.spans import Cost, Span, rate
 
-PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"])
+PRIMITIVES = (*OPERATIONS["primitive"], *OPERATIONS["storage"], *OPERATIONS["exchange"])
 # The time of a composed block is only the time between its primitives; the time of a fused block is all of it.
 BLOCKS = tuple(OPERATIONS["block"])
 

@@ -49,7 +49,7 @@ class SimdBackend(SimdStates):
         return np.asarray(x)
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
-        return table[np.asarray(ids, dtype=np.int64)]
+        return table.rows(ids) if isinstance(table, Weight) else table[np.asarray(ids, dtype=np.int64)]
 
     def linear(self, x: Native, linear: Linear) -> Native:
         y = x @ linear.weight.T

@@ -13,8 +13,9 @@ from typing import Any
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
+from mlx_engine.backends.experts import Experts
 from mlx_engine.backends.mixers import Mixer, ShortConv
-from mlx_engine.backends.parameters import Array, Layer, Norm, PerLayer, Token
+from mlx_engine.backends.parameters import Array, Columns, Layer, Linear, Norm, PerLayer, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.models.parameters import Parameters
@@ -49,10 +50,7 @@ def decoder_layer(
     if want == "some":
         x = be.take(x, batch.rows)
     be.note(f"blk.{i}.attn_out", y)
-    if w.post_attention_norm is None:
-        x = be.project_add(y, w.attn_output, x)
-    else:
-        x = be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)
+    x = project_add(be, y, w.attn_output, w.post_attention_norm, x)
     x = feed_forward(be, w, be.note(f"blk.{i}.attn_residual", x))
     if w.per_layer is not None:
         own = be.columns(inputs, *w.per_layer.columns)
@@ -101,11 +99,20 @@ def _projections(be: Backend, w: Layer, x: Array) -> Sequence[Array]:
         q, k, *rest = be.norm_project(x, w.attn_norm, w.attention)
         return [q, k, k] if w.attn_v is None else [q, k, *rest]
     of_q, of_k, of_v = w.attention
+    own_q, own_k = w.own_columns or (None, None)
     return (
-        be.project_norm(x, of_q, w.attn_q_norm),
-        be.project_norm(x, of_k, w.attn_k_norm),
+        _normed_row(be, x, of_q, w.attn_q_norm, own_q),
+        _normed_row(be, x, of_k, w.attn_k_norm, own_k),
         be.note(of_v.name, be.linear(x, of_v)),
     )
+
+
+def _normed_row(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns | None) -> Array:
+    """Return a projection whose rows are normed whole; with `own`, this rank's columns of the rows of all ranks."""
+    if own is None:
+        return be.project_norm(x, linear, norm)
+    rows = be.note(linear.name, be.all_columns(be.linear(x, linear), own.of))
+    return be.columns(be.norm(rows, norm), own.first, own.last)
 
 
 def mix(be: Backend, mixer: Mixer, i: int, x: Array, norm: Norm | None, batch: Batch, *, want: Wanted) -> Array | None:
@@ -130,18 +137,40 @@ def add_input(be: Backend, w: PerLayer, x: Array, own: Array) -> Array:
 def feed_forward(be: Backend, w: Layer, x: Array) -> Array:
     """Return x plus the feed-forward network of the normed x: dense, a mixture of experts, or both side by side."""
     if w.experts is not None and w.ffn_norm is not None and w.ffn_up is None:
-        return be.norm_experts_add(x, w.ffn_norm, w.experts)
+        return mixture_add(be, x, w.ffn_norm, w.experts, x)
     up, down = w.up_down
     if w.ffn_gate is None:
         h = be.norm_up(x, w.ffn_norm, up, w.activation)
     else:
         h = be.norm_gate_up(x, w.ffn_norm, w.ffn_gate, up, w.activation)
-    if w.post_ffw_norm is None:
-        return be.project_add(h, down, x)
     if w.experts is None or w.pre_ffw_norm_2 is None or w.post_ffw_norm_1 is None:
-        return be.project_norm_add(h, down, w.post_ffw_norm, x)
-    dense = be.project_norm(h, down, w.post_ffw_norm_1)
-    return be.norm_add(be.norm_experts_add(x, w.pre_ffw_norm_2, w.experts, dense), w.post_ffw_norm, x)
+        return project_add(be, h, down, w.post_ffw_norm, x)
+    if down.is_partial:
+        dense = be.norm(whole_product(be, h, down), w.post_ffw_norm_1)
+    else:
+        dense = be.project_norm(h, down, w.post_ffw_norm_1)
+    return be.norm_add(mixture_add(be, x, w.pre_ffw_norm_2, w.experts, dense), w.post_ffw_norm, x)
+
+
+def project_add(be: Backend, x: Array, projection: Linear, norm: Norm | None, residual: Array) -> Array:
+    """Return `residual + norm(projection(x))`. If this rank has a part of the columns, the parts of all are added."""
+    if projection.is_partial:
+        return be.norm_add(whole_product(be, x, projection), norm, residual)
+    if norm is None:
+        return be.project_add(x, projection, residual)
+    return be.project_norm_add(x, projection, norm, residual)
+
+
+def whole_product(be: Backend, x: Array, projection: Linear) -> Array:
+    """Return the sum of the products of all ranks, each with its columns of a projection."""
+    return be.note(projection.name, be.all_sum(be.linear(x, projection)))
+
+
+def mixture_add(be: Backend, x: Array, norm: Norm, experts: Experts, residual: Array) -> Array:
+    """Return the residual plus a mixture of experts, of which each rank may have a part."""
+    if not experts.down.is_partial:
+        return be.norm_experts_add(x, norm, experts, None if residual is x else residual)
+    return be.norm_add(be.all_sum(be.norm_experts(x, norm, experts)), experts.post_norm, residual)
 
 
 def decoder_layers(
@@ -183,7 +212,7 @@ class Decoder:
             output_norm: the norm before the head.
             logit_softcap: logits become `logit_softcap * tanh(logit / logit_softcap)`; None for no soft cap.
         """
-        self.config, self.layers, self.output_norm = config, tuple(layers), output_norm
+        self.config, self.layers, self.output_norm = config, tuple(parameters.layers(layers)), output_norm
         self.logit_softcap = logit_softcap
         self.token_embd = parameters.table("token_embd")
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
@@ -219,6 +248,7 @@ class Decoder:
     def _logits(self, x: Array) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer."""
         logits = self.backend.norm_head(x, self.output_norm, self.output)
+        logits = self.backend.all_columns(logits, self.config.vocab_size)
         return logits if self.logit_softcap is None else self.backend.soft_cap(logits, self.logit_softcap)
 
     @property

@@ -79,7 +79,8 @@ class Parameters:
     def expert_linear(self, name: str, n: int) -> ExpertLinear:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
         made = [self.linear(f"{name}.{e}") for e in range(n)]
-        shape = self._own(f"{name}.0.weight").shape
+        first = f"{name}.0.weight"
+        shape = self._tensors[first].shape if self._shard is None else self._shard.shape(first)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
         # The backend may have copied the matrices into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}

@@ -15,6 +15,9 @@ class Shard(Protocol):
     def own(self, name: str, weight: Weight) -> Weight:
         """Return the part of a tensor that this rank holds, which may be all of it."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of what this rank holds of a tensor."""
+
     def is_partial(self, linear: str) -> bool:
         """Return whether the products of a linear layer are parts of a sum over all ranks."""
 

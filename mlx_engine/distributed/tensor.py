@@ -1,0 +1,114 @@
+"""Tensor parallelism: every rank runs all layers with its slices of the matrices, and the sums make results whole.
+
+All ranks run the same passes over the same batches. `models/decoder.py` says where products of several ranks are
+added (`all_sum`) or put side by side (`all_columns`). A sum adds the ranks in their order, so that its bits depend on
+the number of ranks and not on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
+from mlx_engine.backends.parameters import Columns, Layer
+from mlx_engine.backends.ranks import Ranks
+from mlx_engine.distributed.deals import Ranges
+from mlx_engine.distributed.slices import Slices
+from mlx_engine.errors import NotShardableError
+from mlx_engine.models import Planned
+from mlx_engine.opened import Opened
+from mlx_engine.quant.weight import Weight
+
+
+def shard(opened: Opened, group: Ranks) -> None:
+    """Let a model whose files have been opened load this rank's slices alone, and exchange with the other ranks.
+
+    Raises:
+        NotShardableError: a matrix cannot be cut into as many parts as there are ranks.
+    """
+    opened.planned = sharded(opened.planned, group.rank, group.size)
+    opened.made.group = group
+
+
+def sharded(planned: Planned, rank: int, size: int) -> Planned:
+    """Return a planned model of which only the slices of one rank are loaded.
+
+    Raises:
+        NotShardableError: a matrix cannot be cut into `size` parts.
+    """
+    slices = Slices.of(planned)
+    slices.check(size)
+    return planned._replace(shard=TensorShard(planned, slices, rank, size))
+
+
+@dataclass(frozen=True)
+class TensorShard:
+    """The slices that one rank holds of a model's tensors; see `Shard`."""
+
+    planned: Planned
+    slices: Slices
+    rank: int
+    size: int
+
+    def own(self, name: str, weight: Weight) -> Weight:
+        found = self.slices.ranges(name, self.rank, self.size)
+        return weight if found is None else weight.cut(*found)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape, found = list(self.planned.tensors[name].shape), self.slices.ranges(name, self.rank, self.size)
+        if found is not None:
+            axis, ranges = found
+            shape[axis] = _length(ranges)
+        return tuple(shape)
+
+    def is_partial(self, linear: str) -> bool:
+        return self.slices.is_partial(linear)
+
+    def has(self, name: str) -> bool:
+        return self.rank == 0 or not self.slices.is_bias_of_sum(name)
+
+    def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
+        return [self._layer(i, layer) for i, layer in enumerate(layers)]
+
+    def _layer(self, i: int, layer: Layer) -> Layer:
+        if layer.mixer is not None:
+            return replace(layer, mixer=self._mixer(i, layer.mixer))
+        changed: dict[str, Any] = {}
+        if layer.attn_k is not None:
+            n_keys = self.shape(f"blk.{i}.attn_k.weight")[0]
+            changed["n_kv_heads"] = n_keys // (layer.head_dim or self.planned.config.head_dim)
+        if layer.norms_rows:
+            changed["own_columns"] = tuple(self._columns(f"blk.{i}.{name}.weight") for name in ("attn_q", "attn_k"))
+        return replace(layer, **changed)
+
+    def _columns(self, name: str) -> Columns:
+        """Return the rows of a projection that this rank has, for a norm over the rows of all ranks.
+
+        Raises:
+            NotShardableError: ranks have different numbers of rows, or several have the same.
+        """
+        of, n = self.planned.tensors[name].shape[0], self.shape(name)[0]
+        if n * self.size != of:
+            raise NotShardableError(
+                where=self.slices.where, name=name, expected=f"heads that {self.size} ranks share equally, because "
+                "a norm reads all of them", found=f"{n} of {of} rows on rank {self.rank}",
+                hint="choose a number of ranks that divides the number of KV heads",
+            )  # fmt: skip
+        return Columns(self.rank * n, (self.rank + 1) * n, of)
+
+    def _mixer(self, i: int, mixer: Mixer) -> Mixer:
+        """Return a mixer with this rank's heads or channels, and a state of their size."""
+        if isinstance(mixer, ShortConv):
+            ((taps, _),) = mixer.state
+            return replace(mixer, state=((taps, self.shape(f"blk.{i}.shortconv.conv.weight")[0]),))
+        n_values, channels = self.shape(f"blk.{i}.ssm_a")[0], self.shape(f"blk.{i}.ssm_conv1d.weight")[0]
+        rule, ((taps, _), (_, *head)) = mixer.rule, mixer.state
+        n_keys = n_values * rule.n_key_heads // rule.n_value_heads
+        rule = replace(rule, n_key_heads=n_keys, n_value_heads=n_values)
+        return DeltaNet(mixer.projections, mixer.conv, rule, mixer.norm, ((taps, channels), (n_values, *head)))
+
+
+def _length(ranges: Ranges) -> int:
+    return sum(last - first for first, last in ranges)
