@@ -93,7 +93,9 @@ def planned(
     from mlx_engine.distributed.plan import Asked
     from mlx_engine.distributed.summary import Summary
     from mlx_engine.models import plan_model
+    from mlx_engine.models.need import expansions
     from mlx_engine.models.outline import outlined
+    from mlx_engine.observe import log
 
     checkpoint = opened(model, load)
     name = auto() if backend == "auto" else backend
@@ -104,6 +106,8 @@ def planned(
     require(context <= longest, option="--context", expected=f"at most {longest:,} tokens", found=context)
     prompt = min(CHUNK, context) if asked["prompt"] is None else asked["prompt"]
     require(prompt <= context, option="--prompt", expected=f"at most {context:,} tokens, the context", found=prompt)
+    for line in expansions(outline, name):
+        log.warn(line)
     machines = hosts.ranks(made, outline)
     wanted = Asked(context, asked["slots"] or len(machines), prompt)
     slices = [whole, *(sliced(whole, len(machines)) if shard == "tensor" else [])]

@@ -38,6 +38,9 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.nbytes + other.nbytes, self.flops + other.flops)
 
+    def __sub__(self, other: Work) -> Work:
+        return Work(self.nbytes - other.nbytes, self.flops - other.flops)
+
 
 @dataclass(frozen=True, eq=False)
 class Part:

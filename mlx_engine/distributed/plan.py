@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mlx_engine.cache import KVLayer
 from mlx_engine.cache.pool import LONGEST_PASS
@@ -96,17 +97,14 @@ def pipeline(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequ
     if split is not None:
         _check_split(model, hosts, split)
         return _cut(model, hosts, asked, split)
-    token = Pass(1, 1, asked.context)
-
-    def made(rank: int, first: int, end: int) -> Rank:
-        return _rank(model, hosts[rank], asked, range(first, end), is_first=rank == 0, is_last=rank == len(hosts) - 1)
+    runs = _Runs(model, asked)
 
     def seconds(rank: int, first: int, end: int) -> float:
-        one = made(rank, first, end)
-        return hosts[rank].seconds(one.work(token)) if one.left >= 0 else math.inf
+        host = hosts[rank]
+        return host.seconds(runs.work(first, end)) if runs.needed(first, end) <= host.memory else math.inf
 
     def fullness(rank: int, first: int, end: int) -> float:
-        return made(rank, first, end).needed / hosts[rank].memory
+        return runs.needed(first, end) / hosts[rank].memory
 
     found = balanced(n_layers, len(hosts), model.cuts, seconds) or balanced(n_layers, len(hosts), model.cuts, fullness)
     return _cut(model, hosts, asked, found or [])
@@ -123,10 +121,14 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
 
 def smallest(model: ModelParts, host: Host, asked: Asked) -> int | None:
     """Return the smallest number of such hosts that hold the model as a pipeline; None if no number does."""
-    for n in range(1, len(model.cuts) + 2):
-        if all(rank.left >= 0 for rank in pipeline(model, [host] * n, asked)):
-            return n
-    return None
+    runs, ends, first, n = _Runs(model, asked), sorted({*model.cuts, len(model.layers)}), 0, 0
+    while first < len(model.layers):
+        # A rank that takes as many layers as fit leaves the fewest to the others.
+        fitting = [end for end in ends if end > first and runs.needed(first, end) <= host.memory]
+        if not fitting:
+            return None
+        first, n = fitting[-1], n + 1
+    return n
 
 
 def _check_split(model: ModelParts, hosts: Sequence[Host], split: Sequence[int]) -> None:
@@ -147,9 +149,7 @@ def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence
     ]
 
 
-def _rank(
-    model: ModelParts, host: Host, asked: Asked, layers: range, *, is_first: bool, is_last: bool
-) -> Rank:
+def _rank(model: ModelParts, host: Host, asked: Asked, layers: range, *, is_first: bool, is_last: bool) -> Rank:
     parts = model.layers[layers.start : layers.stop]
     tables, head = model.tables if is_first else None, model.head if is_last else None
     kept = [part.kept for part in parts if part.kept is not None]
@@ -162,10 +162,39 @@ def _rank(
         weights=held([part for part in (tables, *parts, head) if part is not None]),
         kv_token=sum(layer.token_nbytes for layer in kept if isinstance(layer, KVLayer)),
         kv=pool_nbytes(kept, asked.context * asked.slots, asked.slots),
-        workspace=FLOAT_BYTES * (ACTIVATIONS * LONGEST_PASS * model.widest + (model.vocab_size if is_last else 0)),
+        workspace=_workspace(model, is_last=is_last),
     )
+
+
+def _workspace(model: ModelParts, *, is_last: bool) -> int:
+    return FLOAT_BYTES * (ACTIVATIONS * LONGEST_PASS * model.widest + (model.vocab_size if is_last else 0))
 
 
 def held(parts: Sequence[Part]) -> int:
     """Return the bytes of parts; an array that several parts share counts once."""
     return sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())
+
+
+class _Runs:
+    """Bytes and work of every run of layers, from sums over the layers before each: there are many runs to compare."""
+
+    def __init__(self, model: ModelParts, asked: Asked) -> None:
+        token = Pass(1, 1, asked.context)
+        kept = [[] if part.kept is None else [part.kept] for part in model.layers]
+        each = [pool_nbytes(layer, asked.context * asked.slots, asked.slots) for layer in kept]
+        sizes = [held([part]) + kv for part, kv in zip(model.layers, each, strict=True)]
+        self._needed = list(accumulate(sizes, initial=0))
+        self._work = list(accumulate((part.work(token) for part in model.layers), initial=Work(0.0, 0.0)))
+        self._model, self._tables, self._head = model, model.tables.work(token), model.head.work(token)
+
+    def needed(self, first: int, end: int) -> int:
+        """Return what a rank with these layers needs."""
+        is_last = end == len(self._model.layers)
+        around = [*([self._model.tables] if first == 0 else []), *([self._model.head] if is_last else [])]
+        return self._needed[end] - self._needed[first] + held(around) + _workspace(self._model, is_last=is_last)
+
+    def work(self, first: int, end: int) -> Work:
+        """Return the work of a rank with these layers in a pass of one token."""
+        found = self._work[end] - self._work[first]
+        found = found + self._tables if first == 0 else found
+        return found + self._head if end == len(self._model.layers) else found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,8 @@ def open_config(path: Path) -> Checkpoint:
     """
     file = path / CONFIG if path.is_dir() else path
     config = read_json(file)
-    quantization = read_quantization(config, str(file))
+    draft = Checkpoint(str(file), "hf", str(config.get("model_type")), config, {}, {}, _no_weight)
+    module, quantization = model_file(draft), read_quantization(config, str(file))
     if quantization is None and config.get(KEYS[1]):
         raise UnsupportedConfigError(
             where=str(file),
@@ -53,10 +55,10 @@ def open_config(path: Path) -> Checkpoint:
             hint="plan with the original model's config.json and --quant q4_0, or with a GGUF file",
         )
     settings = {key: value for key, value in config.items() if quantization is None or key not in KEYS}
-    draft = Checkpoint(str(file), "hf", str(config.get("model_type")), settings, {}, {}, _no_weight)
+    draft = replace(draft, settings=settings)
     shapes = {
         tensor.stored("hf").name: tensor.stored("hf").shape(tensor.shape)
-        for tensor in model_file(draft).plan(draft).tensors
+        for tensor in module.plan(draft).tensors
         if tensor.required
     }
     dtype = _dtype(config, str(file))
@@ -67,7 +69,7 @@ def open_config(path: Path) -> Checkpoint:
         nbytes = type_.bytes_for(math.prod(shape))
         return Weight(name, shape, type_, np.broadcast_to(np.zeros(1, np.uint8), (nbytes,)))
 
-    return Checkpoint(str(file), "hf", draft.architecture, settings, {}, shapes, weight)
+    return replace(draft, shapes=shapes, weight=weight)
 
 
 def _no_weight(name: str) -> Weight:
