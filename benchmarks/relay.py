@@ -36,7 +36,6 @@ class Wire:
         sink: the socket that gets them.
         rate: bits per second.
         latency: seconds.
-        room: bytes that may be under way: what a wire of this rate and latency holds, and some chunks.
         queue: (time of arrival, bytes) in order.
         free: when the last byte will have left.
         n_queued: bytes in the queue.
@@ -144,6 +143,11 @@ class Relay:
                 sources[each].read()
             else:
                 self.accept(each)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for each in {*self.listening, *(end for wire in self.wires for end in (wire.source, wire.sink))}:
+            each.close()
 
 
 def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:

@@ -95,8 +95,8 @@ class Timing:
         return Rates(
             decode=1 / self.alone(token),
             decode_all=n_parts * part.n_sequences / self.turn(part, n_parts),
-            prefill=asked.prompt / sum(map(self.alone, chunks)),
-            prefill_all=n_parts * asked.prompt / sum(self.turn(each, n_parts) for each in chunks),
+            prefill=asked.prompt / self.all_of(chunks),
+            prefill_all=n_parts * asked.prompt / self.all_of([each for each in chunks for _ in range(n_parts)]),
             compute_seconds=self.compute(token),
             link_seconds=self.messages(token).seconds(self.link),
         )
@@ -111,6 +111,23 @@ class Timing:
         if self.shard == "pipeline":
             return sum(time * rank.host.slowdown for time, rank in zip(each, self.ranks, strict=True))
         return max(time * rank.host.crowding for time, rank in zip(each, self.ranks, strict=True))
+
+    def all_of(self, passes: Sequence[Pass]) -> float:
+        """Return the seconds of passes that follow each other without waiting, such as the parts of a prompt.
+
+        In a pipeline a rank begins a pass as soon as the pass has arrived and the one before is done.
+        """
+        if self.shard == "tensor" or len(passes) == 1:
+            return sum(map(self.alone, passes))
+        done, sent, now = [0.0] * len(self.ranks), [0.0] * len(self.ranks), 0.0
+        for each in passes:
+            now = 0.0
+            for i, rank in enumerate(self.ranks):
+                done[i] = max(now, done[i]) + rank.host.seconds(rank.work(each)) * rank.host.crowding
+                leaves, nbytes = max(done[i], sent[i]), self.messages(each).hidden
+                sent[i] = leaves + self.link.occupied(nbytes)
+                now = leaves + self.link.seconds(nbytes)
+        return done[-1] + self.link.seconds(self.messages(passes[-1]).logits) if len(self.ranks) > 1 else done[-1]
 
     def turn(self, of: Pass, n_parts: int) -> float:
         """Return the seconds in which each of `n_parts` passes goes once through all ranks.

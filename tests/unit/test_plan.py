@@ -110,7 +110,7 @@ def from_config(config, conversion=None, folder=None):
         return model_parts(outlined(planned, create_backend("parallel")))
 
 
-@pytest.mark.parametrize("name", ["qwen3-gqa", "gemma3-micro/hf", "gpt2-micro/hf", "mlx-4bit", "mlx-mixed"])
+@pytest.mark.parametrize("name", ["qwen3-gqa", "gemma3-micro/hf", "gpt2-micro/hf", "mlx-4bit/hf", "mlx-mixed/hf"])
 def test_a_config_gives_the_bytes_of_its_folder(name, tmp_path):
     folder = DATA / name
     config = json.loads((folder / "config.json").read_text())
@@ -183,6 +183,20 @@ def test_the_rates_of_a_pipeline_by_hand():
     assert rates.prefill == pytest.approx(16 / (compute + 2e-3 + 512e-6 + 320e-6))
     chunk = found.alone(Pass(1, 512, 0))
     assert chunk == pytest.approx((512 * 8e8 + 1e8) / 1e12 + 2e-3 + 512 * 32e-6 + 320e-6)
+
+
+def test_the_parts_of_a_prompt_follow_each_other_through_the_ranks():
+    found = timing([HOST] * 2, LINK)
+    part = Pass(1, 512, 0)
+    first, second = (rank.host.seconds(rank.work(part)) for rank in found.ranks)
+    hop, logits = 1e-3 + 512 * 32e-6, 1e-3 + 320e-6
+    assert second > first
+    # The second rank waits for the first part, and then has no pause.
+    assert found.all_of([part] * 3) == pytest.approx(first + hop + 3 * second + logits)
+    assert found.all_of([part]) == pytest.approx(found.alone(part))
+    assert found.rates(Asked(1024, 2, 1024), 512).prefill_all == pytest.approx(
+        2048 / (first + hop + 2 * second + 2 * found.ranks[1].host.seconds(found.ranks[1].work(Pass(1, 512, 512))) + logits)
+    )
 
 
 def test_a_slow_link_limits_several_requests_too():
