@@ -90,9 +90,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 _FLOATS = ("position_embd", "conv")
 
 
-def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
-    """Return a model whose matrices have random values of a type."""
+def random_checkpoint(architecture: str, type_name: str, **changes: Any) -> Checkpoint:
+    """Return a checkpoint whose matrices have random values of a type; `changes` are other settings."""
     naming, settings = SETTINGS[architecture]
+    settings = {**settings, **{key.replace("__", "."): value for key, value in changes.items()}}
     made: dict[str, Weight] = {}
     draft = Checkpoint("random", naming, architecture, settings, {}, {"token_embd.weight": (VOCAB, 256)}, made.get)  # type: ignore[arg-type]
     for tensor in model_file(draft).plan(draft).tensors:
@@ -100,7 +101,12 @@ def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
         if tensor.required and stored.name not in made:
             made[stored.name] = _weight(stored.name, stored.shape(tensor.shape), type_name)
     shapes = {name: weight.shape for name, weight in made.items()}
-    return load_model(Checkpoint("random", naming, architecture, settings, {}, shapes, made.__getitem__), backend)  # type: ignore[arg-type]
+    return Checkpoint("random", naming, architecture, settings, {}, shapes, made.__getitem__)  # type: ignore[arg-type]
+
+
+def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
+    """Return a model whose matrices have random values of a type."""
+    return load_model(random_checkpoint(architecture, type_name), backend)
 
 
 def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:

@@ -107,7 +107,6 @@ class _Steps:
         y = values[n * of.y.buffer.at :][: n_rows * of.y.width]
         return np.array(y.reshape(n_rows, of.y.width))
 
-
     def _calls(self, n: int) -> Iterator[tuple[int, int]]:
         """Yield the first step of each call of the kernels for n tokens, and the one after its last.
 

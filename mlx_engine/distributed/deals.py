@@ -40,12 +40,12 @@ class Pieces:
     Attributes:
         n: pieces of each section.
         widths: the width of a piece, by section.
-        unit: what a piece is.
+        what: the sizes, for messages.
     """
 
     n: int
     widths: tuple[int, ...]
-    unit: str
+    what: str
 
     def fits(self, size: int) -> bool:
         return is_even(self.n, size)
@@ -58,7 +58,7 @@ class Pieces:
         return tuple(found)
 
     def __str__(self) -> str:
-        return f"{self.n} {self.unit}"
+        return self.what
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,14 @@ class Heads:
         n_kv_heads: G, a divisor of H.
         head_dim: E.
         block: weights of a block of the output projection's type, whose columns are cut between blocks.
+        equal: whether all ranks must have as many heads, and none the same, because a norm reads the heads of all.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     block: int
+    equal: bool = False
 
     @property
     def ratio(self) -> int:
@@ -92,8 +94,8 @@ class Heads:
 
     def fits(self, size: int) -> bool:
         n, _ = self._pieces(size)
-        if size <= self.n_kv_heads:
-            return is_even(n, size)
+        if size <= self.n_kv_heads or self.equal:
+            return size <= self.n_kv_heads and is_even(n, size) and not (self.equal and n % size)
         return n > 0 and n % size == 0 and size % self.n_kv_heads == 0
 
     def queries(self, rank: int, size: int) -> tuple[int, int]:
@@ -108,7 +110,7 @@ class Heads:
 
     def __str__(self) -> str:
         text = f"{self.n_heads} query heads and {self.n_kv_heads} KV heads of {self.head_dim}"
-        return text if self.block == 1 else f"{text}, in blocks of {self.block}"
+        return text if self.block == 1 else f"{text}, and columns in blocks of {self.block}"
 
 
 @dataclass(frozen=True)
@@ -152,5 +154,5 @@ class Vocabulary:
 
 
 def by_blocks(width: int, block: int) -> Pieces:
-    """Return the deal of an axis of this width by blocks of the type; a rest that is no whole block fits no rank."""
-    return Pieces(0 if width % block else width // block, (block,), f"blocks of {block}")
+    """Return the deal of an axis of this width by blocks of the type, which fill it."""
+    return Pieces(width // block, (block,), f"{width:,} columns in blocks of {block}")

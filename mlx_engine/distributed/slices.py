@@ -117,15 +117,16 @@ class Slices:
         Raises:
             NotShardableError: a matrix cannot; the error names it, its sizes, and numbers of ranks that would do.
         """
-        for name, cut in self.cuts.items():
-            if not cut.deal.fits(size):
-                deals = {id(of.deal): of.deal for of in self.cuts.values()}.values()
-                sizes = [n for n in range(2, MOST_RANKS + 1) if all(deal.fits(n) for deal in deals)]
-                would = f"{', '.join(map(str, sizes))} ranks would do" if sizes else "no number of ranks would do"
-                raise NotShardableError(
-                    where=self.where, name=name, expected=f"sizes that can be cut for {size} ranks",
-                    found=str(cut.deal), hint=f"{would}; --shard pipeline cuts between layers",
-                )  # fmt: skip
+        for name, cut in sorted(self.cuts.items(), key=lambda found: found[1].axis != COLUMNS):
+            if cut.deal.fits(size):
+                continue
+            deals = {id(cut.deal): cut.deal for cut in self.cuts.values()}.values()
+            sizes = [n for n in range(2, MOST_RANKS + 1) if all(deal.fits(n) for deal in deals)]
+            would = f"{', '.join(map(str, sizes))} would do" if sizes else "no other number would do"
+            raise NotShardableError(
+                where=self.where, name=name, expected=f"sizes that {size} ranks can share", found=str(cut.deal),
+                hint=f"{would}; --shard pipeline cuts between layers",
+            )  # fmt: skip
 
     def ranges(self, name: str, rank: int, size: int) -> tuple[int, Ranges] | None:
         """Return the axis and the ranges of a tensor that a rank holds; None if it holds all of it."""
@@ -167,7 +168,9 @@ class _Deals:
     def _heads(self, layer: int, kind: str) -> Deal:
         of = self._config.of_layer(layer)
         n_heads = self._planned.tensors[f"blk.{layer}.attn_q.weight"].shape[0] // of.head_dim
-        heads = Heads(n_heads, of.n_kv_heads, of.head_dim, self._attention)
+        norm = self._planned.tensors.get(f"blk.{layer}.attn_q_norm.weight")
+        of_rows = norm is not None and norm.shape != (of.head_dim,)
+        heads = Heads(n_heads, of.n_kv_heads, of.head_dim, self._attention, equal=of_rows)
         return OfHeads(heads, 1 if kind == "sinks" else of.head_dim, are_keys=kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Deal:
@@ -176,8 +179,12 @@ class _Deals:
         heads = _together(of.value_dim, self._block([f"blk.{layer}.ssm_out.weight"]))
         n = 0 if of.n_key_heads % heads else of.n_key_heads // heads
         keys, values = heads * of.key_dim, (heads * of.value_dim,) * (of.n_value_heads // of.n_key_heads)
-        widths = {"delta heads": (heads,) * len(values), "delta values": values, "delta channels": (keys, keys, *values)}
-        return Pieces(n, widths[kind], f"times {heads} key heads")
+        widths = {
+            "delta heads": (heads,) * len(values),
+            "delta values": values,
+            "delta channels": (keys, keys, *values),
+        }
+        return Pieces(n, widths[kind], f"{of.n_key_heads} key heads of the delta rule, {heads} in a block of columns")
 
     @cache  # noqa: B019 - lives as long as the deals are made
     def _layer(self, layer: int) -> list[str]:

@@ -16,7 +16,6 @@ from mlx_engine.backends.parameters import Columns, Layer
 from mlx_engine.backends.ranks import Ranks
 from mlx_engine.distributed.deals import Ranges
 from mlx_engine.distributed.slices import Slices
-from mlx_engine.errors import NotShardableError
 from mlx_engine.models import Planned
 from mlx_engine.opened import Opened
 from mlx_engine.quant.weight import Weight
@@ -84,19 +83,9 @@ class TensorShard:
         return replace(layer, **changed)
 
     def _columns(self, name: str) -> Columns:
-        """Return the rows of a projection that this rank has, for a norm over the rows of all ranks.
-
-        Raises:
-            NotShardableError: ranks have different numbers of rows, or several have the same.
-        """
-        of, n = self.planned.tensors[name].shape[0], self.shape(name)[0]
-        if n * self.size != of:
-            raise NotShardableError(
-                where=self.slices.where, name=name, expected=f"heads that {self.size} ranks share equally, because "
-                "a norm reads all of them", found=f"{n} of {of} rows on rank {self.rank}",
-                hint="choose a number of ranks that divides the number of KV heads",
-            )  # fmt: skip
-        return Columns(self.rank * n, (self.rank + 1) * n, of)
+        """Return the rows of a projection that this rank has, where all ranks have as many."""
+        n = self.shape(name)[0]
+        return Columns(self.rank * n, (self.rank + 1) * n, self.planned.tensors[name].shape[0])
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""
