@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("routes", nargs="+", metavar="PORT:TARGET")
     given = parser.parse_args(arguments)
     punctual()
-    routes = dict(tuple(map(int, route.split(":"))) for route in given.routes)
+    routes = {int(port): int(target) for port, target in (route.split(":") for route in given.routes)}
     relay = Relay(routes, given.rate, given.latency)
     print(*relay.ports, flush=True)
     while True:

@@ -18,8 +18,7 @@ from mlx_engine.errors import OptionError, SourceError, Words, require
 if TYPE_CHECKING:
     from mlx_engine.checkpoint.model_files import Checkpoint
     from mlx_engine.distributed.summary import Summary
-
-SHARDS = ("pipeline", "tensor")
+    from mlx_engine.distributed.times import ShardKind
 
 
 @reports_errors
@@ -61,13 +60,13 @@ def plan(
     Nothing is run or downloaded, and no weights are read. MODEL may also be a config.json, or a folder that has only
     that. Exit code 1: the model does not fit.
     """
-    require(shard in SHARDS, option="--shard", expected=" or ".join(SHARDS), found=shard)
+    kind = shard_of(shard)
     if split is not None and shard != "pipeline":
         raise OptionError(option="--split", expected="--shard pipeline with it", found=Words(shard))
     hosts.check()
     link = links.link_of()
     asked = {"context": context, "prompt": prompt, "slots": slots}
-    found = planned(model, backend, load, hosts, shard=shard, split=split, asked=asked, link=link)
+    found = planned(model, backend, load, hosts, shard=kind, split=split, asked=asked, link=link)
     if json:
         print_json(found.facts())
     else:
@@ -75,8 +74,15 @@ def plan(
     raise typer.Exit(0 if found.fits else FAILED)
 
 
+def shard_of(text: str) -> ShardKind:
+    """Return a way of sharing a model; raise OptionError if there is none of this name."""
+    kinds: dict[str, ShardKind] = {"pipeline": "pipeline", "tensor": "tensor"}
+    require(text in kinds, option="--shard", expected=" or ".join(kinds), found=text)
+    return kinds[text]
+
+
 def planned(
-    model: str, backend: str, load: LoadOptions, hosts: HostOptions, *, shard: str, split: str | None, asked: Any,
+    model: str, backend: str, load: LoadOptions, hosts: HostOptions, *, shard: ShardKind, split: str | None, asked: Any,
     link: Any,
 ) -> Summary:  # fmt: skip
     """Return the plan of a model.
@@ -89,9 +95,9 @@ def planned(
     from mlx_engine.commands.quantities import split_of
     from mlx_engine.decode.loop import CHUNK
     from mlx_engine.distributed.model_parts import model_parts
-    from mlx_engine.distributed.slicing import sliced
     from mlx_engine.distributed.plan import Asked
     from mlx_engine.distributed.summary import Summary
+    from mlx_engine.distributed.tensor import sharded
     from mlx_engine.models import plan_model
     from mlx_engine.models.need import expansions
     from mlx_engine.models.outline import outlined
@@ -110,7 +116,8 @@ def planned(
         log.warn(line)
     machines = hosts.ranks(made, outline)
     wanted = Asked(context, asked["slots"] or len(machines), prompt)
-    slices = [whole, *(sliced(whole, len(machines)) if shard == "tensor" else [])]
+    size = len(machines) if shard == "tensor" else 0
+    slices = [whole, *(sharded(whole, rank, size) for rank in range(size))]
     return Summary.of(
         [model_parts(outlined(each, made)) for each in slices], machines, link, wanted, shard, None if split is None else split_of("--split", split),
         where=checkpoint.where, architecture=checkpoint.architecture, backend=name, chunk=CHUNK,

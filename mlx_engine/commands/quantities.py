@@ -106,4 +106,5 @@ def _rate(option: str, text: str, expected: str, units: dict[str, int]) -> float
     match = RATE.fullmatch(text.strip())
     if match is None or match[4] not in units or float(match[1]) == 0:
         raise OptionError(option=option, expected=expected, found=text)
-    return float(match[1]) * (1024 if match[3] else 1000) ** POWERS[match[2].upper()] * units[match[4]]
+    factor: int = (1024 if match[3] else 1000) ** POWERS[match[2].upper()]
+    return float(match[1]) * factor * units[match[4]]

@@ -36,7 +36,9 @@ def balanced(
     for rank in range(n_ranks):
         ends = [n_layers] if rank == n_ranks - 1 else sorted(cuts)
         best = {
-            end: min((_longer(best[start], cost(rank, start, end), start) for start in best if start < end), default=NONE)
+            end: min(
+                (_longer(best[start], cost(rank, start, end), start) for start in best if start < end), default=NONE
+            )
             for end in ends
         }
     found = best.get(n_layers, NONE)

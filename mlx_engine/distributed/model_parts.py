@@ -55,6 +55,9 @@ class Part:
         scored: multiplications of attention per query and visible token.
         attended: the keys and values that its attention reads; None for a state or no attention.
         kept: what the layer keeps of a sequence; None for a layer that shares the keys and values of another.
+        exchanges: messages of the size of hidden states that tensor parallelism sends to every other rank: the sums
+            after attention and FFN, one more for experts beside a dense FFN, and queries and keys that are normed as a
+            whole.
         is_head: whether only the last token of a sequence is computed.
     """
 
@@ -66,6 +69,7 @@ class Part:
     scored: float = 0.0
     attended: KVLayer | None = None
     kept: CacheLayer | None = None
+    exchanges: int = 0
     is_head: bool = False
 
     def work(self, of: Pass) -> Work:
@@ -131,16 +135,15 @@ def model_parts(outlined: Outlined) -> ModelParts:
         hidden=cfg.hidden_size + columns,
         vocab_size=cfg.vocab_size,
         widest=max((sum(shape) for shape in sizes.shapes if shape[0] != cfg.vocab_size), default=0),
-        cuts=frozenset(
-            c for c in range(1, len(layers)) if all(w.shares is None or w.shares >= c for w in layers[c:])
-        ),
+        cuts=frozenset(c for c in range(1, len(layers)) if all(w.shares is None or w.shares >= c for w in layers[c:])),
     )
 
 
 def _layer(layer: Layer, kept: CacheLayer | None, attended: CacheLayer | None) -> Part:
     kv = attended if isinstance(attended, KVLayer) else None
     queries = 0 if kv is None or layer.attn_q is None else layer.attn_q.weight.shape[0]
-    return _part([layer], kept=kept, attended=kv, scored=2 * queries)
+    exchanges = 2 + (layer.experts is not None and layer.ffn_down is not None) + 2 * layer.norms_rows
+    return _part([layer], kept=kept, attended=kv, scored=2 * queries, exchanges=exchanges)
 
 
 def _part(values: Sequence[Any], **given: Any) -> Part:

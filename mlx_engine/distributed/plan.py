@@ -114,8 +114,7 @@ def tensor(slices: Sequence[ModelParts], hosts: Sequence[Host], asked: Asked) ->
     """Return the ranks of tensor parallelism, of which each has its slice of the model."""
     every = range(len(slices[0].layers))
     return [
-        _rank(model, host, asked, every, is_first=True, is_last=True)
-        for model, host in zip(slices, hosts, strict=True)
+        _rank(model, host, asked, every, is_first=True, is_last=True) for model, host in zip(slices, hosts, strict=True)
     ]
 
 

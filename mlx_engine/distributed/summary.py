@@ -104,7 +104,11 @@ class Summary:
             "fits": self.fits,
             "smallest_number_of_hosts": self.smallest,
             "measured_here": list(self.measured),
-            "link": {"bits_per_second": self.link.rate, "latency_s": self.link.latency, "overhead_s": self.link.overhead},
+            "link": {
+                "bits_per_second": self.link.rate,
+                "latency_s": self.link.latency,
+                "overhead_s": self.link.overhead,
+            },
             "messages_per_token": {**asdict(self.per_token), "nbytes": self.per_token.nbytes},
             "messages_per_chunk": {**asdict(self.per_chunk), "nbytes": self.per_chunk.nbytes},
             "rates": asdict(self.rates),

@@ -11,8 +11,6 @@ from mlx_engine.distributed.model_parts import ModelParts, Pass
 from mlx_engine.distributed.plan import FLOAT_BYTES, Asked, Rank
 
 ShardKind: TypeAlias = Literal["pipeline", "tensor"]
-# Sums per layer with tensor parallelism: after attention, and after the FFN.
-SUMS = 2
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,8 @@ class Timing:
             return Messages(0, 0, 0, 0)
         if self.shard == "pipeline":
             return Messages(hidden, others, logits, 1)
-        return Messages(hidden, SUMS * len(self.model.layers) * others, -(-logits // len(self.ranks)), others)
+        exchanges = sum(layer.exchanges for layer in self.model.layers)
+        return Messages(hidden, exchanges * others, -(-logits // len(self.ranks)), others)
 
     def rates(self, asked: Asked, chunk: int) -> Rates:
         """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""

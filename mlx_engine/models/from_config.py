@@ -1,4 +1,4 @@
-"""A checkpoint of a config.json alone, for plans of models that have not been downloaded: shapes and types, no values."""
+"""A checkpoint of a config.json alone, to plan models that have not been downloaded: shapes and types, no values."""
 
 from __future__ import annotations
 

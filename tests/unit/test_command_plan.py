@@ -91,6 +91,7 @@ def test_slices_of_a_model():
     each = [rank["weights_bytes"] for rank in found["ranks"]]
     assert one <= sum(each) <= 1.01 * one
     assert max(each) < 0.6 * one
+    assert [rank["kv_bytes_per_token"] for rank in found["ranks"]] == [3072, 3072]
     assert "1/2 of all layers" in plan("--hosts", "2x1GB", "--shard", "tensor").out
     found = plan("--hosts", "5x1GB", "--shard", "tensor")
     assert (found.code, "ranks" in only_line(found)) == (1, True)
@@ -138,7 +139,10 @@ def test_what_is_not_given_is_measured_here(monkeypatch):
         (["--bandwidth", "120Gbit/s"], "--bandwidth: expected a rate such as 120GB/s, found '120Gbit/s'"),
         (["--compute", "fast"], "--compute: expected a rate such as 300GFLOP/s or 3.5TFLOP/s, found 'fast'"),
         (["--shard", "data"], "--shard: expected pipeline or tensor, found 'data'"),
-        (["--split", "3,4"], "--split: expected 2 numbers of at least 1 that add up to the model's 6 layers, found 3,4"),
+        (
+            ["--split", "3,4"],
+            "--split: expected 2 numbers of at least 1 that add up to the model's 6 layers, found 3,4",
+        ),
         (["--split", "a"], "--split: expected the number of layers of each rank, such as 20,8, found 'a'"),
         (["--split", "3,3", "--shard", "tensor"], "--split: expected --shard pipeline with it, found tensor"),
         (["--context", "513"], "--context: expected at most 512 tokens, found 513"),

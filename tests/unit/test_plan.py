@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_layers_that_share_keys_and_values_stay_on_the_rank_that_has_them():
     layers = entry["text_config"]["num_hidden_layers"]
     model = from_config(entry)
     assert model.cuts == set(range(1, layers - entry["text_config"]["num_kv_shared_layers"] - 1))
-    (first, second) = pipeline(model, [LARGE] * 2, ASKED)
+    second = pipeline(model, [LARGE] * 2, ASKED)[1]
     assert second.first in model.cuts
     with pytest.raises(OptionError, match="--split: expected layers that share"):
         pipeline(model, [LARGE] * 2, ASKED, [layers - 1, 1])
@@ -101,12 +102,10 @@ def test_layers_that_share_keys_and_values_stay_on_the_rank_that_has_them():
 # ---- a config.json alone ----
 
 
-def from_config(config, conversion=None, folder=None):
-    import tempfile
-
+def from_config(config):
     with tempfile.TemporaryDirectory() as made:
         (Path(made) / "config.json").write_text(json.dumps(config))
-        planned = plan_model(open_config(Path(made)), conversion or Conversion())
+        planned = plan_model(open_config(Path(made)), Conversion())
         return model_parts(outlined(planned, create_backend("parallel")))
 
 
@@ -123,11 +122,10 @@ def test_a_config_gives_the_bytes_of_its_folder(name, tmp_path):
 
 
 def test_the_published_numbers_of_parameters():
-    llama, mixtral = (PUBLISHED[f"{name}"]["config"] for name in ("meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mixtral-8x7B-v0.1"))
-    of = from_config(llama)
+    of = from_config(PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"]["config"])
     # 8.03 billion parameters, of which the embedding table has 128,256 x 4,096.
     assert sum(part.multiplied for part in (*of.layers, of.head)) + 128_256 * 4096 == pytest.approx(8.03e9, rel=1e-3)
-    of = from_config(mixtral)
+    of = from_config(PUBLISHED["mistralai/Mixtral-8x7B-v0.1"]["config"])
     # 12.9 billion that one token uses, of which the table has 32,000 x 4,096.
     assert sum(part.multiplied for part in (*of.layers, of.head)) == pytest.approx(12.9e9 - 131e6, rel=0.01)
 
@@ -147,9 +145,9 @@ def test_a_config_whose_types_it_does_not_tell_is_refused(tmp_path):
 # ---- a model by hand: four layers of 100 MB, a table and a head ----
 
 
-def layer(nbytes=100_000_000, multiplied=1e8, kept=None):
+def layer(nbytes=100_000_000, multiplied=1e8):
     array = Outline((1, nbytes), nbytes)
-    return Part(arrays=(array,), read=nbytes, multiplied=multiplied, kept=kept)
+    return Part(arrays=(array,), read=nbytes, multiplied=multiplied, exchanges=2)
 
 
 def by_hand(n=4, **sizes):
@@ -195,7 +193,8 @@ def test_the_parts_of_a_prompt_follow_each_other_through_the_ranks():
     assert found.all_of([part] * 3) == pytest.approx(first + hop + 3 * second + logits)
     assert found.all_of([part]) == pytest.approx(found.alone(part))
     assert found.rates(Asked(1024, 2, 1024), 512).prefill_all == pytest.approx(
-        2048 / (first + hop + 2 * second + 2 * found.ranks[1].host.seconds(found.ranks[1].work(Pass(1, 512, 512))) + logits)
+        2048
+        / (first + hop + 2 * second + 2 * found.ranks[1].host.seconds(found.ranks[1].work(Pass(1, 512, 512))) + logits)
     )
 
 
@@ -275,7 +274,9 @@ def test_the_smallest_number_of_hosts():
 
 @pytest.mark.parametrize("split", [[4], [2, 3], [0, 4], [1, 1, 2]])
 def test_a_split_must_be_one(split):
-    with pytest.raises(OptionError, match="--split: expected 2 numbers of at least 1 that add up to the model's 4 layers"):
+    with pytest.raises(
+        OptionError, match="--split: expected 2 numbers of at least 1 that add up to the model's 4 layers"
+    ):
         pipeline(by_hand(), [LARGE] * 2, ASKED, split)
 
 
