@@ -3,7 +3,9 @@
 A pass runs unread tokens of one or more sequences. It is submitted first: the batch is computed, on a lazy backend it
 is only handed to the device. It is settled later: the chosen tokens are on the host, and its tokens are committed to
 the KV cache. An eager backend settles each pass at once. On a lazy backend the next pass is submitted before the last
-one is settled, so that the device computes while the host works.
+one is settled, so that the device computes while the host works. If several machines run the model, as many passes as
+there are machines are submitted before the first is settled: the tokens of a pass are chosen when it is settled, so
+these passes have different sequences, or later tokens of a prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from mlx_engine.decode.finite import FiniteCheck, not_finite
 from mlx_engine.decode.sampler import Choice, Sampler
 from mlx_engine.decode.timing import PassTimer
 from mlx_engine.errors import NotFiniteError
-from mlx_engine.models import Model
+from mlx_engine.models import Model, Staged
 from mlx_engine.observe.log import event
 
 
@@ -97,17 +99,30 @@ class Step(NamedTuple):
 
 @dataclass(eq=False)
 class _Pass:
-    """A submitted pass: its batch, its parts, the choices of each part, and the check of the logits they are from."""
+    """A submitted pass: its batch, its parts, the choices of each part, and the check of the logits they are from.
+
+    Attributes:
+        asked: the parts that choose, in the order of the rows of logits; a part that was dropped stays here.
+        reply: waits for the logits of a pass that several machines run; None for other passes.
+        started: the time when it was submitted.
+    """
 
     batch: Batch
     parts: list[Part]
     choices: list[list[Choice]]
+    asked: list[Part]
+    started: float
+    reply: Callable[[], Array] | None = None
     check: FiniteCheck | None = None
     sampling: float | None = None
 
 
 class Passes:
     """Submits and settles the passes of one model.
+
+    Attributes:
+        overlaps: whether a pass is submitted before the tokens of the last one are on the host.
+        depth: the largest number of passes that are submitted and not settled.
 
     Args:
         model: the model.
@@ -117,10 +132,17 @@ class Passes:
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model, self._clock = model, clock
-        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None
+        self._staged = model if isinstance(model, Staged) and model.n_stages > 1 else None
+        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._staged is None
+        self.depth = self._staged.n_stages if self._staged is not None else 2 if self.overlaps else 1
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
         self._last_had_no_choice, self._n_passes = False, 0
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether several machines run a pass one after the other, so that passes under way have other sequences."""
+        return self._staged is not None
 
     @property
     def is_idle(self) -> bool:
@@ -142,7 +164,7 @@ class Passes:
     def step(self, plan: Callable[[], Sequence[Part]]) -> Step:
         """Submit the pass that `plan` returns, and settle the oldest one.
 
-        On a lazy backend `plan` may be called twice: the second pass is submitted before the first is settled. An empty
+        `plan` is called up to `depth` times, so that other passes are submitted before the first is settled. An empty
         plan submits nothing. A step that fails or is interrupted while a pass is submitted leaves the sequences of
         this pass unchanged; one that is interrupted while a pass is settled can be repeated.
 
@@ -156,7 +178,8 @@ class Passes:
                 return Step(read, (), self._timer.chunk(resumed)) if read else Step()
             oldest, asked = self._flight[0], self._clock()
             chosen, failed = self._settle(oldest)
-            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(resumed)
+            began = resumed if self._staged is None else oldest.started
+            seconds = self._timer.interval(resumed, asked) if self.overlaps else self._timer.since(began)
         return Step([*read, *oldest.parts], chosen, seconds, oldest.sampling, failed)
 
     def drop(self, sequence: Running) -> None:
@@ -176,7 +199,7 @@ class Passes:
 
     def _submit_all(self, plan: Callable[[], Sequence[Part]]) -> list[Part]:
         """Submit passes until enough are pending; return the parts of one without choices, which ends this."""
-        while len(self._flight) < (2 if self.overlaps else 1):
+        while len(self._flight) < self.depth:
             try:
                 parts = plan()
                 submitted = self._submit(list(parts)) if parts else None
@@ -195,7 +218,7 @@ class Passes:
 
     def _submit(self, parts: list[Part]) -> _Pass:
         model, profiler = self._model, self._model.backend.profiler
-        if self._last_had_no_choice:
+        if self._last_had_no_choice and self._staged is None:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
             model.backend.wait(parts[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
@@ -205,10 +228,13 @@ class Passes:
             profiler.begin_pass()
         batch = begin(news)
         try:
-            logits = model.forward(batch)
-            submitted = _Pass(batch, parts, [[] for _ in parts])
-            if logits is not None:
-                self._choose(submitted, logits)
+            submitted = _Pass(batch, parts, [[] for _ in parts], [part for part in parts if part.picks], start)
+            if self._staged is not None:
+                submitted.reply = self._staged.submit(batch)
+            else:
+                logits = model.forward(batch)
+                if logits is not None:
+                    self._choose(submitted, logits)
         except BaseException:
             batch.roll_back()
             raise
@@ -223,9 +249,9 @@ class Passes:
         """Choose the tokens of a pass. No sampler has changed if this fails."""
         be, start = self._model.backend, self._clock()
         picks = [pick for part in submitted.parts for pick in part.picks]
-        wanted = [part for part in submitted.parts if part.picks]
-        rows = [r for r, part in enumerate(wanted) for _ in part.picks]
-        if len(rows) > len(wanted):  # several samplers choose from one row
+        here = {id(part) for part in submitted.parts}
+        rows = [r for r, part in enumerate(submitted.asked) if id(part) in here for _ in part.picks]
+        if rows != list(range(len(submitted.asked))):  # several samplers choose from one row, or a part was dropped
             logits = be.take(logits, tuple(rows))
         submitted.check = check = FiniteCheck(be, logits)
         if not be.lazy and check.bad_rows():
@@ -248,6 +274,11 @@ class Passes:
 
         A part that has failed is committed, too: its owner drops the sequence.
         """
+        if submitted.reply is not None:
+            self._choose(submitted, submitted.reply())
+            submitted.reply = None
+            for part, choices in self._choices(submitted):
+                part.sequence.unread = [*part.sequence.unread, choices[0].token]
         check, all_choices = submitted.check, self._choices(submitted)
         bad = check.bad_rows() if check else {}
         sound = [(part, choices) for part, choices in all_choices if choices[0].row not in bad]

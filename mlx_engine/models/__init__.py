@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from pkgutil import iter_modules
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
@@ -21,6 +21,7 @@ from mlx_engine.models.converted import Converted
 from mlx_engine.models.parameters import Parameters, Progress
 from mlx_engine.models.plan import Plan, Tensor, check
 from mlx_engine.models.shard import Shard
+from mlx_engine.models.stage import Stage
 
 
 class Model(Protocol):
@@ -45,6 +46,20 @@ class Model(Protocol):
 
     def scratch_kv(self, n_tokens: int) -> KVSequence:
         """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A model whose layers several machines run, so that several passes of different sequences may be under way.
+
+    Attributes:
+        n_stages: the number of passes that keep all machines busy.
+    """
+
+    n_stages: int
+
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
 
 
 class ModelFile(Protocol):
@@ -103,7 +118,9 @@ def load_model(checkpoint: Checkpoint, backend: Backend) -> Model:
 class Planned(NamedTuple):
     """What a model is built from, known before any weight is read: its config and tensors, and their conversion.
 
-    `shard` is what of the tensors this rank holds; None for all.
+    Attributes:
+        stage: the layers that this process runs, if others run the rest; None for all.
+        shard: what of the tensors this process holds, if others hold the rest; None for all.
     """
 
     checkpoint: Checkpoint
@@ -111,6 +128,7 @@ class Planned(NamedTuple):
     config: Any
     tensors: Mapping[str, Tensor]
     conversion: Conversion
+    stage: Stage | None = None
     shard: Shard | None = None
 
     @property
@@ -120,7 +138,8 @@ class Planned(NamedTuple):
 
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
-        options: dict[str, Any] = {"conversion": self.conversion, "progress": progress, "shard": self.shard}
+        options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
+        options |= {"stage": self.stage, "shard": self.shard}
         parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 

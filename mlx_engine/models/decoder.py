@@ -19,6 +19,7 @@ from mlx_engine.backends.parameters import Array, Columns, Layer, Linear, Norm, 
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.models.parameters import Parameters
+from mlx_engine.models.stage import Stage
 
 
 def decoder_layer(
@@ -208,11 +209,14 @@ class Decoder:
             config: the architecture's sizes, with at least n_layers, n_kv_heads and head_dim.
             parameters: the checkpoint's weights. If they have no matrix for the head, the embedding table is the head.
             backend: runs the operations.
-            layers: the parameters of each layer.
+            layers: the parameters of each layer; only those of the process's stage are kept.
             output_norm: the norm before the head.
             logit_softcap: logits become `logit_softcap * tanh(logit / logit_softcap)`; None for no soft cap.
         """
-        self.config, self.layers, self.output_norm = config, tuple(parameters.layers(layers)), output_norm
+        self.stage = parameters.stage or Stage(0, len(layers), len(layers))
+        layers = parameters.layers(layers)
+        self.config, self.layers, self.output_norm = config, self.stage.cut(layers), output_norm
+        self.whole_kv_layers = _kv_layers(config, layers)
         self.logit_softcap = logit_softcap
         self.token_embd = parameters.table("token_embd")
         self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
@@ -243,9 +247,9 @@ class Decoder:
         """
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
         x = self.program.run(x, batch)
-        return None if batch.want == "none" else self._logits(x)
+        return None if batch.want == "none" else self.head(x)
 
-    def _logits(self, x: Array) -> Array:
+    def head(self, x: Array) -> Array:
         """Return logits (R, V) of the hidden states (R, D) after the last layer."""
         logits = self.backend.norm_head(x, self.output_norm, self.output)
         logits = self.backend.all_columns(logits, self.config.vocab_size)
@@ -253,18 +257,8 @@ class Decoder:
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
-        """What each layer keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state.
-
-        Layers that share keys and values are the last ones, so that a layer's index is that of its store.
-        """
-        cfg = self.config
-        return [
-            KVLayer(w.n_kv_heads or cfg.n_kv_heads, w.head_dim or cfg.head_dim, w.window)
-            if w.mixer is None
-            else StateLayer(w.mixer.state)
-            for w in self.layers
-            if w.shares is None
-        ]
+        """What each layer of the stage keeps of a sequence, for `KVPool`: KV heads, head dim and window, or a state."""
+        return self.whole_kv_layers[self.stage.first : self.stage.end]
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
@@ -277,3 +271,17 @@ class Decoder:
     def scratch_kv(self, n_tokens: int) -> KVSequence:
         """Return an empty KV cache for a single pass of `n_tokens` tokens. It takes less memory than `new_kv`."""
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
+
+
+def _kv_layers(config: Any, layers: Sequence[Layer]) -> list[CacheLayer]:
+    """Return what each layer of a model keeps of a sequence.
+
+    Layers that share keys and values are the last ones, so that a layer's index is that of its store.
+    """
+    return [
+        KVLayer(w.n_kv_heads or config.n_kv_heads, w.head_dim or config.head_dim, w.window)
+        if w.mixer is None
+        else StateLayer(w.mixer.state)
+        for w in layers
+        if w.shares is None
+    ]

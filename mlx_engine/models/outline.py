@@ -154,7 +154,7 @@ class OutlineBackend:
 class OutlineParameters(Parameters):
     """Parameters whose weights are not read."""
 
-    def _stored(self, name: str) -> Weight:
+    def _read(self, name: str) -> Weight:
         tensor = self._tensors[name]
         stored = tensor.stored(self._checkpoint.naming)
         type_ = F32 if stored.is_shifted else self._checkpoint.weight(stored.name).type
@@ -179,5 +179,6 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     """
     sizes = OutlineBackend(backend)
     made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
-    parameters = OutlineParameters(*given, made, conversion=planned.conversion, shard=planned.shard)
+    parts: dict[str, Any] = {"stage": planned.stage, "shard": planned.shard}
+    parameters = OutlineParameters(*given, made, conversion=planned.conversion, **parts)
     return Outlined(planned.make(planned.config, parameters, made), sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
 from mlx_engine.models.shard import Shard
+from mlx_engine.models.stage import Elsewhere, Stage, is_elsewhere
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -26,7 +28,11 @@ Progress = Callable[[int, int], None]
 
 
 class Parameters:
-    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table."""
+    """Prepares each tensor for a backend on its first use. A tied head shares the array of the embedding table.
+
+    Attributes:
+        stage: the layers that this process runs; None for all. The weights of other stages are placeholders.
+    """
 
     def __init__(
         self,
@@ -36,11 +42,14 @@ class Parameters:
         *,
         conversion: Conversion | None = None,
         progress: Progress | None = None,
+        stage: Stage | None = None,
         shard: Shard | None = None,
     ) -> None:
-        """Prepare tensors of a checkpoint; with a shard, only what it has of them."""
+        """Prepare tensors of a checkpoint; with a stage or a shard, only what it has of them."""
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
-        self._conversion, self._progress, self._shard = conversion or Conversion(), progress, shard
+        self._conversion, self._progress = conversion or Conversion(), progress
+        self.stage, self._shard = stage, shard
+        self._n_read = sum(self._reads(name) for name in tensors)
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
         self._rows: list[tuple[str, str, str]] = []
@@ -62,7 +71,8 @@ class Parameters:
         Every rank of several leaves the whole table in the file, of which a pass reads a few rows.
         """
         weight = self._stored(f"{name}.weight")
-        if self._shard is None and not self._backend.embeds_stored(weight):
+        is_left = self._shard is not None or self._backend.embeds_stored(weight)
+        if is_elsewhere(weight) or not is_left:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
@@ -72,7 +82,8 @@ class Parameters:
         """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
         stored = self._own(f"{name}.weight")
         type_, reason = self._conversion.type_of(name, self._tensors[f"{name}.weight"].shape, stored.type)
-        self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
+        if not is_elsewhere(stored):
+            self._rows.append((name, "" if type_ == stored.type else type_.name.lower(), reason))
         weight = self._prepare(f"{name}.weight", stored.as_type(type_), stored)
         return Linear(name, weight, self._bias(name), self._is_partial(name))
 
@@ -81,6 +92,8 @@ class Parameters:
         made = [self.linear(f"{name}.{e}") for e in range(n)]
         first = f"{name}.0.weight"
         shape = self._tensors[first].shape if self._shard is None else self._shard.shape(first)
+        if is_elsewhere(made[0].weight):
+            return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
         # The backend may have copied the matrices into one array.
         self._prepared = {key: array for key, array in self._prepared.items() if not key[0].startswith(f"{name}.")}
@@ -94,6 +107,8 @@ class Parameters:
     def row(self, name: str) -> Linear:
         """Return a linear layer of one output, whose `name.weight` is stored as a vector; it is never converted."""
         stored = self._own(f"{name}.weight")
+        if is_elsewhere(stored):
+            return Linear(name, cast(Array, stored))
         matrix = Weight(stored.name, (1, *stored.shape), stored.type, stored.data)
         return Linear(name, self._prepare(f"{name}.weight", matrix))
 
@@ -133,7 +148,14 @@ class Parameters:
         """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
         return layers if self._shard is None else self._shard.layers(layers)
 
+    def _reads(self, name: str) -> bool:
+        """Return whether this process reads a tensor."""
+        return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)
+
     def _stored(self, name: str) -> Weight:
+        return self._read(name) if self._reads(name) else cast(Weight, Elsewhere(name, self._tensors[name].shape))
+
+    def _read(self, name: str) -> Weight:
         return self._tensors[name].weight(self._checkpoint)
 
     def _own(self, name: str) -> Weight:
@@ -161,6 +183,8 @@ class Parameters:
 
         `source` is the weight before its conversion, if there was one.
         """
+        if is_elsewhere(weight):
+            return cast(Array, weight)
         key = (name, weight.type.name)
         if key not in self._prepared:
             self._prepared[key] = self._backend.prepare(weight)
@@ -172,7 +196,7 @@ class Parameters:
 
     def _done(self, name: str) -> None:
         """Report progress; a table that is also the head counts once."""
-        is_new = name not in self._seen
+        is_new = name not in self._seen and self._reads(name)
         self._seen.add(name)
         if is_new and self._progress is not None:
-            self._progress(len(self._seen), len(self._tensors))
+            self._progress(len(self._seen), self._n_read)

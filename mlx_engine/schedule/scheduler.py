@@ -247,7 +247,7 @@ class Scheduler:
     def _plan(self) -> list[Part]:
         """Return the parts of the next pass: a token of every answer that is being generated, and parts of prompts."""
         ready = [answer for answer in self.running if self._can_go_on(answer)]
-        parts = [answer.part(1) for answer in ready if len(answer.unread) == 1]
+        parts = [answer.part(1) for answer in ready if len(answer.unread) == 1][: self._share()]
         left = self._shared_budget if parts else self._budget
         for answer in ready:
             if left and len(answer.unread) > 1:
@@ -255,6 +255,10 @@ class Scheduler:
                 left -= parts[-1].n
         self._reserve_forks(parts)
         return parts
+
+    def _share(self) -> int:
+        """Return how many answers a pass may continue: so many that each of the passes under way has its share."""
+        return -(-len(self.running) // self._passes.depth) if self._passes.is_staged else len(self.running)
 
     def _reserve_forks(self, parts: Sequence[Part]) -> None:
         """Check that forks which this pass or a pending one makes will find pages: each copies the prompt's last page.
@@ -274,7 +278,9 @@ class Scheduler:
             raise CacheFullError(length=length, wanted=n_forks * page, capacity=length + free, pool_is_full=True)
 
     def _can_go_on(self, answer: Answer) -> bool:
-        """Return whether a pass may run an answer's unread tokens."""
+        """Return whether an answer has unread tokens, and a pass may run them."""
+        if not answer.unread:  # machines compute its next token
+            return False
         n_pending = self._passes.n_pending(answer)
         return len(answer.output.token_ids) + n_pending < answer.output.max_tokens and not (answer.forks and n_pending)
 

@@ -5,6 +5,7 @@ Ranks are threads. All of them run the same passes, as processes do.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_the_same_bits_for_every_chunk_page_and_batch(architecture: str):
         pool = model.new_pool(90, n_sequences=3, page=7)
         sequences, edges = [pool.sequence() for _ in texts], [0, *np.cumsum(cut(30, 9))]
         with model.backend.session():
-            for first, last in zip(edges, edges[1:], strict=False):
+            for first, last in itertools.pairwise(edges):
                 parts = [New(text[first:last], kv, None) for text, kv in zip(texts, sequences, strict=True)]
                 rows = np.array(model.backend.host(forward(model, *parts)))
                 want = np.concatenate([logits_of[first:last] for logits_of in whole])

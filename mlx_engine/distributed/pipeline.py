@@ -1,0 +1,191 @@
+"""Pipeline: each rank runs some layers of every forward pass, and hidden states travel from rank to rank.
+
+Rank 0 embeds the tokens and begins each pass. The last rank computes logits, which travel back to rank 0. While later
+ranks run a pass, rank 0 begins others, of other sequences or of the next tokens of a prompt. Every rank runs passes in
+the order in which rank 0 begins them, so that the sums of each pass are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Array
+from mlx_engine.backends.program import Program
+from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.distributed.group import Group
+from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
+from mlx_engine.models.decoder import Decoder
+
+# What the last message says in place of a pass.
+END = "end"
+
+
+class Observer(Protocol):
+    """Is told when a rank begins and ends its part of a pass."""
+
+    def __call__(self, what: str, n_rows: int) -> None: ...
+
+
+class StageRunner:
+    """A rank's part of each pass.
+
+    Attributes:
+        observe: called as `observe("begin", rows)` and `observe("end", rows)` around the part of each pass; or None.
+    """
+
+    def __init__(self, model: Decoder, group: Group) -> None:
+        self._model, self._group, self.observe = model, group, None
+        self._replica = Replica(model.backend, model.kv_layers, model.stage.first)
+        per_layer = model.layers[0].per_layer
+        # The width of hidden states, and of the inputs of this rank's layers and of all layers after them.
+        n_inputs = per_layer.columns[1] - per_layer.columns[0] if per_layer is not None else 0
+        stage = model.stage
+        self._hidden, self._own = int(model.config.hidden_size), (stage.end - stage.first) * n_inputs
+        self._width = self._hidden + (stage.n_layers - stage.first) * n_inputs
+
+    def run(self, message: Message) -> Array | None:
+        """Run this rank's layers of a pass. Return logits (R, V) on the last rank, None elsewhere or if none are wanted.
+
+        The other ranks send the hidden states (T, ...) to the next one.
+        """
+        be, model, stage = self._model.backend, self._model, self._model.stage
+        batch = self._replica.apply(message)
+        if stage.is_first:
+            x = model.embed(batch.ids, batch.positions)
+        else:
+            x = be.array(self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous))
+        rest = None
+        if self._width > self._hidden + self._own:  # later layers have inputs of their own
+            rest = be.columns(x, self._hidden + self._own, self._width)
+            x = be.columns(x, 0, self._hidden + self._own)
+        if stage.is_last:
+            return self._last(x, batch)
+        y = be.host(model.program.run(x, replace(batch, wanted=batch.lengths)))
+        y = y if rest is None else np.concatenate((y, be.host(rest)), axis=1)
+        self._group.send(np.ascontiguousarray(y, dtype=np.float32), self._group.next)
+        return None
+
+    def _last(self, x: Array, batch: Batch) -> Array | None:
+        be, y = self._model.backend, self._model.program.run(x, batch)
+        if batch.want == "none":
+            be.wait(batch.stores.arrays)  # nobody asks for y
+            return None
+        return self._model.head(y)
+
+
+def follow(model: Decoder, group: Group) -> None:
+    """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
+    runner, be = StageRunner(model, group), model.backend
+    while True:
+        message = receive_message(group, group.previous)
+        if group.next:
+            send_message(group, message, group.next)
+        if END in message:
+            return group.close()
+        with be.session():
+            logits = runner.run(message)
+            if logits is not None:
+                group.send(np.ascontiguousarray(be.host(logits)), 0)
+
+
+class Pending:
+    """A pass that has begun, whose logits have perhaps not arrived."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self.found: Array | None = None
+
+
+class Pipeline:
+    """A model whose later layers other ranks run, as rank 0 uses it.
+
+    Attributes:
+        config, backend, program: those of rank 0's layers.
+        n_stages: the number of ranks, which is the number of passes that may be under way.
+    """
+
+    def __init__(self, model: Decoder, group: Group) -> None:
+        self._model, self._group, self._runner = model, group, StageRunner(model, group)
+        self._mirror, self._flight = Mirror(), deque[Pending]()
+        self.n_stages = group.size
+
+    @property
+    def config(self) -> Any:
+        """The model's config."""
+        return self._model.config
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of rank 0's layers."""
+        return self._model.backend
+
+    @property
+    def program(self) -> Program:
+        """The program of rank 0's layers."""
+        return self._model.program
+
+    @property
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer of the whole model keeps of a sequence."""
+        return self._model.whole_kv_layers
+
+    def forward(self, batch: Batch) -> Array | None:
+        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
+        pending = self.submit(batch)
+        return None if pending is None else pending()
+
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+        while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
+            self._receive()
+        message = self._mirror.message(batch)
+        if self._group.size > 1:
+            send_message(self._group, message, self._group.next)
+        logits = self._runner.run(message)
+        if not batch.rows:
+            return None
+        pending = Pending(len(batch.rows))
+        if self._group.size == 1:
+            pending.found = logits
+        else:
+            self._flight.append(pending)
+        return lambda: self._logits(pending)
+
+    def _logits(self, pending: Pending) -> Array:
+        while pending.found is None:
+            self._receive()
+        return pending.found
+
+    def _receive(self) -> None:
+        """Receive the logits of the oldest pass under way."""
+        oldest = self._flight[0]
+        shape = oldest.n_rows, int(self.config.vocab_size)
+        oldest.found = self.backend.array(self._group.receive(shape, np.float32, self._group.previous))
+        self._flight.popleft()
+
+    def end(self) -> None:
+        """End the run of the other ranks."""
+        while self._flight:
+            self._receive()
+        if self._group.size > 1:
+            send_message(self._group, {END: True}, self._group.next)
+        self._group.close()
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
+        return self._mirror.pool(self.kv_layers, n_tokens, **options)
+
+    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
+        return self.new_pool(n_tokens, **options).sequence()
+
+    def scratch_kv(self, n_tokens: int) -> KVSequence:
+        """Return an empty KV cache for a single pass of `n_tokens` tokens."""
+        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)

@@ -1,0 +1,97 @@
+"""A stage: the layers that one rank of a pipeline runs, and the weights that it therefore reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mlx_engine.backends.parameters import Layer
+from mlx_engine.errors import OptionError
+from mlx_engine.quant.types import F32, GGMLType
+
+# The weights outside of the layers. What is in neither list is small, and every rank reads it.
+FIRST = re.compile(r"(token_embd|position_embd|per_layer_\w+)\.")
+LAST = re.compile(r"(output_norm|output)\.")
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers [first, end) of a model of `n_layers`; the first stage embeds tokens, the last one computes logits."""
+
+    first: int
+    end: int
+    n_layers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds the tokens."""
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head."""
+        return self.end == self.n_layers
+
+    def reads(self, name: str, *, is_tied: bool) -> bool:
+        """Return whether the stage reads a tensor, by its GGUF name; a tied head is the embedding table."""
+        match = _LAYER.match(name)
+        if match:
+            return self.first <= int(match[1]) < self.end
+        if LAST.match(name):
+            return self.is_last
+        if FIRST.match(name):
+            return self.is_first or (is_tied and self.is_last and name.startswith("token_embd."))
+        return True
+
+    def cut(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        """Return the layers of the stage; the layers and columns that they refer to are counted from its first layer.
+
+        Raises:
+            OptionError: a layer shares the keys and values of a layer of another stage.
+        """
+        return tuple(self._moved(layers, i) for i in range(self.first, self.end))
+
+    def _moved(self, layers: Sequence[Layer], i: int) -> Layer:
+        layer = layers[i]
+        if not self.first:
+            return layer
+        if layer.shares is not None:
+            if layer.shares < self.first:
+                firsts = [of.shares for of in layers if of.shares is not None]
+                expected = f"a split that keeps layers {min(firsts)} to {len(layers) - 1} on one rank, because the last "
+                expected += "of them share the keys and values of the first"
+                raise OptionError(option="--split", expected=expected, found=self.first)
+            layer = replace(layer, shares=layer.shares - self.first)
+        if layer.per_layer is not None:
+            first, end = layer.per_layer.columns
+            skipped = self.first * (end - first)
+            layer = replace(layer, per_layer=replace(layer.per_layer, columns=(first - skipped, end - skipped)))
+        return layer
+
+
+@dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """A weight that another rank has: name and shape are known, the values are zeros, and none is read."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType = F32
+    nbytes: int = 0
+
+    def as_type(self, type_: GGMLType) -> Elsewhere:
+        """Return the weight as it would be after a conversion."""
+        return replace(self, type=type_)
+
+    def dequantize(self) -> np.ndarray:
+        """Return zeros, for computations with small vectors while a model is built."""
+        return np.zeros(self.shape, dtype=np.float32)
+
+
+def is_elsewhere(value: Any) -> bool:
+    """Return whether a weight belongs to another rank."""
+    return isinstance(value, Elsewhere)
