@@ -19,6 +19,7 @@ from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
 from mlx_engine.decode.options import Options
 from mlx_engine.decode.step import forward_logits
+from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import require
 from mlx_engine.loaded import LoadedModel
 from mlx_engine.models import plan_model
@@ -69,7 +70,8 @@ class Engine(LoadedModel):
         super().__init__(model, opened.path, about)
         self._prompts = opened.prompts
         program = model.program.fused.notes()
-        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(model.config)
+        shared = () if opened.shard is None else opened.shard.notes
+        notes = opened.checkpoint.notes, converted.notes(), program, context_notes(model.config), shared
         self.notes = tuple(note for some in notes for note in some)
 
     def close(self) -> None:
@@ -330,8 +332,11 @@ def open_source(
     context: int | None = None,
     allow_too_large: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    shard: Shard | None = None,
 ) -> Opened:
     """Open a model's files and check them, without reading a weight. Arguments and errors are those of `load`.
+
+    `shard` has the ranks that share the model; all of them call this function.
 
     `Engine` loads the weights of what this returns; before, `prompts` of it can check prompts.
     """
@@ -348,7 +353,7 @@ def open_source(
     checkpoint = open_model(path, allow_settings)
     planned = plan_model(checkpoint, conversion, context)
     seconds = time.perf_counter() - start
-    return Opened(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large)
+    return Opened(path, planned, backend, bounded_threads(threads), jit, seconds, allow_too_large, shard)
 
 
 def configure_log(level: str | None = None) -> None:

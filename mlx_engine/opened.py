@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.step import forward_logits
+from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import out_of_memory
 from mlx_engine.models import Loaded, Planned
 from mlx_engine.models.need import expansions, need_of
@@ -40,6 +42,7 @@ class Opened:
         seconds: the time that opening the files took.
         prompts: makes requests from prompts.
         allow_too_large: whether to load a model that needs more memory than is free.
+        shard: the ranks that share the model; None if this process has it alone. `planned` becomes this rank's share.
     """
 
     path: Path
@@ -49,10 +52,15 @@ class Opened:
     jit: bool
     seconds: float
     allow_too_large: bool = False
+    shard: Shard | None = None
     prompts: Prompts = field(init=False)
     _is_checked: bool = False
 
     def __post_init__(self) -> None:
+        if self.shard is not None:
+            config = hashlib.sha256(repr(self.config).encode()).hexdigest()
+            settings = {"config": config, "conversion": str(self.planned.conversion), "jit": self.jit}
+            self.planned = self.shard.assigned(self.planned, self.path, self.made, settings)
         self.prompts = Prompts(self.checkpoint, self.path, self.config)
 
     @property
@@ -97,6 +105,30 @@ class Opened:
             EngineError: a weight cannot be read.
         """
         start = time.perf_counter()
+        backend, loaded, created = self._load(progress)
+        if self.shard is not None:
+            loaded = loaded._replace(model=self.shard.lead(loaded.model))
+        built = time.perf_counter()
+        if backend.profiler is None:  # a profiler would count the warm-up
+            backend.warm_up(lambda: forward_logits(loaded.model, New([0], loaded.model.scratch_kv(1))))
+        ended = time.perf_counter()
+        phases = {"load": self.seconds + built - created, "warm_up": created - start + ended - built}
+        self.prompts.begin_with(phases)
+        return loaded
+
+    def follow(self) -> None:
+        """Read this rank's share of the weights, and run its part of every pass until rank 0 ends the run.
+
+        Raises:
+            NotEnoughMemoryError, EngineError: as `build`.
+        """
+        if self.shard is None:
+            raise ValueError("follow: expected a model that ranks share, found one that this process has alone")
+        _, loaded, _ = self._load()
+        self.shard.follow(loaded.model)
+
+    def _load(self, progress: Progress | None = None) -> tuple[Backend, Loaded, float]:
+        """Return the backend, the model, and the time when the backend had been made."""
         if not self._is_checked:
             self.check_memory()
         backend = watched(self.made)
@@ -106,10 +138,4 @@ class Opened:
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
         backend.read_ahead()
-        built = time.perf_counter()
-        if backend.profiler is None:  # a profiler would count the warm-up
-            backend.warm_up(lambda: forward_logits(loaded.model, New([0], loaded.model.scratch_kv(1))))
-        ended = time.perf_counter()
-        phases = {"load": self.seconds + built - created, "warm_up": created - start + ended - built}
-        self.prompts.begin_with(phases)
-        return loaded
+        return backend, loaded, created

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,3 +49,9 @@ def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = 60.0) -> l
 def run(folder: Path, size: int, command: Sequence[str | Path]) -> list[tuple[int, str, str]]:
     """Run a Python command as each rank, and return exit code, stdout and stderr of each."""
     return finished(start(folder, size, command))
+
+
+def last_json(out: str) -> dict[str, Any]:
+    """Return the object in the last line of a rank's output."""
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found

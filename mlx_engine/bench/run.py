@@ -18,7 +18,9 @@ from mlx_engine.bench.sizes import Sizes, bytes_per_weight, sizes
 from mlx_engine.bench.work import work
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
+from mlx_engine.models import Staged
 from mlx_engine.models.allowed import open_model
 from mlx_engine.models.conversion import STORED, Conversion
 from mlx_engine.quant.types import F32, GGMLType
@@ -45,10 +47,12 @@ def rows(
     allow_too_large: bool = False,
     overlap: bool = True,
     apart: bool = False,
+    shard: Shard | None = None,
 ) -> Iterator[Row]:
     """Yield one row per backend, cache setting and test, as measured. An unavailable backend is never replaced.
 
-    With `apart` a row also has the profile of one pass.
+    With `apart` a row also has the profile of one pass. `shard` has the ranks that share the model with this process,
+    which is rank 0 of them.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -64,7 +68,7 @@ def rows(
         bench: Bench | None = None  # frees the previous engine before the next one is loaded
         if reasons[name] is None:
             how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-            opened = open_source(path, name, allow_too_large=allow_too_large, **how)
+            opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
             for test in tests:
                 check(test, opened)
             bench = Bench(Engine(opened), checkpoint, quant=quant, jit=jit)
@@ -87,7 +91,8 @@ class Bench:
         self.sizes: Sizes = sizes(checkpoint, lambda type_: bytes_per_weight(engine.backend, type_), quant)
         self.threads = threads_of(engine.backend)
         # Limits are measured on the processor, so they do not apply to other devices.
-        on_cpu = engine.backend.device == "cpu"
+        # A machine of several has only some of the weights.
+        on_cpu = engine.backend.device == "cpu" and not isinstance(engine.model, Staged)
         self.limits = Limits(matrices(engine, checkpoint), self.threads or 1, jit=jit) if on_cpu else None
 
     def cell(

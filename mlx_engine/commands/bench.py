@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_engine.commands.bench_options import MeasureOptions, ModeOptions, OutputOptions, TimingOptions
-from mlx_engine.commands.bench_plan import check_values, names_of, plan_of, refuse_ignored
+from mlx_engine.commands.bench_plan import check_values, names_of, plan_of, refuse_ignored, refuse_sharing
 from mlx_engine.commands.concurrency_options import ConcurrencyOptions
 from mlx_engine.commands.console import notice, reports_errors, still_bar
 from mlx_engine.commands.groups import flags_given, takes_groups
 from mlx_engine.commands.options import ComputeOptions
+from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.errors import SourceError
 
 if TYPE_CHECKING:
     from mlx_engine.bench.sweep_plan import Plan
+    from mlx_engine.distributed.shard import Shard
 
 Row = dict[str, Any]
 Snapshots = Callable[[Callable[[int, int, str], None]], Iterator[list[Row]]]
@@ -29,6 +31,7 @@ def bench(
     tests: MeasureOptions,
     timing: TimingOptions,
     compute: ComputeOptions,
+    sharing: ShardOptions,
     output: OutputOptions,
     mode: ModeOptions,
     clients: ConcurrencyOptions,
@@ -39,18 +42,23 @@ def bench(
     given = flags_given(tests, timing, compute, output, mode, clients)
     clients.check(given)
     refuse_ignored(mode, given)
-    if clients.is_wanted:
-        print_snapshots(clients_rows(clients, tests, timing, compute, given), tests.model, output)
-    elif mode.compare is not None:
-        print_comparison(*mode.compare, output.out)
-    elif mode.sweep:
-        run_sweep(tests.model, plan_of(tests, timing, conversion, compute), output.output, output.out)
-    else:
-        how: dict[str, Any] = {"quant": conversion, **compute.options()}
-        how |= {"repetitions": timing.repetitions, "budget": timing.budget, "overlap": not timing.no_overlap}
-        how |= {"kv": (timing.kv is not False,)}
-        chosen = tests.tests()
-        run_tests(tests.model, names_of(tests.backend or ["auto"]), chosen, output.output, output.out, **how)
+    if sharing.shard is not None:
+        refuse_sharing(tests, mode, clients)
+    with sharing.joined() as shard:
+        if shard is not None and not shard.is_leader:
+            follow(tests.model, names_of(tests.backend or ["auto"])[0], shard, compute.options() | conversion.options())
+        elif clients.is_wanted:
+            print_snapshots(clients_rows(clients, tests, timing, compute, given, shard), tests.model, output)
+        elif mode.compare is not None:
+            print_comparison(*mode.compare, output.out)
+        elif mode.sweep:
+            run_sweep(tests.model, plan_of(tests, timing, conversion, compute), output.output, output.out)
+        else:
+            how: dict[str, Any] = {"quant": conversion, "shard": shard, **compute.options()}
+            how |= {"repetitions": timing.repetitions, "budget": timing.budget, "overlap": not timing.no_overlap}
+            how |= {"kv": (timing.kv is not False,)}
+            chosen = tests.tests()
+            run_tests(tests.model, names_of(tests.backend or ["auto"]), chosen, output.output, output.out, **how)
 
 
 def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: Path | None, **options: Any) -> None:
@@ -83,6 +91,7 @@ def clients_rows(
     timing: TimingOptions,
     compute: ComputeOptions,
     given: Mapping[str, str],
+    shard: Shard | None,
 ) -> Snapshots:
     """Return a function that measures several clients at once and yields all rows so far, after each round."""
     from mlx_engine.bench.concurrency.rows import engine_rows, server_rows
@@ -92,7 +101,7 @@ def clients_rows(
     if clients.url is not None:
         url, model = clients.url, tests.model if "model" in given else None
         return lambda announce: server_rows(Served(url, model=model, api_key=clients.api_key), plan, announce=announce)
-    how: dict[str, Any] = {"quant": compute.conversion(), **compute.options()}
+    how: dict[str, Any] = {"quant": compute.conversion(), "shard": shard, **compute.options()}
     how |= {"overlap": not timing.no_overlap, "prefix_cache": clients.caches_prefixes}
     names = names_of(tests.backend or ["auto"])
     return lambda announce: engine_rows(tests.model, names, plan, announce=announce, **how)

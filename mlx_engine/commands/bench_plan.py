@@ -10,6 +10,7 @@ from mlx_engine.errors import OptionError, is_number, require
 
 if TYPE_CHECKING:
     from mlx_engine.bench.sweep_plan import Plan
+    from mlx_engine.commands.concurrency_options import ConcurrencyOptions
     from mlx_engine.commands.options import ComputeOptions
     from mlx_engine.models.conversion import Conversion
 
@@ -41,6 +42,19 @@ def refuse_ignored(mode: ModeOptions, given: Mapping[str, str]) -> None:
     elif mode.sweep:
         option, ignored = "--sweep", [flag for name, flag in given.items() if name in IGNORED_BY_SWEEP]
     require(not ignored, option=option, expected="no option that it would ignore", found=", ".join(ignored))
+
+
+def refuse_sharing(tests: MeasureOptions, mode: ModeOptions, clients: ConcurrencyOptions) -> None:
+    """Check that the mode can measure a model that several machines share: one engine, on one backend.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    modes = {"--sweep": mode.sweep, "--compare": mode.compare is not None, "--url": clients.url is not None}
+    others = [flag for flag, is_given in modes.items() if is_given]
+    require(not others, option="--shard", expected="no other mode with it", found=", ".join(others))
+    names = names_of(tests.backend or ["auto"])
+    require(len(names) == 1, option="--shard", expected="one backend with it", found=", ".join(names))
 
 
 def names_of(backends: list[str]) -> list[str]:

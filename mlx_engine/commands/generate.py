@@ -24,6 +24,7 @@ from mlx_engine.commands.options import (
 )
 from mlx_engine.commands.prompts import PromptOptions, longest_of, requests_for
 from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options_of
+from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.errors import BackendUnavailableError, NotFiniteError, require
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def generate(
         bool | None, typer.Option("--suggested/--no-suggested", help=SUGGESTED, show_default="no-suggested")
     ] = None,
     strict: Strict = False,
+    sharing: ShardOptions,
     output: OutputOptions,
 ) -> None:
     """Generate text from a prompt. Text goes to stdout, everything else to stderr."""
@@ -106,47 +108,60 @@ def generate(
     output.check()
     configure_log(output.log_level)
     used = choose_backend(backend, strict=strict)
-    texts = prompts.read(is_example=model == "builtin")
-    cached = is_cached(model) if output.verbose else None
-    with progress_bar("opening", quiet=output.is_silent) as progress:
-        opened = open_source(model, used, progress=progress, **how)
-    chosen = choose_sampling(invocation, sampling, opened.path, suggested=bool(suggested))
-    output.report(chosen.notes)
-    for line in chosen.warnings:
-        notice(line)
-    # Requests check the prompts, which need not wait for the weights.
-    messages = prompts.for_model(opened.prompts.tokenizer, texts)
-    requests = requests_for(opened.prompts, messages, options_of(run, chosen.sampling))
-    opened.check_memory(longest_of(requests) if run.kv else 1)
-    with progress_bar("loading", quiet=output.is_silent) as progress:
-        engine = Engine(opened, progress)
-    start = time.perf_counter()
-    runs = engine.run_requests(requests)
-    if output.verbose:
-        output.report(diagnostics.loaded(engine, model, cached))
-        output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
-    else:
-        output.report(diagnostics.notes(engine))
+    with sharing.joined() as shard:
+        if shard is not None and not shard.is_leader:
+            follow(model, used, shard, how)
+            return
+        texts = prompts.read(is_example=model == "builtin")
+        cached = is_cached(model) if output.verbose else None
+        with progress_bar("opening", quiet=output.is_silent) as progress:
+            opened = open_source(model, used, progress=progress, shard=shard, **how)
+        chosen = choose_sampling(invocation, sampling, opened.path, suggested=bool(suggested))
+        output.report(chosen.notes)
+        for line in chosen.warnings:
+            notice(line)
+        # Requests check the prompts, which need not wait for the weights.
+        messages = prompts.for_model(opened.prompts.tokenizer, texts)
+        requests = requests_for(opened.prompts, messages, options_of(run, chosen.sampling))
+        opened.check_memory(longest_of(requests) if run.kv else 1)
+        with progress_bar("loading", quiet=output.is_silent) as progress:
+            engine = Engine(opened, progress)
+        start = time.perf_counter()
+        runs = engine.run_requests(requests)
+        if output.verbose:
+            output.report(diagnostics.loaded(engine, model, cached))
+            output.report(diagnostics.reserved(engine, runs, kv=run.kv, context_len=run.context_len))
+        else:
+            output.report(diagnostics.notes(engine))
+        n_failed = print_runs(texts, runs, engine, backend, prompts, output)
+        seconds = time.perf_counter() - start
+        output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
+        if not output.is_silent:
+            output.report(prompts.hints(engine.tokenizer, texts))
+            output.report(offered(invocation, engine.path) if suggested is None else [])
+        if engine.backend.profiler is not None and not output.json:
+            notice(engine.backend.profiler.table())
+        if n_failed:
+            raise typer.Exit(FAILED)
+
+
+def print_runs(
+    texts: Sequence[str], runs: Sequence[Stream], engine: Engine, requested: str, prompts: PromptOptions,
+    output: OutputOptions,
+) -> int:  # fmt: skip
+    """Print all runs in order; return how many of a batch have failed."""
     shown = texts if not (prompts.chat or output.no_echo) else [""] * len(texts)
     n_failed = 0
     for i, (text, stream) in enumerate(zip(shown, runs, strict=True), start=1):
         label = "" if prompts.batch_file is None else f"[{i}] "
         try:
-            print_run(label, text, stream, engine, backend, output)
+            print_run(label, text, stream, engine, requested, output)
         except NotFiniteError as error:
             if not label:
                 raise
             n_failed += 1
-            print_failure(label, error, stream, engine, backend, json=output.json)
-    seconds = time.perf_counter() - start
-    output.report(closing(engine, runs, seconds, output, is_batch=prompts.batch_file is not None))
-    if not output.is_silent:
-        output.report(prompts.hints(engine.tokenizer, texts))
-        output.report(offered(invocation, engine.path) if suggested is None else [])
-    if engine.backend.profiler is not None and not output.json:
-        notice(engine.backend.profiler.table())
-    if n_failed:
-        raise typer.Exit(FAILED)
+            print_failure(label, error, stream, engine, requested, json=output.json)
+    return n_failed
 
 
 def choose_backend(requested: str, *, strict: bool) -> str:

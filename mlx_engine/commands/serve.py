@@ -19,6 +19,7 @@ from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.options import SUGGESTED, Backend, EngineOptions, Model
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, is_local
+from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.commands.values import size
 from mlx_engine.errors import EngineError
 
@@ -40,6 +41,7 @@ def serve(
     address: AddressOptions,
     capacity: CapacityOptions,
     compute: EngineOptions,
+    sharing: ShardOptions,
     suggested: Annotated[
         bool, typer.Option("--suggested", help=SUGGESTED + " Otherwise OpenAI's defaults hold.")
     ] = False,
@@ -49,18 +51,48 @@ def serve(
     ] = None,
 ) -> None:
     """Answer HTTP requests in the form of OpenAI's API, many at the same time. Ctrl-C stops the server."""
-    import asyncio  # takes 20 ms, which no other command should pay
-
-    from mlx_engine.serve.server import Server, listen
-
     address.check()
     capacity.check()
     options = compute.changes()
     used = choose_backend(backend, strict=False)
+    how = {**compute.machine(), **options}
+    with sharing.joined() as shard:
+        if shard is not None and not shard.is_leader:
+            follow(model, used, shard, how)
+            return
+        answer_requests(model, used, address, capacity, {**how, "shard": shard}, options, journal, suggested=suggested)
+
+
+def answer_requests(
+    model: str,
+    backend: str,
+    address: AddressOptions,
+    capacity: CapacityOptions,
+    how: Mapping[str, Any],
+    options: Mapping[str, Any],
+    journal: Path | None,
+    *,
+    suggested: bool,
+) -> None:
+    """Serve until a signal ends the server.
+
+    Args:
+        model: the model's source.
+        backend: the name of the backend.
+        address: where the server listens.
+        capacity: how much it takes.
+        how: keyword arguments of `open_source`.
+        options: those of them that change results, for the journal.
+        journal: the file of the journal.
+        suggested: whether the sampling that the model's files suggest is used.
+    """
+    import asyncio  # takes 20 ms, which no other command should pay
+
+    from mlx_engine.serve.server import Server, listen
+
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
-    how, warnings = {**compute.machine(), **options}, address.warnings(host)
-    make = partial(load_engine, model, used, capacity, how, warnings, suggested=suggested)
+    make = partial(load_engine, model, backend, capacity, how, address.warnings(host), suggested=suggested)
 
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app

@@ -19,7 +19,7 @@ from mlx_engine.cache import New
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.decode.step import forward
 from mlx_engine.errors import NotFiniteError
-from mlx_engine.models import Model
+from mlx_engine.models import Model, Staged
 
 # The names of intermediate values that belong to a layer.
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -63,6 +63,9 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     The tokens are run again from the first one, with every operation in its composed form.
     """
     verify = "`inspect --verify` checks the file's weights"
+    if isinstance(model, Staged):
+        origin = f"from one of the machines; run the model on one machine to find the first such value; {verify}"
+        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
     try:
         found = _first(model, ids)
     except Exception as error:  # the search needs memory of its own; the error must be raised without it, too

@@ -192,6 +192,11 @@ class Passes:
                     break
         self._flight = deque(submitted for submitted in self._flight if submitted.parts)
 
+    def rest(self) -> None:
+        """Take notice that there is no work: other machines may sleep until the next pass."""
+        if self._staged is not None:
+            self._staged.rest()
+
     def close(self) -> None:
         """Discard all passes that are not settled."""
         for sequence in self.sequences:

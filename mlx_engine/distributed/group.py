@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,10 +33,12 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
+        on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
     rank: int = 0
     size: int = 1
+    on_loss: Callable[[], None] = staticmethod(lambda: None)
 
     @property
     def next(self) -> int:
@@ -176,6 +178,7 @@ class Ring(Group):
         try:
             self._mx.eval(array)
         except RuntimeError as error:
+            self.on_loss()
             raise DistributedError(
                 f"rank {self.rank}", "ranks that answer", str(error), "see what the other ranks report"
             ) from error

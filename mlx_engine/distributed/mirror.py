@@ -1,4 +1,4 @@
-"""Rank 0 decides and the other ranks follow: pools of keys and values, copies of pages, and forward passes, as messages.
+"""Rank 0 decides, the others follow: pools of keys and values, copies of pages, and forward passes, as messages.
 
 Rank 0 runs the scheduler, which holds sequences and page tables in a `KVPool` whose stores are numbers (`Ledger`). Each
 rank, rank 0 too, has the stores of its own layers under these numbers (`Replica`). A message says in which pages the
@@ -22,7 +22,7 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVGroup, KVSpan, Stores
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool
-from mlx_engine.cache.states import BYTES_PER_FLOAT, StateLayer
+from mlx_engine.cache.states import BYTES_PER_FLOAT
 from mlx_engine.distributed.group import Group
 
 Message = dict[str, Any]
@@ -172,7 +172,7 @@ class Replica:
                 if number not in kv:
                     kv[number] = self._backend.kv_empty(layer.n_kv_heads, layer.head_dim, n_slots)
             else:
-                for (number, n_slots), shape in zip(of_states, cast(StateLayer, layer).shapes, strict=True):
+                for (number, n_slots), shape in zip(of_states, layer.shapes, strict=True):
                     if number not in states:
                         states[number] = self._backend.state_empty(shape, n_slots)
         stores = Stores(

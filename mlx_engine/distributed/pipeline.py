@@ -7,41 +7,38 @@ the order in which rank 0 begins them, so that the sums of each pass are those o
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
-from mlx_engine.backends.program import Program
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
+from mlx_engine.distributed.timeline import MOST_SPANS, Span
 from mlx_engine.models.decoder import Decoder
 
-# What the last message says in place of a pass.
-END = "end"
-
-
-class Observer(Protocol):
-    """Is told when a rank begins and ends its part of a pass."""
-
-    def __call__(self, what: str, n_rows: int) -> None: ...
+# Messages without a pass: the run ends, or nothing is to be done for a while.
+END, REST = "end", "rest"
+# What the end says if the ranks are to report when they computed.
+TIMELINE = "timeline"
 
 
 class StageRunner:
     """A rank's part of each pass.
 
     Attributes:
-        observe: called as `observe("begin", rows)` and `observe("end", rows)` around the part of each pass; or None.
+        spans: when this rank computed its part of each pass.
     """
 
     def __init__(self, model: Decoder, group: Group) -> None:
-        self._model, self._group, self.observe = model, group, None
+        self._model, self._group, self.spans = model, group, list[Span]()
         self._replica = Replica(model.backend, model.kv_layers, model.stage.first)
         per_layer = model.layers[0].per_layer
         # The width of hidden states, and of the inputs of this rank's layers and of all layers after them.
@@ -51,24 +48,28 @@ class StageRunner:
         self._width = self._hidden + (stage.n_layers - stage.first) * n_inputs
 
     def run(self, message: Message) -> Array | None:
-        """Run this rank's layers of a pass. Return logits (R, V) on the last rank, None elsewhere or if none are wanted.
+        """Run this rank's layers of a pass. Return logits (R, V) on the last rank, if any are wanted; else None.
 
         The other ranks send the hidden states (T, ...) to the next one.
         """
         be, model, stage = self._model.backend, self._model, self._model.stage
-        batch = self._replica.apply(message)
+        batch, began = self._replica.apply(message), time.time()
         if stage.is_first:
             x = model.embed(batch.ids, batch.positions)
         else:
             x = be.array(self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous))
+            began = time.time()
         rest = None
         if self._width > self._hidden + self._own:  # later layers have inputs of their own
             rest = be.columns(x, self._hidden + self._own, self._width)
             x = be.columns(x, 0, self._hidden + self._own)
         if stage.is_last:
-            return self._last(x, batch)
+            logits = self._last(x, batch)
+            self._note(batch, began)
+            return logits
         y = be.host(model.program.run(x, replace(batch, wanted=batch.lengths)))
         y = y if rest is None else np.concatenate((y, be.host(rest)), axis=1)
+        self._note(batch, began)
         self._group.send(np.ascontiguousarray(y, dtype=np.float32), self._group.next)
         return None
 
@@ -77,18 +78,38 @@ class StageRunner:
         if batch.want == "none":
             be.wait(batch.stores.arrays)  # nobody asks for y
             return None
-        return self._model.head(y)
+        logits = self._model.head(y)
+        be.wait(logits)
+        return logits
+
+    def _note(self, batch: Batch, began: float) -> None:
+        """Keep the times of the latest parts."""
+        number = self.spans[-1].number + 1 if self.spans else 0
+        self.spans.append(Span(number, len(batch.positions), began, time.time()))
+        if len(self.spans) >= 2 * MOST_SPANS:
+            del self.spans[:MOST_SPANS]
 
 
-def follow(model: Decoder, group: Group) -> None:
-    """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
+def follow(model: Decoder, group: Group, sleep: Callable[[], None] = lambda: None) -> None:
+    """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
+
+    Args:
+        model: this rank's layers.
+        group: the ranks.
+        sleep: waits until rank 0 has work again.
+    """
     runner, be = StageRunner(model, group), model.backend
     while True:
         message = receive_message(group, group.previous)
         if group.next:
             send_message(group, message, group.next)
         if END in message:
+            if message[END] == TIMELINE:
+                gather_values(group, runner.spans)
             return group.close()
+        if REST in message:
+            sleep()
+            continue
         with be.session():
             logits = runner.run(message)
             if logits is not None:
@@ -111,25 +132,19 @@ class Pipeline:
         n_stages: the number of ranks, which is the number of passes that may be under way.
     """
 
-    def __init__(self, model: Decoder, group: Group) -> None:
+    def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
+        """Make the model.
+
+        Args:
+            model: rank 0's layers.
+            group: the ranks.
+            wake: wakes the other ranks after `rest`; None if they never sleep.
+        """
         self._model, self._group, self._runner = model, group, StageRunner(model, group)
-        self._mirror, self._flight = Mirror(), deque[Pending]()
+        self.config, self.backend, self.program = model.config, model.backend, model.program
+        self._mirror, self._flight, self._wake = Mirror(), deque[Pending](), wake
+        self._rests = False
         self.n_stages = group.size
-
-    @property
-    def config(self) -> Any:
-        """The model's config."""
-        return self._model.config
-
-    @property
-    def backend(self) -> Backend:
-        """The backend of rank 0's layers."""
-        return self._model.backend
-
-    @property
-    def program(self) -> Program:
-        """The program of rank 0's layers."""
-        return self._model.program
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
@@ -146,8 +161,7 @@ class Pipeline:
         while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
             self._receive()
         message = self._mirror.message(batch)
-        if self._group.size > 1:
-            send_message(self._group, message, self._group.next)
+        self._tell(message)
         logits = self._runner.run(message)
         if not batch.rows:
             return None
@@ -170,13 +184,27 @@ class Pipeline:
         oldest.found = self.backend.array(self._group.receive(shape, np.float32, self._group.previous))
         self._flight.popleft()
 
-    def end(self) -> None:
-        """End the run of the other ranks."""
+    def end(self, *, timeline: bool = False) -> list[list[Span]]:
+        """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass."""
         while self._flight:
             self._receive()
-        if self._group.size > 1:
-            send_message(self._group, {END: True}, self._group.next)
+        self._tell({END: TIMELINE if timeline else ""})
+        gathered = gather_values(self._group, self._runner.spans) if timeline else []
         self._group.close()
+        return [[Span(*span) for span in spans] for spans in gathered]
+
+    def rest(self) -> None:
+        """Have the other ranks sleep until the next pass, because there is no work."""
+        if self._wake is not None and not self._rests:
+            self._tell({REST: True})
+            self._rests = True
+
+    def _tell(self, message: Message) -> None:
+        if self._rests and self._wake is not None:
+            self._wake()
+            self._rests = False
+        if self._group.size > 1:
+            send_message(self._group, message, self._group.next)
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""

@@ -61,6 +61,9 @@ class Staged(Protocol):
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
 
+    def rest(self) -> None:
+        """Take notice that there is no work: the other machines may sleep until the next pass."""
+
 
 class ModelFile(Protocol):
     """A module of this folder that implements architectures.

@@ -63,7 +63,9 @@ class Stage:
         if layer.shares is not None:
             if layer.shares < self.first:
                 firsts = [of.shares for of in layers if of.shares is not None]
-                expected = f"a split that keeps layers {min(firsts)} to {len(layers) - 1} on one rank, because the last "
+                expected = (
+                    f"a split that keeps layers {min(firsts)} to {len(layers) - 1} on one rank, because the last "
+                )
                 expected += "of them share the keys and values of the first"
                 raise OptionError(option="--split", expected=expected, found=self.first)
             layer = replace(layer, shares=layer.shares - self.first)

@@ -178,6 +178,8 @@ class Scheduler:
         finally:
             self._is_stepping = False
         self._cancel_left()
+        if not self.has_work:
+            self._passes.rest()
         return report
 
     def _step(self) -> Report:

@@ -14,6 +14,7 @@ from mlx_engine.bench.origin import describe, digest, origin
 from mlx_engine.bench.roofline import Limits
 from mlx_engine.bench.run import Bench
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.distributed.shard import Shard
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import require
 from mlx_engine.models.allowed import open_model
@@ -33,8 +34,11 @@ def engine_rows(
     allow_too_large: bool = False,
     overlap: bool = True,
     prefix_cache: bool = False,
+    shard: Shard | None = None,
 ) -> Iterator[list[Row]]:
     """Yield all rows so far, after each round: one per backend and number of clients.
+
+    `shard` has the ranks that share the model with this process, which is rank 0 of them.
 
     Raises:
         BackendUnavailableError: a name is not the name of a backend.
@@ -53,7 +57,7 @@ def engine_rows(
             yield found
             continue
         how = {"threads": threads, "jit": jit, "allow_settings": allow_settings, **quant.options()}
-        opened = open_source(path, name, allow_too_large=allow_too_large, **how)
+        opened = open_source(path, name, allow_too_large=allow_too_large, shard=shard, **how)
         context, longest = opened.config.context_length, plan.load.longest
         require(longest <= context, option=plan.load.name, expected=f"at most {context:,} tokens", found=longest)
         engine = Engine(opened)

@@ -1,0 +1,161 @@
+"""A run on several ranks, from start to end: join the group, agree, take a share of the model, lead or follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import mlx_engine
+from mlx_engine.backends.base import Backend
+from mlx_engine.backends.memory import available_memory
+from mlx_engine.checkpoint.identity import identity
+from mlx_engine.distributed.agreement import agree, gather_values
+from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
+from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
+from mlx_engine.distributed.pipeline import Pipeline, follow
+from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
+from mlx_engine.distributed.timeline import drawing
+from mlx_engine.errors import OptionError
+from mlx_engine.models import Model, Planned
+from mlx_engine.models.decoder import Decoder
+
+# Seconds until all ranks must have been started.
+JOINING = 30.0
+
+
+class Shard(ABC):
+    """How the ranks of a group share a model. Made by `join`.
+
+    Attributes:
+        kind: the value of `--shard`.
+        group: the ranks.
+        notes: lines for the user about the shares of the model.
+        timeline: after the end, a drawing of which rank computed which pass when.
+    """
+
+    kind: str
+
+    def __init__(self, group: Group, liveness: Liveness | None = None) -> None:
+        self.group, self._liveness = group, liveness
+        self.notes: tuple[str, ...] = ()
+        self.timeline: list[str] = []
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0, which reads prompts, prints and serves."""
+        return self.group.rank == 0
+
+    def assigned(self, planned: Planned, path: Path, backend: Backend, settings: Mapping[str, Any]) -> Planned:
+        """Check that all ranks have the same version, files and settings; return the plan of this rank's share.
+
+        Raises:
+            DistributedError: a rank differs.
+            OptionError, NotEnoughMemoryError: the model cannot be shared so.
+        """
+        files = {"version": mlx_engine.__version__, "files": identity(path), "backend": backend.name}
+        agree(self.group, {**files, "shard": self.kind, **settings})
+        return self.share(planned, backend)
+
+    @abstractmethod
+    def share(self, planned: Planned, backend: Backend) -> Planned:
+        """Return the plan of this rank's share of a model. Every rank calls it."""
+
+    @abstractmethod
+    def lead(self, model: Model) -> Model:
+        """Return the whole model, as rank 0 uses it, from rank 0's share."""
+
+    @abstractmethod
+    def follow(self, model: Model) -> None:
+        """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Have the other ranks end after the last pass. Called on rank 0; without effect if no model was loaded."""
+
+    def close(self, code: int = 0) -> None:
+        """End the run on all ranks with an exit code; if it is 0, after the last pass."""
+        if self.is_leader and code == 0:
+            self.end()
+        if self._liveness is None:
+            return
+        if self.is_leader:
+            self._liveness.close(code)
+        else:
+            self._liveness.leave()
+
+
+class PipelineShard(Shard):
+    """Ranks that run some layers each.
+
+    Args:
+        group: the ranks.
+        split: the number of layers of each rank; None to decide by measured speed and memory.
+        liveness: ends the process if a rank is gone.
+    """
+
+    kind = "pipeline"
+
+    def __init__(self, group: Group, split: Sequence[int] | None = None, liveness: Liveness | None = None) -> None:
+        super().__init__(group, liveness)
+        self._split = split
+        self._model: Pipeline | None = None
+
+    def share(self, planned: Planned, backend: Backend) -> Planned:
+        counts = self._split
+        if counts is None:
+            mine = [measured_speed(backend), available_memory()]
+            machines = [Machine(*of) for of in gather_values(self.group, mine)]
+            counts = best_split(*layer_bytes(planned), machines, latest_cut(planned.config))
+        stages = stages_of(counts, self.group.size, planned.config)
+        layers = ", ".join(f"{stage.first} to {stage.end - 1}" for stage in stages)
+        self.notes = (f"pipeline of {self.group.size} ranks with layers {layers}",)
+        return planned._replace(stage=stages[self.group.rank])
+
+    def lead(self, model: Model) -> Model:
+        wake = None if self._liveness is None else self._liveness.wake
+        self._model = Pipeline(cast(Decoder, model), self.group, wake)
+        return self._model
+
+    def follow(self, model: Model) -> None:
+        if self._liveness is None:
+            return follow(cast(Decoder, model), self.group)
+        return follow(cast(Decoder, model), self.group, self._liveness.sleep)
+
+    def end(self) -> None:
+        if self._model is not None:
+            self.timeline = drawing(self._model.end(timeline=True))
+            self._model = None
+
+
+KINDS = (PipelineShard.kind,)
+
+
+def join(kind: str, split: Sequence[int] | None = None) -> Shard:
+    """Connect this process with the other ranks of its run. `mlx.launch` has started them all.
+
+    Raises:
+        OptionError: there is no such kind of sharing, or the process was not started by `mlx.launch`.
+        DistributedError: a neighbour cannot be reached.
+    """
+    if kind not in KINDS:
+        raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
+    if not launched():
+        expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
+        raise OptionError(option="--shard", expected=expected, found="a process alone")
+    hosts = [of[0].rpartition(":")[0] for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
+    line = f"error: --shard: expected {len(hosts)} ranks within {JOINING:.0f} s, found too few; start them all"
+    watch = threading.Timer(JOINING, end_process, (FAILED, line))
+    watch.daemon = True
+    watch.start()
+    group = Ring()
+    liveness = Liveness(group.rank, hosts)
+    port = liveness.listen() if group.rank == 0 else 0
+    liveness.start(gather_values(group, port)[0])
+    watch.cancel()
+    group.on_loss = liveness.wait
+    return PipelineShard(group, split, liveness)
