@@ -3,8 +3,9 @@
     python -m benchmarks.links [--sizes 4096,1048576] [--links 1e9:0.0001,1e10:0.001]
 
 A message goes from rank 0 to rank 1, which answers with 4 bytes. For each size the table has the time of both over
-loopback, and over each link, with the time that the link promises: that of loopback, two times the latency, and the
-bytes at the rate. Times are the shortest of several, because other programs share the cores. The sizes are those of decode (4 to 64 KB) and of prefill (1 to 16 MB).
+loopback, and over each link, with the ratio to the time that the link promises: that of loopback, two times the
+latency, and the bytes at the rate. Times are the shortest of several, because other programs share the cores. The sizes
+are those of decode (4 to 64 KB) and of prefill (1 to 16 MB).
 """
 
 from __future__ import annotations

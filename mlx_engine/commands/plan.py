@@ -92,10 +92,10 @@ def planned(
     """
     from mlx_engine.backends import auto, create_backend
     from mlx_engine.bench.outlook import USUAL_CONTEXT
-    from mlx_engine.commands.quantities import split_of
     from mlx_engine.decode.loop import CHUNK
     from mlx_engine.distributed.model_parts import model_parts
     from mlx_engine.distributed.plan import Asked
+    from mlx_engine.distributed.split import parsed
     from mlx_engine.distributed.summary import Summary
     from mlx_engine.distributed.tensor import sharded
     from mlx_engine.models import plan_model
@@ -118,11 +118,10 @@ def planned(
     wanted = Asked(context, asked["slots"] or len(machines), prompt)
     size = len(machines) if shard == "tensor" else 0
     slices = [whole, *(sharded(whole, rank, size) for rank in range(size))]
-    return Summary.of(
-        [model_parts(outlined(each, made)) for each in slices], machines, link, wanted, shard, None if split is None else split_of("--split", split),
-        where=checkpoint.where, architecture=checkpoint.architecture, backend=name, chunk=CHUNK,
-        measured=hosts.measured,
-    )  # fmt: skip
+    of_slices = [model_parts(outlined(each, made)) for each in slices]
+    layers = None if split is None else parsed(split)
+    about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
+    return Summary.of(of_slices, machines, link, wanted, shard, layers, chunk=CHUNK, measured=hosts.measured, **about)
 
 
 def opened(model: str, load: LoadOptions) -> Checkpoint:
@@ -138,7 +137,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
 
     if is_cached(model) is False:
         raise SourceError(
-            f"{model}: expected a model on this machine, found a name on the hub; `plan` downloads nothing, so download "
+            f"{model}: expected a model on this machine, found a name on the hub; `plan` downloads nothing: download "
             "the model's config.json and name it"
         )
     path = resolve(model)
@@ -149,7 +148,7 @@ def opened(model: str, load: LoadOptions) -> Checkpoint:
     if found.is_converted:
         raise OptionError(
             option="--model",
-            expected="types that are known from the headers; plan with the original model's config.json and --quant q4_0",
+            expected="types that headers tell, such as those of the original model's config.json with --quant q4_0",
             found=Words(f"{found.where}, whose quantised layers are converted when they are read"),
         )
     return found

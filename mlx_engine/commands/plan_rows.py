@@ -38,7 +38,8 @@ def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
     link = found.link
     yield (
         "links",
-        f"{link.rate / 1e9:g} Gbit/s, {link.latency * 1e3:g} ms, and {link.overhead * 1e3:g} ms of software per message",
+        f"{link.rate / 1e9:g} Gbit/s, {link.latency * 1e3:g} ms, and {link.overhead * 1e3:g} ms for the software of a "
+        "message",
     )
 
 
@@ -68,10 +69,12 @@ def message_rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows about what the links carry."""
     if len(found.ranks) == 1:
         return
+    if found.shard == "pipeline":
+        yield "split", f"--split {','.join(str(len(rank.layers)) for rank in found.ranks)}"
     if found.duplicated:
         yield "twice", f"{size(found.duplicated)} of weights lie on more than one rank"
     yield "a token", _sent(found.per_token, found.shard)
-    yield "a chunk", f"{min(found.asked.prompt, 512):,} tokens of a prompt: {_sent(found.per_chunk, found.shard)}"
+    yield "a chunk", f"{found.chunk:,} tokens of a prompt: {_sent(found.per_chunk, found.shard)}"
 
 
 def _sent(of: Messages, shard: str) -> str:

@@ -90,18 +90,6 @@ def each_host(option: str, text: str, n: int, parse: Callable[[str, str], float]
     return values * n if len(values) == 1 else values
 
 
-def split_of(option: str, text: str) -> list[int]:
-    """Parse the number of layers of each rank, such as 20,8.
-
-    Raises:
-        OptionError: the text is no list of whole numbers.
-    """
-    items = [item.strip() for item in text.split(",")]
-    if not all(item.isascii() and item.isdigit() for item in items):
-        raise OptionError(option=option, expected="the number of layers of each rank, such as 20,8", found=text)
-    return [int(item) for item in items]
-
-
 def _rate(option: str, text: str, expected: str, units: dict[str, int]) -> float:
     match = RATE.fullmatch(text.strip())
     if match is None or match[4] not in units or float(match[1]) == 0:

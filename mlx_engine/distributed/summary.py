@@ -24,7 +24,8 @@ class Summary:
         asked: what the machines shall do.
         shard: "pipeline" or "tensor".
         per_token: the messages of a decoded token.
-        per_chunk: the messages of the longest part of the prompt.
+        chunk: tokens of the longest part of the prompt.
+        per_chunk: the messages of this part.
         rates: the expected rates.
         smallest: the smallest number of machines like the last one that hold the model as a pipeline; None if no number
             does.
@@ -38,6 +39,7 @@ class Summary:
     asked: Asked
     shard: ShardKind
     per_token: Messages
+    chunk: int
     per_chunk: Messages
     rates: Rates
     smallest: int | None
@@ -75,6 +77,7 @@ class Summary:
             asked=asked,
             shard=shard,
             per_token=timing.messages(Pass(1, 1, asked.context)),
+            chunk=min(chunk, asked.prompt),
             per_chunk=timing.messages(Pass(1, min(chunk, asked.prompt), 0)),
             rates=timing.rates(asked, chunk),
             smallest=smallest(model, hosts[-1], asked),
@@ -110,6 +113,7 @@ class Summary:
                 "overhead_s": self.link.overhead,
             },
             "messages_per_token": {**asdict(self.per_token), "nbytes": self.per_token.nbytes},
+            "chunk": self.chunk,
             "messages_per_chunk": {**asdict(self.per_chunk), "nbytes": self.per_chunk.nbytes},
             "rates": asdict(self.rates),
             "ranks": [_facts(rank) for rank in self.ranks],

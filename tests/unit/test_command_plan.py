@@ -13,7 +13,6 @@ from mlx_engine.commands.quantities import (
     each_host,
     memories_of,
     seconds_of,
-    split_of,
 )
 from mlx_engine.errors import OptionError
 from tests.published import PUBLISHED
@@ -24,12 +23,13 @@ SPEED = "--bandwidth", "10GB/s", "--compute", "100GFLOP/s"
 GOLDEN = """\
 weights  qwen3, 6 layers, 2.5 MiB on parallel
 ranks    2, each with 10.0 GB/s of memory, 100 GFLOP/s
-links    1 Gbit/s, 0.1 ms, and 0 ms of software per message
+links    1 Gbit/s, 0.1 ms, and 0 ms for the software of a message
 
 rank  holds                  weights  KV of a token  KV of 2 x 256 tokens  activations                 left
 0     tables, layers 0 to 2  1.4 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.4 MiB of 15.3 MiB
 1     layers 3 to 5, head    1.4 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.4 MiB of 15.3 MiB
 
+split    --split 3,3
 twice    340.0 KiB of weights lie on more than one rank
 a token  640 bytes over each border, 8,192 bytes of logits from the last rank to the first
 a chunk  256 tokens of a prompt: 163,840 bytes over each border, 8,192 bytes of logits from the last rank to the first
@@ -165,7 +165,6 @@ def test_quantities():
     assert compute_of("-", "3.5TFLOP/s") == 3.5e12
     assert [seconds_of("-", text) for text in ("0.1ms", "200us", "1s", "0")] == pytest.approx([1e-4, 2e-4, 1, 0])
     assert each_host("-", "1GB/s", 2, bandwidth_of) == [1e9, 1e9]
-    assert split_of("-", "20, 8") == [20, 8]
-    for parse in (bits_of, bandwidth_of, compute_of, seconds_of, split_of, memories_of):
+    for parse in (bits_of, bandwidth_of, compute_of, seconds_of, memories_of):
         with pytest.raises(OptionError, match="--x: expected "):
             parse("--x", "1 apple/s")
