@@ -2,9 +2,10 @@
 
     python -m benchmarks.planned [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
 
-Each rank has one thread. One process alone gives the memory bandwidth and the arithmetic of a host, and two ranks over
-loopback the time of the software per message; all else is the plan's. Times are the shortest of several passes, because
-other programs share the cores: so they are those of passes that met no other program.
+Each rank has one thread and is pinned to a core; with more ranks than cores they share them. One process alone gives
+the memory bandwidth and the arithmetic of a host, and two ranks over loopback the time of the software per message; all
+else is the plan's. Times are the shortest of several passes, because other programs share the cores: so they are those
+of passes that met no other program.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from mlx_engine.models.outline import outlined
 BACKEND, MEMORY = "parallel", 1 << 40
 # Tokens of a prompt, prompts, and tokens that are generated. Passes are short, so that some meet no other program; the
 # first pass of each kind is not counted.
-PROMPT, PROMPTS, TOKENS = 32, 8, 120
+PROMPT, PROMPTS, TOKENS = 8, 40, 120
 
 
 # Other programs get a small share of the cores for the seconds of a measurement.
 NICENESS = -10
-# How often one process alone is measured.
-ALONE = 3
+# How often one process and two ranks over loopback are measured.
+REPEATS = 3
 
 
 class Times(NamedTuple):
@@ -68,6 +69,7 @@ def worker(path: str, split: Sequence[int]) -> Times | None:
     from mlx_engine.distributed.shard import join
     from mlx_engine.engine import Engine, open_source
 
+    pinned()
     shard = join("pipeline", split) if len(split) > 1 else None
     opened = open_source(path, BACKEND, threads=1, shard=shard)
     if shard is not None and not shard.is_leader:
@@ -105,6 +107,13 @@ def worker(path: str, split: Sequence[int]) -> Times | None:
     return Times(min(seconds[1][1:]), min(seconds[PROMPT][1:]), min(turns))
 
 
+def pinned() -> None:
+    """Run this process on one core: the ranks take the cores in turns."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
+
+
 def urgent() -> None:
     """Run all threads of this process before those of other programs, where the system lets this user."""
     tasks = Path("/proc/self/task")
@@ -123,6 +132,12 @@ def measure(path: Path, split: Sequence[int], link: tuple[float, float] | None =
     return Times(*json.loads(out.splitlines()[-1]))
 
 
+def best(path: Path, split: Sequence[int]) -> Times:
+    """Return the shortest times of several measurements over loopback."""
+    each = [measure(path, split) for _ in range(REPEATS)]
+    return Times(*map(min, zip(*each, strict=True)))
+
+
 def expected(model: ModelParts, host: Host, split: Sequence[int], link: Link) -> Times:
     """Return the times that the plan expects."""
     n = len(split)
@@ -139,6 +154,11 @@ def calibrated(model: ModelParts, alone: Times) -> Host:
     token, prompt = Pass(1, 1, PROMPT + TOKENS // 2), Pass(1, PROMPT, 0)
     nbytes = sum(part.work(token).nbytes for part in parts)
     return Host(MEMORY, nbytes / alone.token, sum(part.work(prompt).flops for part in parts) / alone.prompt)
+
+
+def parts_of(path: Path) -> ModelParts:
+    """Return the parts of the model of a file."""
+    return model_parts(outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(BACKEND)))
 
 
 def even(n_layers: int, n: int) -> list[int]:
@@ -171,13 +191,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         write_shape(path, "planned", shape(given.layers))
-        model = model_parts(outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(BACKEND)))
-        each = [measure(path, [given.layers]) for _ in range(ALONE)]
-        host = calibrated(model, Times(*map(min, zip(*each, strict=True))))
+        model = parts_of(path)
+        host = calibrated(model, best(path, [given.layers]))
+        few = Path(folder) / "few.gguf"
+        write_shape(few, "planned", shape(max(1, given.layers // 4)))
+        part = parts_of(few)
+        # A pass of the whole model over a prompt is so long that it always meets another program.
+        host = replace(host, compute=calibrated(part, best(few, [len(part.layers)])).compute)
         print(f"a host: {host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s; {os.cpu_count()} cores")
         pair = even(given.layers, 2)
         without = expected(model, host, pair, Link(1e12, 0.0))
-        overhead = max(0.0, (measure(path, pair).token - without.token) / 2)
+        overhead = max(0.0, (best(path, pair).token - without.token) / 2)
         print(f"software per message: {overhead * 1e3:.2f} ms\n")
         heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]
         print(f"| ranks | link | {' | '.join(heads)} |\n|---:|---|{'---:|' * len(heads)}")

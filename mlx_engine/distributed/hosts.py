@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from mlx_engine.distributed.model_parts import Work
 
 BITS = 8
+# Linux runs a thread that has waited for about this many seconds before others of the same core.
+SLICE = 3e-3
 
 
 @dataclass(frozen=True)
@@ -30,21 +32,28 @@ class Host:
     threads: int = 1
 
     @property
-    def slowdown(self) -> float:
-        """How much longer a rank's work takes because its threads share the cores with those of other ranks.
-
-        A rank that waits for a message takes a core, too: the ring reads its sockets in a loop.
-        """
-        return 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
+    def crowding(self) -> float:
+        """How much longer a rank's work takes while all ranks compute, because they share the cores."""
+        return 1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores)
 
     @property
-    def crowding(self) -> float:
-        """The same while all ranks compute."""
-        return 1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores)
+    def delay(self) -> float:
+        """Seconds until a rank reads a message that has arrived, because another rank reads its sockets on its core."""
+        return 0.0 if self.cores is None else SLICE / 2 * max(0.0, 1 - self.cores / self.ranks)
 
     def seconds(self, work: Work) -> float:
         """Return the time of a rank's work while no other rank runs."""
         return max(work.nbytes / self.bandwidth, work.flops / self.compute)
+
+    def among_waiting(self, work: Work) -> float:
+        """Return the time of a rank's work while the other ranks wait for messages.
+
+        A rank that waits takes a core, too: the ring reads its sockets in a loop. The system first runs the rank whose
+        message has arrived, and lets the others have their share of the cores after a slice of time.
+        """
+        seconds = self.seconds(work)
+        share = 1.0 if self.cores is None else max(1.0, (self.threads + self.ranks - 1) / self.cores)
+        return seconds + max(0.0, seconds - SLICE) * (share - 1)
 
 
 @dataclass(frozen=True)

@@ -97,19 +97,23 @@ class Timing:
             prefill=asked.prompt / self.all_of(chunks),
             prefill_all=n_parts * asked.prompt / self.all_of([each for each in chunks for _ in range(n_parts)]),
             compute_seconds=self.compute(token),
-            link_seconds=self.messages(token).seconds(self.link),
+            link_seconds=self.sent(token),
         )
 
     def alone(self, of: Pass) -> float:
         """Return the seconds of a pass while there is no other."""
-        return self.compute(of) + self.messages(of).seconds(self.link)
+        return self.compute(of) + self.sent(of)
+
+    def sent(self, of: Pass) -> float:
+        """Return the seconds of all messages of a pass, until each has been read."""
+        messages, delay = self.messages(of), max(rank.host.delay for rank in self.ranks)
+        return messages.seconds(self.link) + (messages.n_hidden + messages.n_logits) * delay
 
     def compute(self, of: Pass) -> float:
         """Return the seconds of a pass without messages: ranks of a pipeline compute in turn, slices at once."""
-        each = [rank.host.seconds(rank.work(of)) for rank in self.ranks]
         if self.shard == "pipeline":
-            return sum(time * rank.host.slowdown for time, rank in zip(each, self.ranks, strict=True))
-        return max(time * rank.host.crowding for time, rank in zip(each, self.ranks, strict=True))
+            return sum(rank.host.among_waiting(rank.work(of)) for rank in self.ranks)
+        return max(rank.host.seconds(rank.work(of)) * rank.host.crowding for rank in self.ranks)
 
     def all_of(self, passes: Sequence[Pass]) -> float:
         """Return the seconds of passes that follow each other without waiting, such as the parts of a prompt.

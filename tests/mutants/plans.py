@@ -48,7 +48,7 @@ MUTANTS = [
     Mutant(
         "waiting ranks take no core",
         "mlx_engine/distributed/hosts.py",
-        "Host.slowdown",
+        "Host.among_waiting",
         "self.threads + self.ranks - 1",
         "self.threads",
     ),

@@ -222,12 +222,19 @@ def test_one_rank_sends_nothing():
 
 def test_cores_that_ranks_share_slow_them_down():
     four = Host(1 << 30, 1e9, 1e12, cores=2, ranks=4, threads=1)
-    assert (four.slowdown, four.crowding) == (2.0, 2.0)
+    # After a slice of 3 ms the rank that computes has half of a core: two of the three that wait take the rest.
+    assert four.crowding == 2.0
+    assert [four.among_waiting(Work(n, 0)) for n in (2e6, 3e6, 10e6)] == pytest.approx([2e-3, 3e-3, 17e-3])
+    # Two ranks read their sockets on each core: half of the messages wait for half of a slice, on average.
+    assert four.delay == pytest.approx(0.75e-3)
     two = Host(1 << 30, 1e9, 1e12, cores=2, ranks=2, threads=1)
-    assert (two.slowdown, two.crowding) == (1.0, 1.0)
-    assert Host(1 << 30, 1e9, 1e12).slowdown == 1.0
+    assert two.delay == 0
+    assert (two.among_waiting(Work(10e6, 0)), two.crowding) == (10e-3, 1.0)
+    assert Host(1 << 30, 1e9, 1e12, ranks=4).among_waiting(Work(10e6, 0)) == 10e-3
     shared = [Host(300_000_000, 1e10, 1e12, cores=1, ranks=2, threads=1)] * 2
-    assert timing(shared, LINK).compute(Pass(1, 1, 0)) == pytest.approx(0.090)
+    sent = timing(shared, LINK).sent(Pass(1, 1, 0))
+    assert sent == pytest.approx(timing([HOST] * 2, LINK).sent(Pass(1, 1, 0)) + 2 * 0.75e-3)
+    assert timing(shared, LINK).compute(Pass(1, 1, 0)) == pytest.approx(2 * 0.045 - 2 * 0.003)
 
 
 def test_attention_reads_what_its_window_sees():
