@@ -19,6 +19,7 @@ import numpy as np
 
 from kernels.cpu.sum_exp_numpy import sum_exp
 from mlx_engine.backends.batch import Batch, KVView
+from mlx_engine.backends.best import packed, unpacked
 from mlx_engine.backends.experts import Experts, SharedExpert
 from mlx_engine.backends.mixers import Convolution, DeltaNet
 from mlx_engine.backends.parameters import (
@@ -68,6 +69,9 @@ class Backend(Primitives):
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
         return False
+
+    def leave_in_file(self, table: Array) -> None:
+        """Take notice that passes read only some rows of a prepared matrix, so that `read_ahead` leaves it out."""
 
     def read_ahead(self) -> None:
         """Start reading mapped weights into memory. Called once, after a model has been built."""
@@ -197,6 +201,17 @@ class Backend(Primitives):
         padded = np.zeros((len(here), -(-n // size)), dtype=np.float32)
         padded[:, : here.shape[1]] = here
         return self.array(np.ascontiguousarray(np.concatenate(self.group.gather(padded), axis=1)[:, :n]))
+
+    @exchange
+    def all_best(self, x: Array, n: int, k: int) -> Array:
+        """Return (R, n) logits of all ranks as `all_columns` does, of which only the k largest of each row are right.
+
+        All other values are smaller, by 1 or more. A row is NaN if a logit of any rank is not finite. Every rank sends
+        its k largest logits.
+        """
+        if self.group is None:
+            return x
+        return self.array(unpacked(self.group.gather(packed(self.host(x), k)), n))
 
     # ---- blocks ----
 

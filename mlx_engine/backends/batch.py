@@ -139,6 +139,8 @@ class Batch:
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
+        best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks that share the
+            tensors exchange no others; see `Backend.all_best`.
     """
 
     ids: Sequence[Token]
@@ -149,6 +151,7 @@ class Batch:
     stores: Stores
     groups: tuple[KVGroup, ...]
     runs: np.ndarray = field(default_factory=lambda: np.empty((0, 4), dtype=np.int64))
+    best: int | None = None
 
     @cached_property
     def rows(self) -> tuple[int, ...]:

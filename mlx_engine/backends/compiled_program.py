@@ -13,7 +13,7 @@ from kernels.cpu import layout
 from mlx_engine.backends.batch import Batch, KVSpan, Stores, Wanted
 from mlx_engine.backends.host_memory import address
 from mlx_engine.backends.lowering import Lowered
-from mlx_engine.backends.parameters import Native
+from mlx_engine.backends.parameters import Array, Native
 from mlx_engine.backends.program import Program
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class _Steps:
         """Run an exchange between ranks, from one value of the program to another."""
         be, n, width = self._backend, len(batch.positions), int(step[layout.ROW_WIDTH])
         n_rows = len(batch.rows) if step[layout.WANTED] else n
-        x = values[n * step[layout.A_AT] :][: n_rows * step[layout.A_ROW]].reshape(n_rows, -1)
+        x = cast(Array, values[n * step[layout.A_AT] :][: n_rows * step[layout.A_ROW]].reshape(n_rows, -1))
         y = be.all_sum(x) if step[layout.OP] == layout.ALL_SUM else be.all_columns(x, width)
-        values[n * step[layout.OUT] :][: n_rows * width] = y.reshape(-1)
+        values[n * step[layout.OUT] :][: n_rows * width] = be.host(y).reshape(-1)
 
 
 def _pass_words(batch: Batch) -> np.ndarray:

@@ -48,6 +48,7 @@ class MlxBackend(MlxStates):
         self._use(mx.default_device())
         self._real = mx.float64 if mlx_device.kind() == "cpu" else mx.float32
         self._rotations: dict[Rope, tuple[mx.array, mx.array]] = {}
+        self._exchanged: mx.array | None = None
 
     def _use(self, device: mx.Device) -> None:
         """Use a stream of a device."""
@@ -100,13 +101,21 @@ class MlxBackend(MlxStates):
 
     def all_sum(self, x: Native) -> Native:
         """Leave the array on its device, and the sum to the evaluation of the graph."""
-        return x if self.group is None else self.group.sum(x)
+        if self.group is None:
+            return x
+        self._exchanged = self.group.sum(self._in_order(x))
+        return self._exchanged
 
     def all_columns(self, x: Native, n: int) -> Native:
         if self.group is None:
             return x
         padded = mx.pad(x, [(0, 0), (0, -(-n // self.group.size) - x.shape[1])])
-        return self.group.gather(padded).transpose(1, 0, 2).reshape(len(x), -1)[:, :n]
+        self._exchanged = self.group.gather(self._in_order(padded)).transpose(1, 0, 2).reshape(len(x), -1)[:, :n]
+        return self._exchanged
+
+    def _in_order(self, x: mx.array) -> mx.array:
+        """Return x, which is evaluated after the exchange before: ranks whose orders differ would mix up messages."""
+        return x if self._exchanged is None else mx.depends([x], [self._exchanged])[0]
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         """Return rows of the table; only these rows are dequantised. A table in the file waits for the ids."""

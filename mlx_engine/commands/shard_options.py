@@ -25,8 +25,8 @@ class ShardOptions:
         str | None,
         typer.Option(
             "--shard",
-            metavar="pipeline",
-            help="Share the model with the other processes that mlx.launch has started: each runs some layers.",
+            metavar="pipeline|tensor",
+            help="Share the model with the other processes that mlx.launch has started: by layers, or each layer.",
             show_default="off",
         ),
     ] = None

@@ -23,7 +23,7 @@ from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array, Token
 from mlx_engine.cache import KVSequence, New, begin
 from mlx_engine.decode.finite import FiniteCheck, not_finite
-from mlx_engine.decode.sampler import Choice, Sampler
+from mlx_engine.decode.sampler import Choice, Sampler, best_of
 from mlx_engine.decode.timing import PassTimer
 from mlx_engine.errors import NotFiniteError
 from mlx_engine.models import Model, Staged
@@ -132,8 +132,9 @@ class Passes:
 
     def __init__(self, model: Model, *, overlap: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model, self._clock = model, clock
-        self._staged = model if isinstance(model, Staged) and model.n_stages > 1 else None
-        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._staged is None
+        self._shared = model if isinstance(model, Staged) else None
+        self._staged = self._shared if self._shared is not None and self._shared.n_stages > 1 else None
+        self.overlaps = overlap and model.backend.lazy and model.backend.profiler is None and self._shared is None
         self.depth = self._staged.n_stages if self._staged is not None else 2 if self.overlaps else 1
         self._timer = PassTimer(clock)
         self._flight: deque[_Pass] = deque()
@@ -194,8 +195,8 @@ class Passes:
 
     def rest(self) -> None:
         """Take notice that there is no work: other machines may sleep until the next pass."""
-        if self._staged is not None:
-            self._staged.rest()
+        if self._shared is not None:
+            self._shared.rest()
 
     def close(self) -> None:
         """Discard all passes that are not settled."""
@@ -223,7 +224,7 @@ class Passes:
 
     def _submit(self, parts: list[Part]) -> _Pass:
         model, profiler = self._model, self._model.backend.profiler
-        if self._last_had_no_choice and self._staged is None:
+        if self._last_had_no_choice and self._shared is None:
             # A lazy backend would otherwise keep the graphs of all chunks in memory until the last is evaluated.
             model.backend.wait(parts[0].sequence.kv.pool.stores.arrays)
             self._last_had_no_choice = False
@@ -232,6 +233,8 @@ class Passes:
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(news)
+        if model.backend.group is not None:
+            batch.best = best_of([pick for part in parts for pick in part.picks])
         try:
             submitted = _Pass(batch, parts, [[] for _ in parts], [part for part in parts if part.picks], start)
             if self._staged is not None:
@@ -264,7 +267,9 @@ class Passes:
             logits = be.array(np.nan_to_num(be.host(logits), nan=0, posinf=0, neginf=0))
         tokens = be.choose(logits, [pick.draw() for pick in picks])
         (be.begin if self.overlaps else be.wait)([*tokens, check.sums])
-        choices = iter([pick.add(token, logits, i) for i, (pick, token) in enumerate(zip(picks, tokens, strict=True))])
+        whole = submitted.batch.best is None
+        chosen = enumerate(zip(picks, tokens, strict=True))
+        choices = iter([pick.add(token, logits, i, whole=whole) for i, (pick, token) in chosen])
         submitted.choices = [[next(choices) for _ in part.picks] for part in submitted.parts]
         # On a lazy backend the choice is part of the graph: its time cannot be separated from the time of the pass.
         submitted.sampling = None if be.lazy else self._clock() - start

@@ -26,22 +26,27 @@ class Choice:
         logits: (R, V), the logits of the pass.
         position: its position in the sequence.
         row: the row of the logits that it was chosen from.
+        whole: whether all logits of the row are right, or only the largest, which were enough for the choice.
     """
 
     token: Token
     logits: Array
     position: int
     row: int = 0
+    whole: bool = True
 
 
 class Sampler:
     """Chooses the tokens of one sequence: pass `draw()` to `Backend.choose`, then `add` and `settle` the choice.
 
     Several samplers may continue one prompt, each with another number `choice`, on which its random numbers depend.
+    `logprobs` says whether log-probabilities may be asked for: they need all logits.
     """
 
-    def __init__(self, backend: Backend, sampling: Sampling, prompt: Sequence[int], *, choice: int = 0) -> None:
-        self._backend, self._sampling, self._choice = backend, sampling, choice
+    def __init__(
+        self, backend: Backend, sampling: Sampling, prompt: Sequence[int], *, choice: int = 0, logprobs: bool = True
+    ) -> None:
+        self._backend, self._sampling, self._choice, self._logprobs = backend, sampling, choice, logprobs
         self._recent: list[Token] = list(prompt)
         self._n_prompt = len(prompt)
         self._seed = secrets.randbits(64) if sampling.seed is None else int(sampling.seed)
@@ -75,10 +80,18 @@ class Sampler:
         u = 0.0 if self._sampling.is_greedy else random_number(self._seed, len(self._recent), self._choice)
         return Draw(self._sampling, self._recent, u, self._n_prompt)
 
-    def add(self, token: Token, logits: Array, row: int = 0) -> Choice:
+    @property
+    def best(self) -> int | None:
+        """How many of the largest logits the choice needs; None for all."""
+        sampling = self._sampling
+        if self._logprobs or sampling.repetition_penalty != 1 or sampling.has_penalties or sampling.logit_bias:
+            return None
+        return 1 if sampling.is_greedy else sampling.top_k
+
+    def add(self, token: Token, logits: Array, row: int = 0, *, whole: bool = True) -> Choice:
         """Append a token that was chosen from a row of logits (R, V), without waiting for its id."""
         self._recent.append(token)
-        return Choice(token, logits, len(self._recent) - 1, row)
+        return Choice(token, logits, len(self._recent) - 1, row, whole)
 
     def settle(self, choice: Choice) -> int:
         """Wait for the id of a choice and return it."""
@@ -92,16 +105,25 @@ class Sampler:
         They are the model's, before any sampling option, and are computed from the kept logits when asked for.
 
         Raises:
-            ValueError: no token has been settled.
+            ValueError: no token has been settled, or only the largest logits are known.
         """
         if self._settled is None:
             raise ValueError("logprobs: expected a settled token, found none")
+        if not self._settled.whole:
+            raise ValueError("logprobs: expected all logits, found the largest alone")
         row = self._backend.host(self._settled.logits)[self._settled.row]
         return token_logprobs(self._backend, row, cast(int, self._recent[self._settled.position]), n_top)
 
     def probability(self) -> float | None:
         """Return the model's probability of the last id, before any sampling option; None before the first id."""
         return None if self._settled is None else math.exp(self.logprobs().logprob)
+
+
+def best_of(picks: Sequence[Sampler]) -> int | None:
+    """Return how many of the largest logits suffice for all of these samplers; None for all, or if there are none."""
+    needs = [pick.best for pick in picks]
+    known = [n for n in needs if n is not None]
+    return max(known) if known and len(known) == len(needs) else None
 
 
 def random_number(seed: int, position: int, choice: int = 0) -> float:

@@ -6,8 +6,9 @@ A deal gives each rank its ranges of the axis; all matrices of a layer that must
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -15,17 +16,16 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 MOST_UNEVEN = 1.2
 
 
-class Deal(Protocol):
-    """How an axis is dealt."""
+class Deal(ABC):
+    """How an axis is dealt. `str` gives the sizes, for messages."""
 
+    @abstractmethod
     def fits(self, size: int) -> bool:
         """Return whether the axis can be dealt to `size` ranks."""
 
+    @abstractmethod
     def ranges(self, rank: int, size: int) -> Ranges:
         """Return the ranges [first, last) of a rank, ascending."""
-
-    def __str__(self) -> str:
-        """Return the sizes, for a message."""
 
 
 def is_even(n: int, size: int) -> bool:
@@ -34,7 +34,7 @@ def is_even(n: int, size: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Pieces(Deal):
     """Sections end to end, each of n pieces; a rank gets the same run of pieces of every section.
 
     Attributes:
@@ -93,6 +93,7 @@ class Heads:
         return (0, heads) if self.n_heads % heads else (self.n_heads // heads, heads)
 
     def fits(self, size: int) -> bool:
+        """Return whether the heads can be dealt to `size` ranks."""
         n, _ = self._pieces(size)
         if size <= self.n_kv_heads or self.equal:
             return size <= self.n_kv_heads and is_even(n, size) and not (self.equal and n % size)
@@ -114,7 +115,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class OfHeads:
+class OfHeads(Deal):
     """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide."""
 
     heads: Heads
@@ -133,7 +134,7 @@ class OfHeads:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Deal):
     """The rows of the head: equal runs, of which the last may be shorter, so that logits are gathered in one piece."""
 
     n: int

@@ -19,6 +19,8 @@ from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
 from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
+from mlx_engine.distributed.tensor import sliced
+from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.distributed.timeline import drawing
 from mlx_engine.errors import OptionError
 from mlx_engine.models import Model, Planned
@@ -132,7 +134,38 @@ class PipelineShard(Shard):
             self._model = None
 
 
-KINDS = (PipelineShard.kind,)
+class TensorShard(Shard):
+    """Ranks that run all layers, each with its slices of the matrices."""
+
+    kind = "tensor"
+
+    def __init__(self, group: Group, liveness: Liveness | None = None) -> None:
+        super().__init__(group, liveness)
+        self._model: TensorParallel | None = None
+
+    def share(self, planned: Planned, backend: Backend) -> Planned:
+        own = sliced(planned, self.group.rank, self.group.size)
+        backend.group = self.group
+        self.notes = (f"the tensors of every layer on {self.group.size} ranks",)
+        return own
+
+    def lead(self, model: Model) -> Model:
+        wake = None if self._liveness is None else self._liveness.wake
+        self._model = TensorParallel(cast(Decoder, model), self.group, wake)
+        return self._model
+
+    def follow(self, model: Model) -> None:
+        if self._liveness is None:
+            return follow_tensor(cast(Decoder, model), self.group)
+        return follow_tensor(cast(Decoder, model), self.group, self._liveness.sleep)
+
+    def end(self) -> None:
+        if self._model is not None:
+            self._model.end()
+            self._model = None
+
+
+KINDS = (PipelineShard.kind, TensorShard.kind)
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:
@@ -144,6 +177,8 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     """
     if kind not in KINDS:
         raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
+    if kind == TensorShard.kind and split is not None:
+        raise OptionError(option="--split", expected="--shard pipeline with it", found=list(split))
     if not launched():
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
         raise OptionError(option="--shard", expected=expected, found="a process alone")
@@ -158,4 +193,4 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     liveness.start(gather_values(group, port)[0])
     watch.cancel()
     group.on_loss = liveness.wait
-    return PipelineShard(group, split, liveness)
+    return TensorShard(group, liveness) if kind == TensorShard.kind else PipelineShard(group, split, liveness)

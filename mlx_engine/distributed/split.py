@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.parameters import Array, Linear
+from mlx_engine.backends.parameters import Linear
 from mlx_engine.errors import NotEnoughMemoryError, OptionError, Words, require
 from mlx_engine.models import Planned
 from mlx_engine.models.stage import Stage
@@ -19,8 +19,8 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 OPTION = "--split"
-# The side of the square matrix, 64 MiB in float32, whose product with one row measures a machine; and the repetitions.
-SIDE, REPETITIONS = 4096, 8
+# The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine; and the repetitions.
+N_OUTPUTS, N_INPUTS, REPETITIONS = 2048, 4096, 8
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
 
@@ -143,16 +143,13 @@ def best_split(
 
 def measured_speed(backend: Backend) -> float:
     """Return the bytes of a float32 matrix that a backend multiplies with one row in a second."""
-    weight = Weight.pack("speed", np.zeros((SIDE, SIDE), dtype=np.float32), F32)
+    weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
     seconds = math.inf
     with backend.session():
-        linear, x = Linear("speed", backend.prepare(weight)), backend.array(np.ones((1, SIDE), dtype=np.float32))
+        linear, x = Linear("speed", backend.prepare(weight)), backend.array(np.ones((1, N_INPUTS), dtype=np.float32))
         for _ in range(REPETITIONS):
             start = time.perf_counter()
-            backend.wait(_product(backend, x, linear))
+            backend.wait(backend.linear(x, linear))
             seconds = min(seconds, time.perf_counter() - start)
+    backend.leave_in_file(linear.weight)
     return weight.nbytes / seconds
-
-
-def _product(backend: Backend, x: Array, linear: Linear) -> Array:
-    return backend.linear(x, linear)

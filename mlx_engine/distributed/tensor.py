@@ -13,38 +13,28 @@ from typing import Any
 
 from mlx_engine.backends.mixers import DeltaNet, Mixer, ShortConv
 from mlx_engine.backends.parameters import Columns, Layer
-from mlx_engine.backends.ranks import Ranks
 from mlx_engine.distributed.deals import Ranges
 from mlx_engine.distributed.slices import Slices
 from mlx_engine.models import Planned
-from mlx_engine.opened import Opened
 from mlx_engine.quant.weight import Weight
 
 
-def shard(opened: Opened, group: Ranks) -> None:
-    """Let a model whose files have been opened load this rank's slices alone, and exchange with the other ranks.
-
-    Raises:
-        NotShardableError: a matrix cannot be cut into as many parts as there are ranks.
-    """
-    opened.planned = sharded(opened.planned, group.rank, group.size)
-    opened.made.group = group
-
-
-def sharded(planned: Planned, rank: int, size: int) -> Planned:
+def sliced(planned: Planned, rank: int, size: int) -> Planned:
     """Return a planned model of which only the slices of one rank are loaded.
+
+    The backend of the model needs the group of the ranks (`Backend.group`).
 
     Raises:
         NotShardableError: a matrix cannot be cut into `size` parts.
     """
     slices = Slices.of(planned)
     slices.check(size)
-    return planned._replace(shard=TensorShard(planned, slices, rank, size))
+    return planned._replace(slices=RankSlices(planned, slices, rank, size))
 
 
 @dataclass(frozen=True)
-class TensorShard:
-    """The slices that one rank holds of a model's tensors; see `Shard`."""
+class RankSlices:
+    """The slices that one rank holds of a model's tensors; see `OwnSlices`."""
 
     planned: Planned
     slices: Slices

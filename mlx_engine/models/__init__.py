@@ -20,7 +20,7 @@ from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.parameters import Parameters, Progress
 from mlx_engine.models.plan import Plan, Tensor, check
-from mlx_engine.models.shard import Shard
+from mlx_engine.models.slices import OwnSlices
 from mlx_engine.models.stage import Stage
 
 
@@ -123,7 +123,7 @@ class Planned(NamedTuple):
 
     Attributes:
         stage: the layers that this process runs, if others run the rest; None for all.
-        shard: what of the tensors this process holds, if others hold the rest; None for all.
+        slices: what of the tensors this process holds, if others hold the rest; None for all.
     """
 
     checkpoint: Checkpoint
@@ -132,7 +132,7 @@ class Planned(NamedTuple):
     tensors: Mapping[str, Tensor]
     conversion: Conversion
     stage: Stage | None = None
-    shard: Shard | None = None
+    slices: OwnSlices | None = None
 
     @property
     def n_parameters(self) -> int:
@@ -142,7 +142,7 @@ class Planned(NamedTuple):
     def build(self, backend: Backend, progress: Progress | None = None) -> Loaded:
         """Build the model on a backend."""
         options: dict[str, Any] = {"conversion": self.conversion, "progress": progress}
-        options |= {"stage": self.stage, "shard": self.shard}
+        options |= {"stage": self.stage, "slices": self.slices}
         parameters = Parameters(self.checkpoint, self.tensors, backend, **options)
         return Loaded(self.make(self.config, parameters, backend), parameters.converted)
 

@@ -247,13 +247,17 @@ class Decoder:
         """
         x = self.backend.note("embed", self.embed(batch.ids, batch.positions))
         x = self.program.run(x, batch)
-        return None if batch.want == "none" else self.head(x)
+        return None if batch.want == "none" else self.head(x, batch.best)
 
-    def head(self, x: Array) -> Array:
-        """Return logits (R, V) of the hidden states (R, D) after the last layer."""
-        logits = self.backend.norm_head(x, self.output_norm, self.output)
-        logits = self.backend.all_columns(logits, self.config.vocab_size)
-        return logits if self.logit_softcap is None else self.backend.soft_cap(logits, self.logit_softcap)
+    def head(self, x: Array, best: int | None = None) -> Array:
+        """Return logits (R, V) of the hidden states (R, D) after the last layer; see `Batch.best`."""
+        be, n = self.backend, int(self.config.vocab_size)
+        logits = be.norm_head(x, self.output_norm, self.output)
+        if self.logit_softcap is not None:
+            logits = be.soft_cap(logits, self.logit_softcap)
+        if be.group is None:
+            return logits
+        return be.all_columns(logits, n) if best is None else be.all_best(logits, n, best)
 
     @property
     def kv_layers(self) -> list[CacheLayer]:

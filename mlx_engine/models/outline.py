@@ -127,6 +127,9 @@ class OutlineBackend:
         self.n_left += table.nbytes if is_left else 0
         return is_left
 
+    def leave_in_file(self, table: Outline) -> None:
+        """Do nothing: no weight is read."""
+
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
         """Return the outlines of several matrices, which may be stacked: their bytes stay the same."""
         return matrices
@@ -179,6 +182,6 @@ def outlined(planned: Planned, backend: Backend) -> Outlined:
     """
     sizes = OutlineBackend(backend)
     made, given = cast(Backend, sizes), (planned.checkpoint, planned.tensors)
-    parts: dict[str, Any] = {"stage": planned.stage, "shard": planned.shard}
+    parts: dict[str, Any] = {"stage": planned.stage, "slices": planned.slices}
     parameters = OutlineParameters(*given, made, conversion=planned.conversion, **parts)
     return Outlined(planned.make(planned.config, parameters, made), sizes)

@@ -18,7 +18,7 @@ from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
-from mlx_engine.models.shard import Shard
+from mlx_engine.models.slices import OwnSlices
 from mlx_engine.models.stage import Elsewhere, Stage, is_elsewhere
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
@@ -43,12 +43,12 @@ class Parameters:
         conversion: Conversion | None = None,
         progress: Progress | None = None,
         stage: Stage | None = None,
-        shard: Shard | None = None,
+        slices: OwnSlices | None = None,
     ) -> None:
-        """Prepare tensors of a checkpoint; with a stage or a shard, only what it has of them."""
+        """Prepare tensors of a checkpoint; with a stage or slices, only what it has of them."""
         self._checkpoint, self._tensors, self._backend = checkpoint, tensors, backend
         self._conversion, self._progress = conversion or Conversion(), progress
-        self.stage, self._shard = stage, shard
+        self.stage, self._slices = stage, slices
         self._n_read = sum(self._reads(name) for name in tensors)
         self._prepared: dict[tuple[str, str], Array] = {}
         self._seen: set[str] = set()
@@ -68,12 +68,16 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        Every rank of several leaves the whole table in the file, of which a pass reads a few rows.
+        Ranks that share tensors leave the whole table in the file, of which a pass reads a few rows.
         """
         weight = self._stored(f"{name}.weight")
-        is_left = self._shard is not None or self._backend.embeds_stored(weight)
-        if is_elsewhere(weight) or not is_left:
-            return self._prepare(f"{name}.weight", weight)
+        if is_elsewhere(weight):
+            return cast(Array, weight)
+        if self._slices is None and not self._backend.embeds_stored(weight):
+            prepared = self._prepare(f"{name}.weight", weight)
+            if self.stage is not None and not self.stage.is_last:  # another rank has the head, which may be this table
+                self._backend.leave_in_file(prepared)
+            return prepared
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight
@@ -91,7 +95,7 @@ class Parameters:
         """Return a linear layer of n experts, whose matrices are `name.0.weight`, `name.1.weight` and so on."""
         made = [self.linear(f"{name}.{e}") for e in range(n)]
         first = f"{name}.0.weight"
-        shape = self._tensors[first].shape if self._shard is None else self._shard.shape(first)
+        shape = self._tensors[first].shape if self._slices is None else self._slices.shape(first)
         if is_elsewhere(made[0].weight):
             return ExpertLinear(name, made[0].weight, (shape[0], shape[1]), 0, n)
         nbytes = sum(nbytes_of(linear.weight) for linear in made)
@@ -146,7 +150,7 @@ class Parameters:
 
     def layers(self, layers: Sequence[Layer]) -> Sequence[Layer]:
         """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
-        return layers if self._shard is None else self._shard.layers(layers)
+        return layers if self._slices is None else self._slices.layers(layers)
 
     def _reads(self, name: str) -> bool:
         """Return whether this process reads a tensor."""
@@ -161,9 +165,9 @@ class Parameters:
     def _own(self, name: str) -> Weight:
         """Return what this rank holds of a tensor."""
         stored = self._stored(name)
-        if self._shard is None:
+        if self._slices is None:
             return stored
-        own = self._shard.own(name, stored)
+        own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
             release(stored.data, own)
         return own
@@ -172,11 +176,11 @@ class Parameters:
         return self._prepare(name, self._own(name))
 
     def _bias(self, name: str) -> Array | None:
-        here = f"{name}.bias" in self and (self._shard is None or self._shard.has(f"{name}.bias"))
+        here = f"{name}.bias" in self and (self._slices is None or self._slices.has(f"{name}.bias"))
         return self._vector(f"{name}.bias") if here else None
 
     def _is_partial(self, name: str) -> bool:
-        return self._shard is not None and self._shard.is_partial(name)
+        return self._slices is not None and self._slices.is_partial(name)
 
     def _prepare(self, name: str, weight: Weight, source: Weight | None = None) -> Array:
         """Prepare a weight once for each type, so that a tied head that is not converted shares the table's array.

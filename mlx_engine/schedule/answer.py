@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from logging import INFO
 from typing import cast
 
 from mlx_engine.backends.base import Backend
@@ -10,6 +11,7 @@ from mlx_engine.cache import KVPool
 from mlx_engine.decode.output import Output
 from mlx_engine.decode.passes import Part, Running
 from mlx_engine.decode.sampler import Sampler
+from mlx_engine.observe.log import enabled
 from mlx_engine.schedule.request import Request
 
 
@@ -37,7 +39,8 @@ class Answer(Running):
     def of(cls, request: Request, pool: KVPool, backend: Backend) -> Answer:
         """Return the first answer to a request, which has the samplers of the others."""
         prompt = request.prompt_ids
-        pick = Sampler(backend, request.options.sampling, prompt)
+        logprobs = request.options.logprobs is not None or enabled(INFO)  # the log of tokens has probabilities
+        pick = Sampler(backend, request.options.sampling, prompt, logprobs=logprobs)
         forks = tuple(pick.fork(choice) for choice in range(1, len(request.outputs)))
         return cls(pool.sequence(request.longest), pick, list(prompt), request=request, forks=forks)
 

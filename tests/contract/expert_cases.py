@@ -64,8 +64,12 @@ def combine(t: int, c: int) -> Run:
 def block(
     t: int, type_name: str = "F32", *, normalize: bool = True, n_used: int = 2, kind: str = "rms", ties: bool = False,
     gating: Gating = "silu", bias: bool = False, width: int = 32, shared: int = 0, beside: bool = False,
+    added: bool = True,
 ) -> Run:  # fmt: skip
-    """`ties`: every second expert has the logits of the one before; `beside`: as beside a dense FFN, with all norms."""
+    """Return a case of a mixture, or of its sum alone if nothing is `added`.
+
+    `ties`: every second expert has the logits of the one before; `beside`: as beside a dense FFN, with all norms.
+    """
 
     def run(be: Backend, rng: np.random.Generator) -> Any:
         rows = normal(rng, 6, 64, scale=0.125)
@@ -77,10 +81,13 @@ def block(
         experts = Experts("moe", router, Routing(n_used, normalize), *parts, gating, of_all)
         x, norm = be.array(normal(rng, t, 64)), norm_of(be, rng, 64, kind)
         if not beside:
-            return be.norm_experts_add(x, norm, experts)
+            return be.norm_experts_add(x, norm, experts) if added else be.norm_experts(x, norm, experts)
         routing = replace(experts.routing, scales=weight(be, normal(rng, 6)))
         norms = {name: norm_of(be, rng, 64, "rms") for name in ("router_norm", "post_norm")}
-        return be.norm_experts_add(x, norm, replace(experts, routing=routing, **norms), be.array(normal(rng, t, 64)))
+        experts = replace(experts, routing=routing, **norms)
+        if not added:
+            return be.norm_experts(x, norm, experts)
+        return be.norm_experts_add(x, norm, experts, be.array(normal(rng, t, 64)))
 
     return run
 
@@ -96,7 +103,7 @@ def shared_alone(t: int) -> Run:
 
 def norm_add(t: int, kind: str = "rms") -> Run:
     def run(be: Backend, rng: np.random.Generator) -> Any:
-        norm = norm_of(be, rng, 40, kind)
+        norm = None if kind == "none" else norm_of(be, rng, 40, kind)
         return be.norm_add(be.array(normal(rng, t, 40)), norm, be.array(normal(rng, t, 40)))
 
     return run
@@ -157,6 +164,11 @@ CASES = [
     OpCase("norm_experts_add", "beside-a-dense-ffn-one-row", block(1, gating="gelu", beside=True)),
     OpCase("norm_experts_add", "beside-a-dense-ffn", block(21, "Q8_0", gating="gelu", beside=True)),
     OpCase("norm_experts_add", "beside-and-shared", block(5, shared=16, beside=True)),
+    OpCase("norm_experts", "one-row", block(1, "Q8_0", added=False)),
+    OpCase("norm_experts", "rows", block(30, added=False)),
+    OpCase("norm_experts", "shared", block(5, shared=96, added=False)),
+    OpCase("norm_experts", "norms", block(7, gating="gelu", beside=True, added=False)),
+    OpCase("norm_add", "no-norm", norm_add(7, "none")),
     OpCase("norm_add", "one-row", norm_add(1)),
     OpCase("norm_add", "rows", norm_add(19)),
     OpCase("norm_add", "layer-norm", norm_add(3, "layer")),

@@ -28,7 +28,7 @@ from mlx_engine.decode.sampler import Sampler
 from mlx_engine.decode.step import forward
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.tensor import sharded
+from mlx_engine.distributed.tensor import sliced
 from mlx_engine.errors import NotShardableError
 from mlx_engine.models import Model, plan_model
 from mlx_engine.models.conversion import Conversion
@@ -67,7 +67,7 @@ def on_ranks(of: Checkpoint, backend: Callable[[], Backend], size: int, run: Cal
         return [run(planned.build(backend()).model)]
 
     def one(group: Group) -> T:
-        own = sharded(planned, group.rank, group.size)
+        own = sliced(planned, group.rank, group.size)
         made = backend()
         made.group = group
         return run(own.build(made).model)
@@ -122,7 +122,7 @@ def test_logits_and_greedy_ids_of_the_goldens(name: str, size: int):
 @pytest.mark.parametrize("name", sorted(NOT_FOR_TWO))
 def test_goldens_that_two_ranks_cannot_share(name: str):
     with pytest.raises(NotShardableError, match="expected sizes that 2 ranks can share"):
-        sharded(plan_model(checkpoint(name), Conversion()), 0, 2)
+        sliced(plan_model(checkpoint(name), Conversion()), 0, 2)
 
 
 WIDE = {"attention__key_length": 128, "attention__value_length": 128}

@@ -92,8 +92,8 @@ MUTANTS = [
         "norm behind attention exchanged",
         "mlx_engine/models/decoder.py",
         "decoder_layer",
-        "be.project_norm_add(y, w.attn_output, w.post_attention_norm, x)",
-        "be.project_norm_add(y, w.attn_output, w.post_ffw_norm, x)",
+        "project_add(be, y, w.attn_output, w.post_attention_norm, x)",
+        "project_add(be, y, w.attn_output, w.post_ffw_norm, x)",
     ),
     Mutant(
         "values projected with attn_k",
@@ -120,7 +120,7 @@ MUTANTS = [
         "norms of whole rows exchanged",
         "mlx_engine/models/decoder.py",
         "_projections",
-        "be.project_norm(x, of_k, w.attn_k_norm)",
+        "_normed_row(be, x, of_k, w.attn_k_norm, own_k)",
         "be.linear(x, of_k)",
     ),
     Mutant(
@@ -187,9 +187,9 @@ MUTANTS = [
     Mutant(
         "residual of the attention dropped",
         "mlx_engine/models/decoder.py",
-        "feed_forward",
-        "be.project_add(h, down, x)",
-        "be.linear(h, down)",
+        "project_add",
+        "be.project_add(x, projection, residual)",
+        "be.linear(x, projection)",
     ),
     Mutant(
         "untied head ignored",
@@ -268,7 +268,7 @@ MUTANTS = [
         "self._order(head_dim)",
     ),
     Mutant(
-        "biases forgotten", "mlx_engine/models/parameters.py", "Parameters.linear", 'f"{name}.bias" in self', "False"
+        "biases forgotten", "mlx_engine/models/parameters.py", "Parameters._bias", 'f"{name}.bias" in self', "False"
     ),
     Mutant(
         "what no backend gets is not counted",
@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant("attention scale forgotten", "mlx_engine/models/llama.py", "Model.__init__", "config.head_dim**-0.5", "1.0"),
     Mutant(
-        "logits without their soft cap", "mlx_engine/models/decoder.py", "Decoder._logits", "self.logit_softcap", "None"
+        "logits without their soft cap", "mlx_engine/models/decoder.py", "Decoder.head", "self.logit_softcap", "None"
     ),
     Mutant(
         "scores without their soft cap", "mlx_engine/models/gemma2.py", "Model.__init__", "config.score_softcap", "None"

@@ -171,8 +171,8 @@ MUTANTS = [
         "every answer gets the first row's logits",
         "mlx_engine/decode/passes.py",
         "Passes._choose",
-        "pick.add(token, logits, i)",
-        "pick.add(token, logits, 0)",
+        "pick.add(token, logits, i, whole=whole)",
+        "pick.add(token, logits, 0, whole=whole)",
     ),
     Mutant(
         "a prompt is one graph",

@@ -11,7 +11,7 @@ import pytest
 from mlx_engine.backends import create_backend
 from mlx_engine.distributed.deals import Heads, Pieces, Vocabulary
 from mlx_engine.distributed.slices import COLUMNS, Slices
-from mlx_engine.distributed.tensor import sharded
+from mlx_engine.distributed.tensor import sliced
 from mlx_engine.errors import NotShardableError
 from mlx_engine.models import Planned, plan_model
 from mlx_engine.models.conversion import Conversion
@@ -137,19 +137,19 @@ def test_a_slice_of_parts_makes_no_blocks():
 def test_two_ranks_have_little_more_than_half_of_the_weights(architecture: str):
     plan = planned(architecture, "Q8_0")
     whole = outlined(plan, create_backend("simd")).sizes
-    shards = [outlined(sharded(plan, rank, 2), create_backend("simd")).sizes for rank in range(2)]
+    shards = [outlined(sliced(plan, rank, 2), create_backend("simd")).sizes for rank in range(2)]
     assert max(shard.nbytes for shard in shards) <= 0.6 * whole.nbytes
 
 
 def test_one_rank_alone_has_the_bias_of_a_sum():
     plan = planned("gpt2")
     for rank in range(2):
-        shard = sharded(plan, rank, 2).shard
-        assert shard is not None
-        assert shard.has("blk.0.ffn_down.bias") == shard.has("blk.0.attn_output.bias") == (rank == 0)
-        assert shard.has("blk.0.ffn_up.bias")
-        assert shard.is_partial("blk.0.ffn_down")
-        assert not shard.is_partial("blk.0.ffn_up")
+        own = sliced(plan, rank, 2).slices
+        assert own is not None
+        assert own.has("blk.0.ffn_down.bias") == own.has("blk.0.attn_output.bias") == (rank == 0)
+        assert own.has("blk.0.ffn_up.bias")
+        assert own.is_partial("blk.0.ffn_down")
+        assert not own.is_partial("blk.0.ffn_up")
 
 
 # ---- refusals ----
@@ -177,7 +177,7 @@ def test_sizes_that_ranks_cannot_share(
     architecture: str, type_name: str, options: Mapping[str, Any], size: int, message: str
 ):
     with pytest.raises(NotShardableError) as error:
-        sharded(planned(architecture, type_name, **options), 0, size)
+        sliced(planned(architecture, type_name, **options), 0, size)
     assert message in str(error.value)
 
 

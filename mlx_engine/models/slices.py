@@ -1,4 +1,4 @@
-"""The shard of a model: the part of the weights that one of several ranks holds. `mlx_engine/distributed` makes them."""
+"""The slices of a model's tensors that one of several ranks holds; `mlx_engine/distributed/tensor.py` makes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlx_engine.backends.parameters import Layer
 from mlx_engine.quant.weight import Weight
 
 
-class Shard(Protocol):
+class OwnSlices(Protocol):
     """What of a model's tensors this rank holds."""
 
     def own(self, name: str, weight: Weight) -> Weight:

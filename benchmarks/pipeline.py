@@ -1,0 +1,119 @@
+"""Compare a pipeline of ranks, pinned to one core each, with one rank on one core: `python -m benchmarks.pipeline`.
+
+Both generate 8 sequences at once. The two are run in turns; the ratio is the median over rounds. The peak memory of
+each rank (VmHWM) is printed, too, and the time line of the last passes. Other programs on the machine disturb it much:
+a rank that waits for MLX's ring uses its core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+SEQUENCES, TOKENS, PROMPT = 8, 48, 16
+
+
+def rank(model: str, split: str | None) -> dict[str, Any]:
+    """Generate as one rank, or alone; return the rate of decode and the peak memory."""
+    from mlx_engine.decode.options import Options
+    from mlx_engine.distributed.shard import join
+    from mlx_engine.distributed.split import parsed
+    from mlx_engine.engine import Engine, open_source
+
+    shard = None if split is None else join("pipeline", parsed(split) if split != "auto" else None)
+    opened = open_source(model, "parallel", threads=1, shard=shard)
+    if shard is not None and not shard.is_leader:
+        opened.follow()
+        shard.close()
+        return {"peak": peak()}
+    engine = Engine(opened)
+    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=256 << 20)
+    requests = [
+        engine.request([1 + i + t for t in range(PROMPT)], Options.of(TOKENS, ignore_eos=True))
+        for i in range(SEQUENCES)
+    ]
+    for request in requests:
+        scheduler.submit(request)
+    while any(not request.output.token_ids for request in requests):
+        scheduler.step()
+    start, before = time.perf_counter(), sum(len(request.output.token_ids) for request in requests)
+    while scheduler.has_work:
+        scheduler.step()
+    n = sum(len(request.output.token_ids) for request in requests) - before
+    seconds = time.perf_counter() - start
+    found = {"rate": n / seconds, "peak": peak(), "ids": [request.output.token_ids for request in requests]}
+    if shard is not None:
+        shard.close()
+        found |= {"timeline": shard.timeline, "notes": shard.notes}
+    engine.close()
+    return found
+
+
+def peak() -> int:
+    """Return the peak resident memory of this process, in bytes."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 0 if match is None else int(match[1]) << 10
+
+
+def run(model: str, cores: list[int], split: str | None) -> list[dict[str, Any]]:
+    """Run a rank on each of these cores, and return what each reports."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in cores]
+        hosts = Path(folder) / "hosts.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{at.getsockname()[1]}"] for at in listening]))
+        stack.pop_all().close()
+        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank", "--model", model]
+        command += [] if split is None else ["--split", split]
+        processes = [
+            subprocess.Popen(
+                ["taskset", "-c", str(core), *command],
+                env={**os.environ, "MLX_HOSTFILE": str(hosts), "MLX_RANK": str(number)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number, core in enumerate(cores)
+        ]
+        return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+
+
+def main() -> None:
+    """Parse the options, and print ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="shape:qwen3-0.6b")
+    parser.add_argument("--split", default=None, help="layers of each rank; by default decided by speed")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank:
+        print(json.dumps(rank(given.model, given.split)))
+        return
+    split = given.split or "auto"
+    ratios, peaks = [], []
+    for number in range(given.rounds):
+        (alone,) = run(given.model, [0], None)
+        shared = run(given.model, list(range(given.ranks)), split)
+        if shared[0]["ids"] != alone["ids"]:
+            raise RuntimeError("expected the tokens of one process, found others")
+        ratios.append(shared[0]["rate"] / alone["rate"])
+        peaks.append(max(of["peak"] for of in shared) / alone["peak"])
+        rates = f"{alone['rate']:.1f} tokens/s alone, {shared[0]['rate']:.1f} shared"
+        mib = ", ".join(f"{of['peak'] >> 20}" for of in shared)
+        print(f"round {number}: {rates}, ratio {ratios[-1]:.2f}; peak MiB {alone['peak'] >> 20} alone, {mib} shared")
+    print("\n".join([*shared[0]["notes"], *shared[0]["timeline"]]))
+    print(f"median ratio {statistics.median(ratios):.2f}; largest rank's memory {statistics.median(peaks):.2f} of one")
+
+
+if __name__ == "__main__":
+    main()
