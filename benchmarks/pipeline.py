@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SEQUENCES, TOKENS, PROMPT = 8, 48, 16
+KV_MEMORY = 128 << 20
 
 
 def rank(model: str, split: str | None) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def rank(model: str, split: str | None) -> dict[str, Any]:
         shard.close()
         return {"peak": peak()}
     engine = Engine(opened)
-    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=256 << 20)
+    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=KV_MEMORY)
     requests = [
         engine.request([1 + i + t for t in range(PROMPT)], Options.of(TOKENS, ignore_eos=True))
         for i in range(SEQUENCES)

@@ -141,9 +141,9 @@ class Passes:
         self._last_had_no_choice, self._n_passes = False, 0
 
     @property
-    def is_staged(self) -> bool:
-        """Whether several machines run a pass one after the other, so that passes under way have other sequences."""
-        return self._staged is not None
+    def n_apart(self) -> int:
+        """How many passes under way have different sequences: one for each machine, if several run the model."""
+        return self.depth if self._staged is not None else 1
 
     @property
     def is_idle(self) -> bool:

@@ -247,20 +247,21 @@ class Scheduler:
     # ---- passes ----
 
     def _plan(self) -> list[Part]:
-        """Return the parts of the next pass: a token of every answer that is being generated, and parts of prompts."""
+        """Return the parts of the next pass: a token of every answer that is being generated, and parts of prompts.
+
+        If several machines run the model, a pass has its share of the answers and of the budget.
+        """
         ready = [answer for answer in self.running if self._can_go_on(answer)]
-        parts = [answer.part(1) for answer in ready if len(answer.unread) == 1][: self._share()]
-        left = self._shared_budget if parts else self._budget
+        n_passes = self._passes.n_apart
+        parts = [answer.part(1) for answer in ready if len(answer.unread) == 1]
+        parts = parts[: -(-len(self.running) // n_passes)]
+        left = -(-(self._shared_budget if parts else self._budget) // n_passes)
         for answer in ready:
             if left and len(answer.unread) > 1:
                 parts.append(answer.part(left))
                 left -= parts[-1].n
         self._reserve_forks(parts)
         return parts
-
-    def _share(self) -> int:
-        """Return how many answers a pass may continue: so many that each of the passes under way has its share."""
-        return -(-len(self.running) // self._passes.depth) if self._passes.is_staged else len(self.running)
 
     def _reserve_forks(self, parts: Sequence[Part]) -> None:
         """Check that forks which this pass or a pending one makes will find pages: each copies the prompt's last page.

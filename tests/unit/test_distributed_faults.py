@@ -124,3 +124,19 @@ def test_all_ranks_end_and_one_line_names_the_rank(tmp_path, moment: str, number
         assert "Traceback" not in errors
     finally:
         watched.close()
+
+
+def test_ctrl_c_ends_all_ranks(tmp_path):
+    watched = running_at("decode", tmp_path, 0)
+    try:
+        for process in watched.processes:
+            process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        for process in watched.processes:
+            process.wait(max(0.1, began + LIMIT + SLACK - time.monotonic()))
+        time.sleep(0.1)
+        assert [process.returncode for process in watched.processes] == [130] * SIZE
+        assert ["interrupted" in "".join(pieces) for pieces in watched.err] == [True, False, False]
+        assert "error" not in "".join(piece for pieces in watched.err for piece in pieces)
+    finally:
+        watched.close()
