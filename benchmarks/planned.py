@@ -148,6 +148,16 @@ def expected(model: ModelParts, host: Host, split: Sequence[int], link: Link) ->
     return Times(timing.alone(token), timing.alone(Pass(1, PROMPT, 0)), timing.turn(token, n))
 
 
+def host_of(folder: Path, n_layers: int) -> Host:
+    """Return the host that one process with a model of so many layers is.
+
+    A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
+    """
+    path = folder / f"{n_layers}.gguf"
+    write_shape(path, "planned", shape(n_layers))
+    return calibrated(parts_of(path), best(path, [n_layers]))
+
+
 def calibrated(model: ModelParts, alone: Times) -> Host:
     """Return the host whose bandwidth and arithmetic one process has reached."""
     parts = (model.tables, *model.layers, model.head)
@@ -192,12 +202,9 @@ def main() -> None:
         path = Path(folder) / "model.gguf"
         write_shape(path, "planned", shape(given.layers))
         model = parts_of(path)
-        host = calibrated(model, best(path, [given.layers]))
-        few = Path(folder) / "few.gguf"
-        write_shape(few, "planned", shape(max(1, given.layers // 4)))
-        part = parts_of(few)
-        # A pass of the whole model over a prompt is so long that it always meets another program.
-        host = replace(host, compute=calibrated(part, best(few, [len(part.layers)])).compute)
+        host = replace(
+            host_of(Path(folder), given.layers // 2), compute=host_of(Path(folder), given.layers // 4).compute
+        )
         print(f"a host: {host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s; {os.cpu_count()} cores")
         pair = even(given.layers, 2)
         without = expected(model, host, pair, Link(1e12, 0.0))
