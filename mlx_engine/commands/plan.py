@@ -97,7 +97,7 @@ def planned(
     from mlx_engine.distributed.plan import Asked
     from mlx_engine.distributed.split import parsed
     from mlx_engine.distributed.summary import Summary
-    from mlx_engine.distributed.tensor import sharded
+    from mlx_engine.distributed.tensor import sliced
     from mlx_engine.models import plan_model
     from mlx_engine.models.need import expansions
     from mlx_engine.models.outline import outlined
@@ -117,7 +117,7 @@ def planned(
     machines = hosts.ranks(made, outline)
     wanted = Asked(context, asked["slots"] or len(machines), prompt)
     size = len(machines) if shard == "tensor" else 0
-    slices = [whole, *(sharded(whole, rank, size) for rank in range(size))]
+    slices = [whole, *(sliced(whole, rank, size) for rank in range(size))]
     of_slices = [model_parts(outlined(each, made)) for each in slices]
     layers = None if split is None else parsed(split)
     about = {"where": checkpoint.where, "architecture": checkpoint.architecture, "backend": name}
