@@ -11,7 +11,6 @@ of passes that met no other program.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.links import LINKS, links_of
-from benchmarks.relayed import ranks
+from benchmarks.relayed import ranks, urgent
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.cores import usable_cores
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -42,8 +41,6 @@ BACKEND, MEMORY = "parallel", 1 << 40
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 
 
-# Other programs get a small share of the cores for the seconds of a measurement.
-NICENESS = -10
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
 
@@ -112,14 +109,6 @@ def pinned() -> None:
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
-
-
-def urgent() -> None:
-    """Run all threads of this process before those of other programs, where the system lets this user."""
-    tasks = Path("/proc/self/task")
-    for task in tasks.iterdir() if tasks.is_dir() else ():
-        with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, int(task.name), NICENESS)
 
 
 def measure(path: Path, split: Sequence[int], link: tuple[float, float] | None = None) -> Times:
