@@ -12,6 +12,7 @@ from mlx_engine.commands.generate import generate
 from mlx_engine.commands.inspect import inspect
 from mlx_engine.commands.kernels import kernels
 from mlx_engine.commands.models import models
+from mlx_engine.commands.plan import plan
 from mlx_engine.commands.quantize import quantize
 from mlx_engine.commands.replay import replay
 from mlx_engine.commands.report import report
@@ -35,6 +36,7 @@ app.command()(report)
 app.command()(quantize)
 app.command()(inspect)
 app.command()(models)
+app.command()(plan)
 app.add_typer(tokenize, name="tokenize")
 app.command()(backends)
 app.add_typer(cache, name="cache")

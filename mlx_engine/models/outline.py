@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
@@ -88,12 +89,14 @@ class OutlineBackend:
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that all matrices take more than as Q8_0.
         expanded: the matrices that take more memory than in the file, by their type.
+        types: bytes of the matrices before they are prepared, by their type.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self.nbytes, self.n_mapped, self.n_left, self.saved = backend, 0, 0, 0, 0
         self.shapes: set[tuple[int, int]] = set()
         self.expanded: dict[str, Expanded] = {}
+        self.types: Counter[GGMLType] = Counter()
         self._probed: dict[tuple[str, int], tuple[float, bool]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -107,6 +110,7 @@ class OutlineBackend:
             row_bytes, views = self._probe(weight.type, weight.shape[-1])
             nbytes = round(n_rows * row_bytes)
             self.shapes.add((n_rows, weight.shape[-1]))
+            self.types[weight.type] += weight.nbytes
             self.n_mapped += nbytes if views and isinstance(weight, Unread) and weight.is_stored else 0
             alternative = self._as_alternative(weight, nbytes)
             self.saved += max(0, nbytes - alternative)

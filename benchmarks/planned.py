@@ -1,0 +1,211 @@
+"""Compare the rates that `plan` expects with measured ones: ranks on this machine, over simulated links.
+
+    python -m benchmarks.planned [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
+
+Each rank has one thread and is pinned to a core; with more ranks than cores they share them. One process alone gives
+the memory bandwidth and the arithmetic of a host, and two ranks over loopback the time of the software per message; all
+else is the plan's. Times are the shortest of several passes, because other programs share the cores: so they are those
+of passes that met no other program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.links import LINKS, links_of
+from benchmarks.relayed import ranks, urgent
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.cores import usable_cores
+from mlx_engine.checkpoint.model_files import open_checkpoint
+from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
+from mlx_engine.distributed.hosts import Host, Link
+from mlx_engine.distributed.model_parts import ModelParts, Pass, model_parts
+from mlx_engine.distributed.plan import Asked, pipeline
+from mlx_engine.distributed.times import Timing
+from mlx_engine.models import plan_model
+from mlx_engine.models.conversion import Conversion
+from mlx_engine.models.outline import outlined
+
+BACKEND, MEMORY = "parallel", 1 << 40
+# Tokens of a prompt, prompts, and tokens that are generated. Passes are short, so that some meet no other program; the
+# first pass of each kind is not counted.
+PROMPT, PROMPTS, TOKENS = 8, 40, 120
+
+
+# How often one process and two ranks over loopback are measured.
+REPEATS = 3
+
+
+class Times(NamedTuple):
+    """Shortest times in seconds: a token of one request, a prompt, and a token of each of as many requests as ranks."""
+
+    token: float
+    prompt: float
+    turn: float
+
+
+def shape(n_layers: int) -> Qwen3Shape:
+    """Return a model with layers of Qwen3 0.6B, and a smaller vocabulary."""
+    return Qwen3Shape(n_layers, 1024, 3072, 16, 8, 128, 16_384, 4096, 1e6)
+
+
+def worker(path: str, split: Sequence[int]) -> Times | None:
+    """Be a rank, or the only process. Return the times on rank 0."""
+    from mlx_engine.cache import New
+    from mlx_engine.decode.options import Options
+    from mlx_engine.decode.step import forward
+    from mlx_engine.distributed.shard import join
+    from mlx_engine.engine import Engine, open_source
+
+    pinned()
+    shard = join("pipeline", split) if len(split) > 1 else None
+    opened = open_source(path, BACKEND, threads=1, shard=shard)
+    if shard is not None and not shard.is_leader:
+        urgent()
+        opened.follow()
+        shard.close()
+        return None
+    engine = Engine(opened)
+    urgent()
+    model, ids, seconds = engine.model, list(range(PROMPT)), dict[int, list[float]]()
+    with model.backend.session():
+        kv = model.new_kv(PROMPTS * PROMPT + TOKENS + 1)
+        for n, count in ((PROMPT, PROMPTS), (1, TOKENS)):
+            for _ in range(count):
+                start = time.perf_counter()
+                logits = forward(model, New(ids[:n], kv))
+                model.backend.wait([] if logits is None else logits)
+                seconds.setdefault(n, []).append(time.perf_counter() - start)
+                if n > 1:
+                    kv.truncate(0)
+        kv.close()
+    scheduler = engine.scheduler(slots=len(split), kv_memory=1 << 28, prefix_cache=False)
+    for i in range(len(split)):
+        scheduler.submit(engine.request(ids[i : i + PROMPT], Options.of(TOKENS, ignore_eos=True)))
+    ends = []
+    while scheduler.has_work:
+        scheduler.step()
+        ends.append(time.perf_counter())
+    # The last steps have fewer requests, the first ones prompts.
+    ends = ends[len(split) * 4 : -len(split) * 4]
+    turns = [late - early for early, late in zip(ends, ends[len(split) :], strict=False)]
+    engine.close()
+    if shard is not None:
+        shard.close()
+    return Times(min(seconds[1][1:]), min(seconds[PROMPT][1:]), min(turns))
+
+
+def pinned() -> None:
+    """Run this process on one core: the ranks take the cores in turns."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
+
+
+def measure(path: Path, split: Sequence[int], link: tuple[float, float] | None = None) -> Times:
+    """Return the measured times of ranks with these numbers of layers, over a link or over loopback."""
+    command = ["-m", "benchmarks.planned", "--worker", str(path), "--split", ",".join(map(str, split))]
+    with ranks(command, len(split), link) as started:
+        out, errors = started[0].communicate(timeout=600)
+    if started[0].returncode:
+        raise RuntimeError(errors)
+    return Times(*json.loads(out.splitlines()[-1]))
+
+
+def best(path: Path, split: Sequence[int]) -> Times:
+    """Return the shortest times of several measurements over loopback."""
+    each = [measure(path, split) for _ in range(REPEATS)]
+    return Times(*map(min, zip(*each, strict=True)))
+
+
+def expected(model: ModelParts, host: Host, split: Sequence[int], link: Link) -> Times:
+    """Return the times that the plan expects."""
+    n = len(split)
+    hosts = [replace(host, cores=usable_cores(), ranks=n)] * n
+    asked = Asked(PROMPT + TOKENS // 2, n, PROMPT)
+    timing = Timing(model, pipeline(model, hosts, asked, split), link, "pipeline")
+    token = Pass(1, 1, asked.context)
+    return Times(timing.alone(token), timing.alone(Pass(1, PROMPT, 0)), timing.turn(token, n))
+
+
+def host_of(folder: Path, n_layers: int) -> Host:
+    """Return the host that one process with a model of so many layers is.
+
+    A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
+    """
+    path = folder / f"{n_layers}.gguf"
+    write_shape(path, "planned", shape(n_layers))
+    return calibrated(parts_of(path), best(path, [n_layers]))
+
+
+def calibrated(model: ModelParts, alone: Times) -> Host:
+    """Return the host whose bandwidth and arithmetic one process has reached."""
+    parts = (model.tables, *model.layers, model.head)
+    token, prompt = Pass(1, 1, PROMPT + TOKENS // 2), Pass(1, PROMPT, 0)
+    nbytes = sum(part.work(token).nbytes for part in parts)
+    return Host(MEMORY, nbytes / alone.token, sum(part.work(prompt).flops for part in parts) / alone.prompt)
+
+
+def parts_of(path: Path) -> ModelParts:
+    """Return the parts of the model of a file."""
+    return model_parts(outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(BACKEND)))
+
+
+def even(n_layers: int, n: int) -> list[int]:
+    """Return a split whose last rank, which has the head, has no more layers than the others."""
+    return [n_layers // n + (i < n_layers % n) for i in range(n)]
+
+
+def row(n: int, link: tuple[float, float] | None, plan: Times, found: Times) -> str:
+    """Return a row of the table: expected and measured tokens/s of one request, of prompts, of several requests."""
+    name = "loopback" if link is None else f"{link[0] / 1e9:g} Gbit/s, {link[1] * 1e3:g} ms"
+    cells = [f"{n}", name]
+    for tokens, of_plan, of_run in zip((1, PROMPT, n), plan, found, strict=True):
+        cells += [f"{tokens / of_plan:,.1f}", f"{tokens / of_run:,.1f}", f"{of_plan / of_run:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table; with --worker be a rank."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks")
+    parser.add_argument("--links", type=links_of, default=list(LINKS), help="RATE:LATENCY, bits per second and seconds")
+    parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
+    parser.add_argument("--split", default="1", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        found = worker(given.worker, [int(n) for n in given.split.split(",")])
+        print(json.dumps(found) if found else "")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_shape(path, "planned", shape(given.layers))
+        model = parts_of(path)
+        host = replace(
+            host_of(Path(folder), given.layers // 2), compute=host_of(Path(folder), given.layers // 4).compute
+        )
+        print(f"a host: {host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s; {os.cpu_count()} cores")
+        pair = even(given.layers, 2)
+        without = expected(model, host, pair, Link(1e12, 0.0))
+        overhead = max(0.0, (best(path, pair).token - without.token) / 2)
+        print(f"software per message: {overhead * 1e3:.2f} ms\n")
+        heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]
+        print(f"| ranks | link | {' | '.join(heads)} |\n|---:|---|{'---:|' * len(heads)}")
+        for n, link in itertools.product(map(int, given.ranks.split(",")), (None, *given.links)):
+            rate, latency = link or (1e12, 0.0)
+            plan = expected(model, host, even(given.layers, n), Link(rate, latency, overhead))
+            print(row(n, link, plan, measure(path, even(given.layers, n), link)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""A TCP relay in user space with a given rate and latency: a simulated link, which needs no root.
+
+    python -m benchmarks.relay --rate 1e9 --latency 0.001 LISTEN_PORT:TARGET_PORT ...
+
+Each direction of a connection is a wire: bytes leave one after the other at the rate, and arrive after the latency. One
+thread serves all wires, because threads of Python would wait for each other's interpreter lock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+BITS = 8
+# Bytes that are read at once: at 10 Gbit/s they take 0.1 ms.
+CHUNK = 128 << 10
+# prctl's option for how late a sleeping thread may wake, and the value in ns; the default is 50 us.
+PR_SET_TIMERSLACK, SLACK_NS = 29, 1
+
+
+@dataclass
+class Wire:
+    """One direction of a connection.
+
+    Attributes:
+        source: the socket whose bytes travel.
+        sink: the socket that gets them.
+        rate: bits per second.
+        latency: seconds.
+        queue: (time of arrival, bytes) in order.
+        free: when the last byte will have left.
+        n_queued: bytes in the queue.
+        is_open: whether the source can have more bytes.
+    """
+
+    source: socket.socket
+    sink: socket.socket
+    rate: float
+    latency: float
+    queue: deque[tuple[float, memoryview]] = field(default_factory=deque)
+    free: float = 0.0
+    n_queued: int = 0
+    is_open: bool = True
+
+    @property
+    def room(self) -> float:
+        """Bytes that may be under way: what a wire of this rate and latency holds, and some chunks."""
+        return self.rate * self.latency / BITS + 4 * CHUNK
+
+    def read(self) -> None:
+        """Take what the source has and set its time of arrival."""
+        try:
+            data = self.source.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.is_open = False
+            return
+        self.free = max(time.perf_counter(), self.free) + len(data) * BITS / self.rate
+        self.queue.append((self.free + self.latency, memoryview(data)))
+        self.n_queued += len(data)
+
+    def write(self) -> bool:
+        """Deliver what has arrived; return whether the sink could not take all of it."""
+        while self.queue and self.queue[0][0] <= time.perf_counter():
+            due, data = self.queue[0]
+            try:
+                n = self.sink.send(data)
+            except BlockingIOError:
+                return True
+            except OSError:
+                self.queue.clear()
+                return False
+            self.n_queued -= n
+            if n < len(data):
+                self.queue[0] = due, data[n:]
+                return True
+            self.queue.popleft()
+        if not self.is_open and not self.queue:
+            self.close()
+        return False
+
+    def close(self) -> None:
+        """Tell the sink that nothing follows."""
+        try:
+            self.sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+class Relay:
+    """Forwards connections from ports of this machine to others, each with two wires."""
+
+    def __init__(self, routes: dict[int, int], rate: float, latency: float, host: str = "127.0.0.1") -> None:
+        """Listen on the ports that are the keys of `routes`; port 0 takes a free one.
+
+        Args:
+            routes: the port that each port stands for.
+            rate: bits per second of each direction of a connection.
+            latency: seconds.
+            host: address of all ports.
+        """
+        self.rate, self.latency, self.host = rate, latency, host
+        self.listening = {socket.create_server((host, port)): target for port, target in routes.items()}
+        self.wires: list[Wire] = []
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports, in the order of the routes."""
+        return [listener.getsockname()[1] for listener in self.listening]
+
+    def accept(self, listener: socket.socket) -> None:
+        """Accept a connection, and connect to its target as soon as that listens."""
+        near, _ = listener.accept()
+        far = connected((self.host, self.listening[listener]))
+        for each in (near, far):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            each.setblocking(False)
+        self.wires += [Wire(*ends, self.rate, self.latency) for ends in ((near, far), (far, near))]
+
+    def step(self, longest: float = 1.0) -> None:
+        """Wait for bytes or for the next arrival, at most `longest` seconds, and forward what there is."""
+        full = [wire for wire in self.wires if wire.write()]
+        self.wires = [wire for wire in self.wires if wire.is_open or wire.queue]
+        ready = [wire for wire in self.wires if wire.is_open and wire.n_queued < wire.room]
+        dues = [wire.queue[0][0] for wire in self.wires if wire.queue and wire not in full]
+        wait = max(0.0, min([longest, *(due - time.perf_counter() for due in dues)]))
+        sources = {wire.source: wire for wire in ready}
+        readable, _, _ = select.select([*self.listening, *sources], [wire.sink for wire in full], [], wait)
+        for each in readable:
+            if each in sources:
+                sources[each].read()
+            else:
+                self.accept(each)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for each in {*self.listening, *(end for wire in self.wires for end in (wire.source, wire.sink))}:
+            each.close()
+
+
+def connected(address: tuple[str, int], seconds: float = 30.0) -> socket.socket:
+    """Connect to an address, again and again until somebody listens there.
+
+    Raises:
+        OSError: nobody did in time.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(address)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def punctual() -> None:
+    """Wake this thread on time, as far as Linux lets this user: before other threads, and without slack."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a relay until it is ended."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, required=True, help="bits per second")
+    parser.add_argument("--latency", type=float, required=True, help="seconds")
+    parser.add_argument("routes", nargs="+", metavar="PORT:TARGET")
+    given = parser.parse_args(arguments)
+    punctual()
+    routes = {int(port): int(target) for port, target in (route.split(":") for route in given.routes)}
+    relay = Relay(routes, given.rate, given.latency)
+    print(*relay.ports, flush=True)
+    while True:
+        relay.step()
+
+
+if __name__ == "__main__":
+    main()
