@@ -1,4 +1,4 @@
-"""The assembly of kernels for another processor: `python -m tests.assembly TRIPLE PROCESSOR FEATURES`.
+"""The assembly of kernels for another processor: `python -m tests.assembly TRIPLE PROCESSOR FEATURES default|slow`.
 
 A process of its own compiles for one target from the beginning: tiles choose their shape by the registers that Numba
 compiles for. Nothing that is compiled here can run, so nothing is loaded either. Writes a JSON object of name: text.
@@ -32,26 +32,40 @@ AFFINE = ("affine4_g64_bf16", "affine8_g64_bf16", "affine3_g64_f16", "affine4_g6
 MULTIPLIED = ("float32", "q8_0", "q4_0", "q4_k", "q6_k", "affine4_g64_bf16")
 
 
+def is_slow(name: str, target: tuple[str, str, str]) -> bool:
+    """Return whether a kernel is compiled for a target under `-m slow` only.
+
+    All formats are expanded for AVX2, which has the fewest registers; for the others, one format of each kind of block.
+    """
+    format_name, _, kernel = name.partition(".")
+    return kernel == "dequantize" and format_name not in MULTIPLIED and target != AVX2
+
+
+def assembly(target: tuple[str, str, str], name: str) -> str:
+    """Return the text of a kernel for a target."""
+    return _assembly(target, "slow" if is_slow(name, target) else "default")[name]
+
+
 @cache
-def assembly(target: tuple[str, str, str]) -> dict[str, str]:
+def _assembly(target: tuple[str, str, str], part: str) -> dict[str, str]:
     """Return the text of each kernel, made by a process of its own, once for these sources and this compiler."""
     from kernels.cpu.library import folder
 
-    made_from = Path(__file__).read_bytes() + repr((target, version("numba"), version("llvmlite"))).encode()
+    made_from = Path(__file__).read_bytes() + repr((target, part, version("numba"), version("llvmlite"))).encode()
     kept = folder() / f"assembly-{hashlib.sha256(made_from).hexdigest()[:16]}.json"
     if not kept.exists():
-        text = _made(target)
+        text = _made(target, part)
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Other test processes may do the same.
-        part = kept.with_name(f"{kept.name}.{os.getpid()}")
-        part.write_text(text)
-        part.replace(kept)
+        draft = kept.with_name(f"{kept.name}.{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(kept)
     found: dict[str, str] = json.loads(kept.read_text())
     return found
 
 
-def _made(target: tuple[str, str, str]) -> str:
-    command = [sys.executable, "-m", "tests.assembly", *target]
+def _made(target: tuple[str, str, str], part: str) -> str:
+    command = [sys.executable, "-m", "tests.assembly", *target, part]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     root = Path(__file__).parents[1]
     result = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
@@ -106,7 +120,7 @@ def kernels() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     }
 
 
-def main(triple: str, processor: str, features: str) -> None:
+def main(triple: str, processor: str, features: str, part: str) -> None:
     """Compile and write."""
     os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = processor, features
     from llvmlite import binding
@@ -123,10 +137,10 @@ def main(triple: str, processor: str, features: str) -> None:
     from numba.core.compiler_lock import global_compiler_lock
 
     with global_compiler_lock:
-        json.dump(_compiled(triple), sys.stdout)
+        json.dump(_compiled((triple, processor, features), part), sys.stdout)
 
 
-def _compiled(triple: str) -> dict[str, str]:
+def _compiled(target: tuple[str, str, str], part: str) -> dict[str, str]:
     from llvmlite import binding
     from numba.core.registry import cpu_target
 
@@ -137,11 +151,13 @@ def _compiled(triple: str) -> dict[str, str]:
     context._internal_codegen = translator = exports._Translator("assembly")
     texts = {}
     for name, (function, arguments) in kernels().items():
+        if is_slow(name, target) != (part == "slow"):
+            continue
         dispatcher = jit.jit(function)
         dispatcher.compile(arguments)
         (overload,) = dispatcher.overloads.values()
         module = binding.parse_assembly(str(overload.library._get_module_for_linking()))
-        module.triple = triple
+        module.triple = target[0]
         for one in module.functions:
             if not one.is_declaration:
                 one.linkage = "external" if one.name == overload.fndesc.llvm_func_name else "internal"

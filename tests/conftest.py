@@ -5,8 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from kernels.emulator import compiler
 from mlx_engine.backends import cores
 from mlx_engine.observe import log
+
+# Emulated kernels have the same bits without optimisation, and clang takes a seventh of the time, which is most of what
+# the tests on emulated `metal` would take. `kernels check` runs the optimised code of all kernels, and so do the tests
+# of the emulator and the lab (`optimized_kernels`).
+OPTIMIZED = compiler.BUILDS["spaces"]
+compiler.BUILDS["spaces"] = compiler.UNOPTIMIZED
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +31,11 @@ def untouched_log() -> Iterator[None]:
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a model have more threads than this machine has cores."""
     monkeypatch.setattr(cores, "usable_cores", lambda: 8)
+
+
+@pytest.fixture(scope="module")
+def optimized_kernels() -> Iterator[None]:
+    """Compile emulated kernels as users do."""
+    compiler.BUILDS["spaces"] = OPTIMIZED
+    yield
+    compiler.BUILDS["spaces"] = compiler.UNOPTIMIZED

@@ -6,6 +6,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+from kernels.cpu.compile_lock import locked
+from kernels.folder import cache_folder
 from kernels.lab.run import prepare
 from kernels.launch import Launch, planned
 from mlx_engine.backends.metal import MetalBackend
@@ -28,7 +30,10 @@ PASSES = {
 
 @cache
 def compile_together() -> None:
-    """Once per process. Which kernels there will be is found by running everything, and launching nothing."""
+    """Once per process. Which kernels there will be is found by running everything, and launching nothing.
+
+    Of several test processes one compiles, and the others wait for its cache.
+    """
     launches: dict[str, list[Launch]] = defaultdict(list)
     with planned() as seen:
         for case in CASES:
@@ -37,8 +42,9 @@ def compile_together() -> None:
             _run(path, lengths)
     for launch in seen:
         launches[launch.kernel.name].append(launch)
-    for of_kernel in launches.values():
-        prepare(of_kernel, ["spaces"])
+    with locked([cache_folder("emulator") / "tests"]):
+        for of_kernel in launches.values():
+            prepare(of_kernel, ["spaces"])
 
 
 def _run(path: Path, lengths: tuple[int, ...]) -> None:
