@@ -14,7 +14,7 @@ from typing import Any
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.batch import Batch, KVView, Wanted
 from mlx_engine.backends.mixers import Mixer, ShortConv
-from mlx_engine.backends.parameters import Array, Layer, Norm, PerLayer, Token
+from mlx_engine.backends.parameters import Array, Layer, Linear, Norm, PerLayer, Token
 from mlx_engine.backends.program import Layers, Program
 from mlx_engine.cache import CacheLayer, KVLayer, KVPool, KVSequence, StateLayer
 from mlx_engine.models.parameters import Parameters
@@ -188,8 +188,10 @@ class Decoder:
         self.config, self.layers, self.output_norm = config, self.stage.cut(layers), output_norm
         self.whole_kv_layers = _kv_layers(config, layers)
         self.logit_softcap = logit_softcap
-        self.token_embd = parameters.table("token_embd")
-        self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
+        head = "output" if "output.weight" in parameters else "token_embd"
+        # A tied head may be converted, and then is another array than the table: a stage prepares what it uses alone.
+        self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
+        self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
         self.backend = backend
 
     @property
