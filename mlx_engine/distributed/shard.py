@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -136,7 +136,8 @@ class PipelineShard(Shard):
         return True
 
 
-KINDS = (PipelineShard.kind,)
+# By the value of --shard: makes the share from the ranks, the split and their signs of life.
+KINDS: dict[str, Callable[[Group, Sequence[int] | None, Liveness], Shard]] = {PipelineShard.kind: PipelineShard}
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:
@@ -162,4 +163,4 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     liveness.start(gather_values(group, port)[0])
     watch.cancel()
     group.on_loss = liveness.wait
-    return PipelineShard(group, split, liveness)
+    return KINDS[kind](group, split, liveness)
