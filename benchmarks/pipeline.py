@@ -2,7 +2,8 @@
 
 Both generate 8 sequences at once. The two are run in turns; the ratio is the median over rounds. The peak memory of
 each rank (VmHWM) is printed, too, and the time line of the last passes. Other programs on the machine disturb it much:
-a rank that waits for MLX's ring uses its core.
+a rank that waits for MLX's ring uses its core. The ratio by CPU time is that of one rank's thread and of the busiest of
+several: what free cores would give if no rank ever waited.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ SEQUENCES, TOKENS, PROMPT = 8, 48, 16
 KV_MEMORY = 128 << 20
 
 
-def rank(model: str, split: str | None) -> dict[str, Any]:
-    """Generate as one rank, or alone; return the rate of decode and the peak memory."""
+def rank(model: str, quant: str, split: str | None) -> dict[str, Any]:
+    """Generate as one rank, or alone; return the rate of decode, the peak memory and the CPU time of the passes."""
     from mlx_engine.decode.options import Options
     from mlx_engine.distributed.shard import join
     from mlx_engine.distributed.split import parsed
     from mlx_engine.engine import Engine, open_source
 
     shard = None if split is None else join("pipeline", parsed(split) if split != "auto" else None)
-    opened = open_source(model, "parallel", threads=1, shard=shard)
+    opened = open_source(model, "parallel", quant, threads=1, shard=shard)
     if shard is not None and not shard.is_leader:
+        began = time.thread_time()
         opened.follow()
         shard.close()
-        return {"peak": peak()}
+        return {"peak": peak(), "cpu": time.thread_time() - began}
     engine = Engine(opened)
     scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=KV_MEMORY)
     requests = [
         engine.request([1 + i + t for t in range(PROMPT)], Options.of(TOKENS, ignore_eos=True))
         for i in range(SEQUENCES)
     ]
+    began = time.thread_time()
     for request in requests:
         scheduler.submit(request)
     while any(not request.output.token_ids for request in requests):
@@ -52,8 +55,9 @@ def rank(model: str, split: str | None) -> dict[str, Any]:
     while scheduler.has_work:
         scheduler.step()
     n = sum(len(request.output.token_ids) for request in requests) - before
-    seconds = time.perf_counter() - start
-    found = {"rate": n / seconds, "peak": peak(), "ids": [request.output.token_ids for request in requests]}
+    seconds, cpu = time.perf_counter() - start, time.thread_time() - began
+    ids = [request.output.token_ids for request in requests]
+    found = {"rate": n / seconds, "peak": peak(), "cpu": cpu, "ids": ids}
     if shard is not None:
         shard.close(timeline=True)
         found |= {"timeline": shard.timeline, "notes": shard.notes}
@@ -67,14 +71,14 @@ def peak() -> int:
     return 0 if match is None else int(match[1]) << 10
 
 
-def run(model: str, cores: list[int], split: str | None) -> list[dict[str, Any]]:
+def run(model: str, quant: str, cores: list[int], split: str | None) -> list[dict[str, Any]]:
     """Run a rank on each of these cores, and return what each reports."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in cores]
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{at.getsockname()[1]}"] for at in listening]))
         stack.pop_all().close()
-        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank", "--model", model]
+        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank", "--model", model, "--quant", quant]
         command += [] if split is None else ["--split", split]
         processes = [
             subprocess.Popen(
@@ -92,28 +96,34 @@ def main() -> None:
     """Parse the options, and print ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="shape:qwen3-0.6b")
+    parser.add_argument("--quant", default="keep", help="conversion of linear layers, as of the command line")
     parser.add_argument("--split", default=None, help="layers of each rank; by default decided by speed")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        print(json.dumps(rank(given.model, given.split)))
+        print(json.dumps(rank(given.model, given.quant, given.split)))
         return
     split = given.split or "auto"
-    ratios, peaks = [], []
+    ratios, peaks, works = [], [], []
     for number in range(given.rounds):
-        (alone,) = run(given.model, [0], None)
-        shared = run(given.model, list(range(given.ranks)), split)
+        (alone,) = run(given.model, given.quant, [0], None)
+        shared = run(given.model, given.quant, list(range(given.ranks)), split)
         if shared[0]["ids"] != alone["ids"]:
             raise RuntimeError("expected the tokens of one process, found others")
         ratios.append(shared[0]["rate"] / alone["rate"])
         peaks.append(max(of["peak"] for of in shared) / alone["peak"])
+        works.append(alone["cpu"] / max(of["cpu"] for of in shared))
         rates = f"{alone['rate']:.1f} tokens/s alone, {shared[0]['rate']:.1f} shared"
         mib = ", ".join(f"{of['peak'] >> 20}" for of in shared)
-        print(f"round {number}: {rates}, ratio {ratios[-1]:.2f}; peak MiB {alone['peak'] >> 20} alone, {mib} shared")
+        cpu = ", ".join(f"{of['cpu']:.1f}" for of in shared)
+        print(f"round {number}: {rates}, ratio {ratios[-1]:.2f}")
+        print(f"  CPU s {alone['cpu']:.1f} alone, {cpu} shared, ratio {works[-1]:.2f}")
+        print(f"  peak MiB {alone['peak'] >> 20} alone, {mib} shared")
     print("\n".join([*shared[0]["notes"], *shared[0]["timeline"]]))
-    print(f"median ratio {statistics.median(ratios):.2f}; largest rank's memory {statistics.median(peaks):.2f} of one")
+    print(f"median ratio {statistics.median(ratios):.2f}, by CPU time {statistics.median(works):.2f}")
+    print(f"largest rank's memory {statistics.median(peaks):.2f} of one")
 
 
 if __name__ == "__main__":

@@ -169,8 +169,8 @@ class Pipeline:
             raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
         while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
             self._receive()
-        self.is_broken = True
         message = self._mirror.message(batch)
+        self.is_broken = True
         self._tell(message)
         logits = self._runner.run(message)
         self.is_broken = False

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -171,7 +171,11 @@ class TensorShard(Shard):
         return True
 
 
-KINDS = (PipelineShard.kind, TensorShard.kind)
+# By the value of --shard: makes the share from the ranks, the split and their signs of life.
+KINDS: dict[str, Callable[[Group, Sequence[int] | None, Liveness], Shard]] = {
+    PipelineShard.kind: PipelineShard,
+    TensorShard.kind: lambda group, split, liveness: TensorShard(group, liveness),
+}
 
 
 def join(kind: str, split: Sequence[int] | None = None) -> Shard:
@@ -199,4 +203,4 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     liveness.start(gather_values(group, port)[0])
     watch.cancel()
     group.on_loss = liveness.wait
-    return TensorShard(group, liveness) if kind == TensorShard.kind else PipelineShard(group, split, liveness)
+    return KINDS[kind](group, split, liveness)

@@ -218,8 +218,10 @@ class Decoder:
         self.config, self.layers, self.output_norm = config, self.stage.cut(layers), output_norm
         self.whole_kv_layers = _kv_layers(config, layers)
         self.logit_softcap = logit_softcap
-        self.token_embd = parameters.table("token_embd")
-        self.output = parameters.linear("output" if "output.weight" in parameters else "token_embd")
+        head = "output" if "output.weight" in parameters else "token_embd"
+        # A tied head may be converted, and then is another array than the table: a stage prepares what it uses alone.
+        self.token_embd = parameters.table("token_embd") if self.stage.is_first else parameters.elsewhere("token_embd")
+        self.output = parameters.linear(head) if self.stage.is_last else Linear(head, parameters.elsewhere(head))
         self.backend = backend
 
     @property

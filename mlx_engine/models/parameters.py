@@ -152,6 +152,10 @@ class Parameters:
         """Return the layers of a model, made from these parameters, with the numbers of heads that they have here."""
         return layers if self._slices is None else self._slices.layers(layers)
 
+    def elsewhere(self, name: str) -> Array:
+        """Return a placeholder for `name.weight`, which this process does not use."""
+        return cast(Array, Elsewhere(f"{name}.weight", self._tensors[f"{name}.weight"].shape))
+
     def _reads(self, name: str) -> bool:
         """Return whether this process reads a tensor."""
         return self.stage is None or self.stage.reads(name, is_tied="output.weight" not in self._tensors)

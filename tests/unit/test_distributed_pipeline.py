@@ -298,7 +298,7 @@ def test_pools_that_are_gone_are_dropped_by_the_ranks():
     def run(engine: Engine) -> int:
         for _ in range(4):
             engine.generate([1, 2], max_tokens=2, ignore_eos=True)
-            gc.collect()
+        gc.collect()
         engine.generate([1], max_tokens=1)
         return len(engine.model._runner._replica._pools)
 
