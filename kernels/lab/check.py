@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +18,8 @@ from kernels.emulator import EmulatorError, Finding, RaceError
 from kernels.emulator.findings import merged
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
-from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads
+from kernels.lab.metal_launch import MetalLaunch
+from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
 from kernels.lab.validate import check_orders, check_sizes, check_switches
 from kernels.lab.verdict import Failure, Verdict
 from kernels.launch import ExecutorName, Launch
@@ -40,7 +41,7 @@ class Case:
     """A launch, its expected outputs, and its sizes as a label and as Python code."""
 
     label: str
-    launch: Launch
+    launch: Launch | MetalLaunch
     expected: Callable[[], Sequence[Expected]]
     arguments: str = ""
 
@@ -214,20 +215,22 @@ def _examine(
             notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
             undefined = undefined_reads(case.launch) if executor == "emulator" else ""
-        text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
-        if text is not None:
-            causes = _causes(case.launch, orders) if executor == "emulator" else ()
-            text = "\n".join([text + undefined, *map(str, causes)])
+        wrong = None if case.launch.atomic_outputs else _unsteady(case.launch, results)
+        if wrong is not None:
+            causes = _causes(case.launch, orders, wrong) if executor == "emulator" else ()
+            text = "\n".join([wrong.text + undefined, *map(str, causes)])
             return worst, runs, Failure(case.label, None, build, text, causes), notes
         for seed, arrays in results.items():
-            ratio, text = compare(case.launch, arrays, expected)
+            ratio, wrong = compare(case.launch, arrays, expected)
             worst = max(worst, ratio)
-            if text is not None:
-                return worst, runs, Failure(case.label, seed, build, text + undefined), notes
+            if wrong is not None:
+                causes = _writers(case.launch, orders, wrong) if executor == "emulator" else ()
+                text = "\n".join([wrong.text + undefined, *map(str, causes)])
+                return worst, runs, Failure(case.label, seed, build, text, causes), notes
     return worst, runs, None, notes
 
 
-def _causes(launch: Launch, orders: Orders) -> tuple[Finding, ...]:
+def _causes(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
     """Return the races, or reads of memory that nobody has written, that may make results differ between runs."""
     try:
         run(launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes)
@@ -235,41 +238,71 @@ def _causes(launch: Launch, orders: Orders) -> tuple[Finding, ...]:
         return error.findings
     except EmulatorError:
         return ()
-    return tuple(note for note in notes_of(launch) if note.kind == "unwritten")
+    unwritten = tuple(note for note in notes_of(launch) if note.kind == "unwritten")
+    return (*unwritten, *_writers(launch, orders, wrong))
 
 
-def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str | None:
-    """Return a description of a difference between runs, or None."""
+def _writers(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
+    """Return which thread wrote a wrong element last, if that can be told."""
+    place = launch.output_names.index(wrong.output)
+    index = int(np.ravel_multi_index(wrong.at, tuple(launch.output_shapes[place]))) if wrong.at else 0
+    try:
+        run(
+            launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes,
+            trace=(wrong.output, index),
+        )  # fmt: skip
+    except RaceError as error:
+        return error.findings
+    except EmulatorError:
+        return ()
+    writer = writer_of(launch)
+    return (writer,) if writer else ()
+
+
+class Wrong(NamedTuple):
+    """An element of an output that is wrong, and a description."""
+
+    output: str
+    at: tuple[int, ...]
+    text: str
+
+
+def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[Any]]]) -> Wrong | None:
+    """Return an element that differs between runs, or None."""
     (first, reference), *others = results.items()
     for seed, found in others:
-        for name, one, other in zip(launch.kernel.output_names, reference, found, strict=True):
+        for name, one, other in zip(launch.output_names, reference, found, strict=True):
             differs = (one != other) & ~(np.isnan(one) & np.isnan(other))
             if differs.any():
                 at = _first(differs)
-                return (
+                return Wrong(
+                    name,
+                    at,
                     f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
-                    "the result depends on the order of threads, or on memory that nobody has written"
+                    "the result depends on the order of threads, or on memory that nobody has written",
                 )
     return None
 
 
-def compare(launch: Launch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]) -> tuple[float, str | None]:
+def compare(
+    launch: Launch | MetalLaunch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]
+) -> tuple[float, Wrong | None]:
     """Return the largest error of all outputs as a share of its bound, and the first wrong element."""
-    worst, text = 0.0, None
+    worst, first = 0.0, None
     for name, dtype, got, (value, bound) in zip(
-        launch.kernel.output_names, launch.output_dtypes, found, expected, strict=True
+        launch.output_names, launch.output_dtypes, found, expected, strict=True
     ):
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            relative, absolute = ROUNDING.get(dtype, (0.0, 0.0))
+            relative, absolute = ROUNDING.get(dtype, (0.0, 0.0)) if dtype else (0.0, 0.0)
             distance = np.abs(got.astype(np.float64) - value)
             error = np.maximum(distance - np.maximum(relative * np.abs(value), absolute), 0)
             same = (got == value) | (error == 0) | (np.isnan(got) & np.isnan(np.asarray(value, dtype=np.float64)))
             ratio = np.where(same, 0.0, np.nan_to_num(error / bound, nan=np.inf, posinf=np.inf))
         worst = max(worst, float(ratio.max(initial=0.0)))
         wrong = ratio > 1
-        if text is None and wrong.any():
-            text = _described(name, got, value, wrong, ratio)
-    return worst, text
+        if first is None and wrong.any():
+            first = Wrong(name, _first(wrong), _described(name, got, value, wrong, ratio))
+    return worst, first
 
 
 def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray[Any], ratio: NDArray[Any]) -> str:

@@ -21,8 +21,7 @@ from tests.collection.suite_plugin import Places, noted
 
 def run_cases(repository: Repository, folder: Path, names: list[str]) -> Iterator[Outcome]:
     """Run the cases of a repository whose names contain one of `names`, or all."""
-    for module in pkgutil.iter_modules(cases.__path__):
-        importlib.import_module(f"{cases.__name__}.{module.name}")
+    load_cases()
     root = (folder / repository.folder).resolve()
     checkout = Checkout(root, repository.root)
     with emulate() as seen, noted(root) as places:  # once, since modules keep the kernels that they make
@@ -34,6 +33,12 @@ def run_cases(repository: Repository, folder: Path, names: list[str]) -> Iterato
     for tests in SUITES:
         if tests.repository == repository.path and (not names or any(name in tests.name for name in names)):
             yield outcome_of_tests(tests, root, repository.root)
+
+
+def load_cases() -> None:
+    """Import all cases, which register themselves."""
+    for module in pkgutil.iter_modules(cases.__path__):
+        importlib.import_module(f"{cases.__name__}.{module.name}")
 
 
 def outcome(one: Case, checkout: Checkout, seen: Calls, places: Places) -> Outcome:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,23 @@ from tests.collection.compare import values
 _TYPES = {"float": "f4", "bool": "?", "int": "i4"} | {
     f"{sign}int{bits}_t": f"{kind}{bits // 8}" for sign, kind in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)
 }
+
+
+class Whole(NamedTuple):
+    """A launch of a kernel of a .metal file of a checkout, which can be made again with another text."""
+
+    file: Path
+    folders: tuple[Path, ...]
+    kernel: str
+    constants: Mapping[int | str, float] | None
+    buffers: Mapping[int, Any]
+    grid: Sequence[int]
+    threadgroup: Sequence[int]
+    memory: Mapping[int, int]
+
+
+# The launches of the current case and their results, for those who plant bugs.
+launched: list[tuple[Whole, dict[int, Any]]] = []
 
 
 @cache
@@ -46,6 +63,9 @@ def launch(
             buffers, grid=grid, threadgroup=threadgroup, threadgroup_memory=memory, build=build, seed=min(seed, 1)
         )
         results.append(list(written.values()))
+    by_index = dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers))
+    whole = Whole(checkout.folder / file, folders, kernel, constants, by_index, grid, threadgroup, memory or {})
+    launched.append((whole, written))
     for other in results[1:]:
         for one, another in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(values(one), values(another), "runs differ")

@@ -132,8 +132,8 @@ def test_whole_numbers_must_be_equal():
 def test_what_counts_as_wrong(dtype, found, value, ok):
     launch, _ = SCALE.launch({"N": 1})
     launch = launch.__class__(**{**launch.__dict__, "output_dtypes": [dtype]})
-    _, text = compare(launch, [np.array([found])], [Expected(np.array([value]), np.array([4 * EPSILON]))])
-    assert (text is None) is ok
+    _, wrong = compare(launch, [np.array([found])], [Expected(np.array([value]), np.array([4 * EPSILON]))])
+    assert (wrong is None) is ok
 
 
 @pytest.mark.parametrize(
