@@ -1,41 +1,62 @@
-"""Compile a whole .metal file with the emulator's compiler, without running its kernels."""
+"""Compile the kernels of a whole .metal file in every build, without running them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.emulator import lint
-from kernels.emulator.compiler import check_syntax
+from kernels.emulator.compiler import BUILDS
 from kernels.emulator.errors import CompileError
-from kernels.emulator.source import place_threadgroup_memory
-from kernels.emulator.text import code_only, with_suffixes
-
-_KERNEL = re.compile(r"(?:\bkernel|\[\[\s*kernel\s*\]\])\s+void\s+(\w+)\s*\(")
+from kernels.emulator.metal_library import WholeKernel, compile_together, library
 
 
-def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[str]:
-    """Return the names of the kernels in a file that compiles.
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel function that was compiled.
+
+    Attributes:
+        name: the kernel's name; of a template with several instantiations, the first one's, which was compiled.
+        others: the names of the other instantiations.
+        error: why it does not compile, with its lines; empty if it compiles in every build.
+    """
+
+    name: str
+    others: tuple[str, ...] = ()
+    error: str = ""
+
+
+def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[CompiledKernel]:
+    """Compile the first instantiation of every kernel function of a file in every build.
 
     Args:
         file: the file; its `#include "..."` are looked for in its folder.
         folders: where else they are looked for.
 
     Raises:
-        CompileError: clang or `lint` refuses the file, or it has no kernels.
+        CompileError: the file cannot be preprocessed, or has no kernels.
     """
-    text = file.read_text(encoding="utf-8", errors="replace")
-    names = _KERNEL.findall(code_only(text))
-    if not names:
-        raise CompileError(
-            f"{file}: expected functions `kernel void NAME(...)`, found none; a kernel's body alone, as "
-            "mx.fast.metal_kernel takes it, is checked with its arrays: see kernels.Experiment"
-        )
-    lint.check(file.name, "", text, suffixes=False)
-    placed = f'#include <msl/all.h>\n#line 1 "{file.name}"\n{with_suffixes(place_threadgroup_memory(text))}\n'
+    kernels = library(file, folders)
+    names: dict[str, list[str]] = {}
+    for name in kernels.names:
+        names.setdefault(kernels.template_of(name), []).append(name)
+    errors = dict.fromkeys(names, "")
+    for build in BUILDS:
+        right = {template: kernels.function(its[0]) for template, its in names.items() if not errors[template]}
+        errors |= _errors(right, build)
+    return [CompiledKernel(its[0], tuple(its[1:]), errors[template]) for template, its in names.items()]
+
+
+def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
+    """Return the errors of those kernels that do not compile: all together first, which is faster."""
     try:
-        check_syntax(placed, [file.resolve().parent, *folders])
+        if kernels:
+            compile_together(list(kernels.values()), build)
     except CompileError as error:
-        raise CompileError(f"{file} does not compile\n{error}") from None
-    return names
+        if len(kernels) == 1:
+            return dict.fromkeys(kernels, f"does not compile in the build '{build}'\n{error}")
+        found: dict[str, str] = {}
+        for template, kernel in kernels.items():
+            found |= _errors({template: kernel}, build)
+        return found
+    return {}

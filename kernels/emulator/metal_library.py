@@ -60,6 +60,10 @@ class Library:
         """The kernels' names, `host_name` where there is one."""
         return tuple(self._text.functions)
 
+    def template_of(self, name: str) -> str:
+        """Return the function in the file that a kernel is an instantiation of, or its own name."""
+        return self._text.functions[name].function.partition("<")[0]
+
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
         """Return a kernel, specialised for values of function constants.
 
@@ -256,9 +260,8 @@ class WholeKernel:
 
     def _compiled(self, build: str) -> Entry:
         if build not in self._entries:
-            base = BUILDS.get(build, UNOPTIMIZED)
             try:
-                file = kernel_library(self._unit(), Build(base.name, (*base.flags, *_FLAGS)))
+                file = compile_together([self], build)
             except CompileError as error:
                 raise CompileError(f"kernel '{self.name}' of {self._file} does not compile\n{error}") from None
             try:
@@ -278,7 +281,8 @@ class WholeKernel:
                 )
         return LaunchError(f"kernel '{self.name}' of {self._file} uses what is not defined: {error}")
 
-    def _unit(self) -> str:
+    def entry(self, index: int) -> str:
+        """Return the text of a function that calls the kernel with buffers: entry `index` of a unit."""
         arguments, place, memory = [], 0, 0
         for one in self.parameters:
             if one.role == "attribute":
@@ -296,12 +300,26 @@ class WholeKernel:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
         return (
-            f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n"
-            f"{self._text.with_constants(self._constants)}\n"
-            '#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
-            "void msl_entry_0(void* const* buffers, const msl_thread* self) {\n"
+            f'#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
+            f"void msl_entry_{index}(void* const* buffers, const msl_thread* self) {{\n"
             f"  {self._function.function}({', '.join(arguments)});\n}}\n"
         )
+
+    def code(self) -> str:
+        """Return the text of the file, with values of function constants."""
+        return self._text.with_constants(self._constants)
+
+
+def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
+    """Return the library of some kernels of one file, with the same function constants; compile it if need be.
+
+    Raises:
+        CompileError: clang reports errors.
+    """
+    base = BUILDS.get(build, UNOPTIMIZED)
+    entries = "".join(kernel.entry(i) for i, kernel in enumerate(kernels))
+    text = f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n{kernels[0].code()}\n{entries}"
+    return kernel_library(text, Build(base.name, (*base.flags, *_FLAGS)))
 
 
 def _placed(value: Contents, options: Options, *, is_written: bool) -> Buffer:

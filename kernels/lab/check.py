@@ -14,10 +14,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator import EmulatorError, Finding, RaceError
+from kernels.emulator import EmulatorError, Finding
 from kernels.emulator.findings import merged
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
+from kernels.lab.metal_experiment import MetalExperiment
 from kernels.lab.metal_launch import MetalLaunch
 from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
 from kernels.lab.validate import check_orders, check_sizes, check_switches
@@ -61,7 +62,7 @@ class Orders:
 
 
 def check(
-    experiment: Experiment,
+    experiment: Experiment | MetalExperiment,
     sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None = None,
     *,
     dtypes: Sequence[str] = DTYPES,
@@ -80,9 +81,10 @@ def check(
     Args:
         experiment: the kernel.
         sizes: a list of sizes, {"N": 33, "K": 64}; or for each axis the sizes that are combined with those of all
-            others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes.
+            others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes, or the sizes of a MetalExperiment.
         dtypes: the types that T stands for.
-        executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has.
+        executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has. A MetalExperiment
+            runs in the emulator only.
         seeds: seeds of the orders of threads.
         builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" overflow, "races" data races,
             with the first seed only.
@@ -98,7 +100,9 @@ def check(
             experiment.
         ExecutorUnavailableError: the machine lacks the executor.
     """
-    chosen = executor or default_executor()
+    chosen = executor or ("emulator" if isinstance(experiment, MetalExperiment) else default_executor())
+    if isinstance(experiment, MetalExperiment) and chosen != "emulator":
+        raise ValueError(f"check {experiment.name}: expected the emulator for a .metal file, found {chosen!r}")
     require(chosen)
     lanes = experiment.lanes if lanes is None else lanes
     suffixes = experiment.suffixes if suffixes is None else suffixes
@@ -109,7 +113,11 @@ def check(
         for name, value in (("lanes", lanes), ("suffixes", suffixes))
         if value != getattr(experiment, name)
     )
-    cases = [replace(case, arguments=case.arguments + changed) for case in cases_of(experiment, sizes, dtypes)]
+    if isinstance(experiment, MetalExperiment):
+        made = [_metal_case(experiment, one) for one in _every_size(experiment.name, sizes, experiment.sizes)]
+    else:
+        made = cases_of(experiment, sizes, dtypes)
+    cases = [replace(case, arguments=case.arguments + changed) for case in made]
     orders = Orders(seeds, builds, lanes, suffixes)
     return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
 
@@ -121,17 +129,40 @@ def cases_of(
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
-    if sizes is not None:
-        check_sizes(experiment.name, sizes)
+    tried = dtypes if experiment.has_choice else DTYPES[:1]
+    every = _every_size(experiment.name, sizes, experiment.ragged() if sizes is None else ())
+    return [_case(experiment, one, dtype) for one in every for dtype in tried]
+
+
+def _every_size(
+    name: str, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, default: Sequence[Sizes]
+) -> list[Sizes]:
+    """Return all sizes that `check` was given, or the default ones; the smallest first."""
     if sizes is None:
-        every: Sequence[Sizes] = experiment.ragged()
-    elif isinstance(sizes, Mapping):
+        return sorted(default, key=lambda s: prod(s.values()))
+    check_sizes(name, sizes)
+    every: Sequence[Sizes]
+    if isinstance(sizes, Mapping):
         lists = [size if isinstance(size, Sequence) else [size] for size in sizes.values()]
         every = [dict(zip(sizes, chosen, strict=True)) for chosen in product(*lists)]
     else:
         every = sizes
-    tried = dtypes if experiment.has_choice else DTYPES[:1]
-    return [_case(experiment, one, dtype) for one in sorted(every, key=lambda s: prod(s.values())) for dtype in tried]
+    return sorted(every, key=lambda s: prod(s.values()))
+
+
+def _metal_case(experiment: MetalExperiment, sizes: Sizes) -> Case:
+    launch, values = experiment.launch(sizes)
+
+    def expected() -> list[Expected]:
+        return [Expected(value, experiment.bound * EPSILON * _scale(value)) for value in values()]
+
+    label = " ".join(f"{name}={size}" for name, size in sizes.items()) or "its launch"
+    return Case(label, launch, expected, f"[{dict(sizes)}]")
+
+
+def _scale(value: NDArray[Any]) -> NDArray[Any]:
+    """Return the largest finite number, in the shape of all."""
+    return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
 def _case(experiment: Experiment, sizes: Sizes, dtype: str) -> Case:
@@ -224,39 +255,29 @@ def _examine(
             ratio, wrong = compare(case.launch, arrays, expected)
             worst = max(worst, ratio)
             if wrong is not None:
-                causes = _writers(case.launch, orders, wrong) if executor == "emulator" else ()
+                causes = _causes(case.launch, orders, wrong) if executor == "emulator" else ()
                 text = "\n".join([wrong.text + undefined, *map(str, causes)])
                 return worst, runs, Failure(case.label, seed, build, text, causes), notes
     return worst, runs, None, notes
 
 
 def _causes(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
-    """Return the races, or reads of memory that nobody has written, that may make results differ between runs."""
-    try:
-        run(launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes)
-    except RaceError as error:
-        return error.findings
-    except EmulatorError:
-        return ()
-    unwritten = tuple(note for note in notes_of(launch) if note.kind == "unwritten")
-    return (*unwritten, *_writers(launch, orders, wrong))
-
-
-def _writers(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
-    """Return which thread wrote a wrong element last, if that can be told."""
+    """Return why an element may be wrong: a mistake that another build finds; or notes, and the thread that wrote it."""
     place = launch.output_names.index(wrong.output)
-    index = int(np.ravel_multi_index(wrong.at, tuple(launch.output_shapes[place]))) if wrong.at else 0
-    try:
-        run(
-            launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes,
-            trace=(wrong.output, index),
-        )  # fmt: skip
-    except RaceError as error:
-        return error.findings
-    except EmulatorError:
-        return ()
+    shape = tuple(launch.output_shapes[place])
+    index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0
+    found: list[Finding] = []
+    for build, trace in (("undefined", None), ("races", None), ("races", (wrong.output, index))):
+        options = {"build": build, "seed": orders.seeds[0], "lanes": orders.lanes, "suffixes": orders.suffixes}
+        try:
+            run(launch, "emulator", **options, **({"trace": trace} if trace else {}))
+        except EmulatorError as error:
+            if error.findings:
+                return error.findings
+            continue
+        found += [note for note in notes_of(launch) if note.kind in ("unwritten", "truncation")]
     writer = writer_of(launch)
-    return (writer,) if writer else ()
+    return (*merged(found), *((writer,) if writer else ()))
 
 
 class Wrong(NamedTuple):

@@ -1,4 +1,4 @@
-"""Check a file of somebody's kernels: run a Python program in the emulator, or compile a .metal file."""
+"""Check a file of somebody's kernels: run a Python program in the emulator, or compile and run a .metal file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kernels.emulator import Calls, EmulatorError, Finding, emulate
 from kernels.emulator.metal_file import compile_metal_file
 from kernels.lab.check import Orders, check
 from kernels.lab.experiment import Experiment
+from kernels.lab.metal_experiment import MetalExperiment
 from kernels.lab.verdict import Verdict
 
 _OURS = str(Path(kernels.__file__).parent)
@@ -30,7 +31,8 @@ class FileReport:
         file: the file.
         calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
         verdicts: of the experiments that the file defines.
-        compiled: the kernels of a .metal file, which were compiled and not run.
+        compiled: the kernels of a .metal file that compile in every build; of a template, the first instantiation,
+            with the names of the others, which were not compiled.
         findings: the mistakes, also those that the program has caught; the one that ended it with its line.
         uncalled: kernels that were made and not called.
         notes: what may be a mistake, by kernel.
@@ -40,7 +42,7 @@ class FileReport:
     file: str
     calls: dict[str, int] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
-    compiled: list[str] = field(default_factory=list)
+    compiled: dict[str, tuple[str, ...]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     uncalled: list[str] = field(default_factory=list)
     notes: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
@@ -53,7 +55,11 @@ class FileReport:
 
     def __str__(self) -> str:
         lines = [f"{name}: {n} call{'s' * (n > 1)}, all right" for name, n in self.calls.items()]
-        lines += [f"{name}: compiled, not run" for name in self.compiled]
+        ran = {verdict.name for verdict in self.verdicts}
+        for name, others in self.compiled.items():
+            also = f" (and {len(others)} more instantiations, not compiled)" if others else ""
+            run = "" if ran & {name, *others} else "; not run: no experiment"
+            lines.append(f"{name}: compiles in every build{also}{run}")
         lines += [f"{name}: made, never called" for name in self.uncalled]
         lines += [str(verdict) for verdict in self.verdicts]
         lines += self.findings
@@ -72,16 +78,17 @@ def check_file(
 ) -> FileReport:
     """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
 
-    A .metal file is compiled, and its kernels are not run: a kernel needs arrays.
+    The kernels of a .metal file are compiled in every build. They need arrays to run: the first of `arguments` may be a
+    Python file with `MetalExperiment` objects, which is then checked, too.
 
     Args:
         file: a Python file, or one that ends in .metal.
-        arguments: of the program.
+        arguments: of the program; with a .metal file, the Python file first.
         orders: seeds, builds and switches; by default those of `emulate`.
         folders: where a .metal file's `#include "..."` are looked for, besides its own folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, or the first argument with a .metal file is no Python file.
         CompilerMissingError: there is no clang.
     """
     if not file.is_file():
@@ -90,12 +97,18 @@ def check_file(
     report = FileReport(str(file))
     if file.suffix == ".metal":
         try:
-            report.compiled = compile_metal_file(file, folders)
+            compiled = compile_metal_file(file, folders)
         except EmulatorError as error:
             report.findings = [str(error)]
-        return report
-    experiments = _run(file, arguments, orders, report)
-    for experiment in experiments:
+            return report
+        report.compiled = {one.name: one.others for one in compiled if not one.error}
+        report.findings = [f"{one.name}: {one.error}" for one in compiled if one.error]
+        if not arguments:
+            return report
+        file, *arguments = Path(arguments[0]), *arguments[1:]
+        if not file.is_file() or file.suffix != ".py":
+            raise FileNotFoundError(f"{file}: expected a Python file with kernels.MetalExperiment objects")
+    for experiment in _run(file, arguments, orders, report):
         try:
             report.verdicts.append(_checked(experiment, orders))
         except Exception as error:  # of the experiment's own functions, or about what they return
@@ -103,7 +116,7 @@ def check_file(
     return report
 
 
-def _checked(experiment: Experiment, orders: Orders) -> Verdict:
+def _checked(experiment: Experiment | MetalExperiment, orders: Orders) -> Verdict:
     return check(
         experiment,
         executor="emulator",
@@ -114,7 +127,7 @@ def _checked(experiment: Experiment, orders: Orders) -> Verdict:
     )
 
 
-def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Experiment]:
+def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Any]:
     """Run the program; return the experiments among its global names."""
     found: dict[str, Any] = {}
     calls = Calls()
@@ -138,7 +151,7 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
         report.findings.append(_described(ended, file))
     if report.findings:
         report.uncalled = []
-    return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment)))
+    return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment | MetalExperiment)))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.collection.plant.table import plant_in
 from tests.collection.outcome import Outcome, as_dictionary
+from tests.collection.plant.table import plant_in
 from tests.collection.repositories import HUB, REPOSITORIES, Repository, fetch
 from tests.collection.run import run_cases
 

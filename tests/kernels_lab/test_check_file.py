@@ -130,7 +130,9 @@ def test_a_metal_file_is_compiled_and_what_it_includes_is_read_each_time(write):
     file = write("scale.metal", METAL)
     assert "'third.h' file not found" in check(file, code=1).stdout
     header = write("third.h", "#define THIRD (1.0 / 3.0)\n")
-    assert check(file).stdout == "scale: compiled, not run\nnothing: compiled, not run\n"
+    assert check(file).stdout == (
+        "scale: compiles in every build; not run: no experiment\nnothing: compiles in every build; not run: no experiment\n"
+    )
     header.write_text("")
     out = check(file, code=1).stdout
     assert "scale.metal:9:12: error: use of undeclared identifier 'THIRD'" in out

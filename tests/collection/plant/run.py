@@ -17,9 +17,7 @@ from tests.collection.plant.bugs import BUGS
 from tests.collection.plant.subjects import OURS, Subject, our_subjects, subjects_of
 from tests.collection.repositories import Repository
 
-_LINE = re.compile(
-    r"\b(?:body|header|[\w.]+\.(?:h|metal)), line \d+: |\b(?:body|header|[\w.]+\.(?:h|metal)):\d+:\d+: "
-)
+_LINE = re.compile(r"\b(?:body|header|[\w.]+\.(?:h|metal)), line \d+: |\b(?:body|header|[\w.]+\.(?:h|metal)):\d+:\d+: ")
 _THREAD = re.compile(r"\bthread \(\d+, \d+, \d+\)")
 # Every text of the emulator that says what to do has one of these words.
 _ADVICE = re.compile(
