@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.emulator import EmulatorError, Finding
+from kernels.emulator.causes import root_cause
 from kernels.emulator.findings import merged
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
@@ -239,7 +241,7 @@ def _examine(
         for seed in orders.of(build):
             runs += 1
             try:
-                outputs = run(case.launch, executor, seed=seed, build=build, **switches)
+                outputs = _run(case.launch, executor, build, {**switches, "seed": seed})
             except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
                 found = getattr(error, "findings", ())
                 return worst, runs, Failure(case.label, seed, build, str(error), found), notes
@@ -261,8 +263,17 @@ def _examine(
     return worst, runs, None, notes
 
 
+def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None, options: dict[str, Any]) -> list[Any]:
+    """Return the outputs, or raise the error that explains best why there are none."""
+    try:
+        return run(launch, executor, build=build, **options)
+    except EmulatorError as error:
+        again = partial(run, launch, executor, **options)
+        raise root_cause(error, str(build), lambda other: again(build=other)) from None
+
+
 def _causes(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
-    """Return why an element may be wrong: a mistake that another build finds; or notes, and the thread that wrote it."""
+    """Return why an element may be wrong: what another build finds, or notes, and the thread that wrote it."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0

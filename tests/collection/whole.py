@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.emulator import Library, library
+from kernels.emulator import EmulatorError, Library, library
+from kernels.emulator.causes import root_cause
 from tests.collection.case import Checkout
 from tests.collection.compare import values
 
@@ -57,11 +58,16 @@ def launch(
     """Run a kernel in several builds and two orders of threads; return the contents of its outputs, all equal."""
     folders = tuple(checkout.folder / folder for folder in include)
     function = _library(checkout.folder / file, folders).function(kernel, constants)
-    results = []
+    results: list[list[Any]] = []
+    written: dict[int, Any] = {}
     for seed, build in enumerate(builds):
-        written = function(
-            buffers, grid=grid, threadgroup=threadgroup, threadgroup_memory=memory, build=build, seed=min(seed, 1)
+        again = partial(
+            function, buffers, grid=grid, threadgroup=threadgroup, threadgroup_memory=memory, seed=min(seed, 1)
         )
+        try:
+            written = again(build=build)
+        except EmulatorError as error:
+            raise root_cause(error, build, lambda other, again=again: again(build=other)) from None
         results.append(list(written.values()))
     by_index = dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers))
     whole = Whole(checkout.folder / file, folders, kernel, constants, by_index, grid, threadgroup, memory or {})

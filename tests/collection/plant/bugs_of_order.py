@@ -97,8 +97,8 @@ BUGS = [
     Bug(
         f"{MLX} metal_softmax looped_softmax_float32",
         DIVERGENT,
-        "in the branch of one SIMD-group",
-        (Swap(r"if \(simd_group_id == 0\) \{", f"if (simd_group_id == 0) {{ {NO_MEMORY}"),),
+        "in the branch of one lane",
+        (Swap(r"if \(simd_lane_id == 0\) \{", f"if (simd_lane_id == 0) {{ {NO_MEMORY}"),),
         file=f"{KERNELS}/softmax.h",
         after="void softmax_looped",
     ),

@@ -21,8 +21,8 @@ _LINE = re.compile(r"\b(?:body|header|[\w.]+\.(?:h|metal)), line \d+: |\b(?:body
 _THREAD = re.compile(r"\bthread \(\d+, \d+, \d+\)")
 # Every text of the emulator that says what to do has one of these words.
 _ADVICE = re.compile(
-    r"(?m)\b(?:check|put|let|guard|use|move|compare|pass|clamp|make|declare|hint|to silence) |(?:;|^) *write |must come|"
-    r"expected (?:an?|at most|the same|less|one)\b|cannot |are read-only|has no "
+    r"(?m)\b(?:check|put|let|guard|use|move|compare|pass|clamp|make|declare|to silence) |(?:;|^) *write |"
+    r"must come|hint:|expected (?:an?|at most|the same|less|one)\b|cannot |are read-only|has no "
 )
 
 
