@@ -169,6 +169,8 @@ def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tupl
 def _damage(name: str, buffer: Buffer, offset: int, failed: Sequence[Failed]) -> Finding:
     """Return the finding for a byte around an output that has changed, with its writer if that was traced."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
+    if offset == buffer.bytes:
+        where = "just past its end"
     lines, place = [f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}"], Place((0, 0, 0), (0, 0, 0), None, 0)
     for one in failed:
         if one.kind is Failure.WRITER and one.report.count == 1:

@@ -34,7 +34,7 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
         folders: where else they are looked for.
 
     Raises:
-        CompileError: the file cannot be preprocessed, or has no kernels.
+        CompileError: the file cannot be preprocessed, has no kernels, or all of it does not compile.
     """
     kernels = library(file, folders)
     names: dict[str, list[str]] = {}
@@ -44,6 +44,8 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
     for build in BUILDS:
         right = {template: kernels.function(its[0]) for template, its in names.items() if not errors[template]}
         errors |= _errors(right, build)
+        if all(errors.values()) and len(set(errors.values())) == 1:
+            raise CompileError(f"{file} {next(iter(errors.values()))}")
     return [CompiledKernel(its[0], tuple(its[1:]), errors[template]) for template, its in names.items()]
 
 

@@ -57,7 +57,7 @@ class FileReport:
         lines = [f"{name}: {n} call{'s' * (n > 1)}, all right" for name, n in self.calls.items()]
         ran = {verdict.name for verdict in self.verdicts}
         for name, others in self.compiled.items():
-            also = f" (and {len(others)} more instantiations, not compiled)" if others else ""
+            also = f" (and {len(others)} more instantiation{'s' * (len(others) > 1)}, not compiled)" if others else ""
             run = "" if ran & {name, *others} else "; not run: no experiment"
             lines.append(f"{name}: compiles in every build{also}{run}")
         lines += [f"{name}: made, never called" for name in self.uncalled]

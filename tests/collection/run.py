@@ -17,6 +17,7 @@ from tests.collection.outcome import Outcome, ended
 from tests.collection.repositories import Repository
 from tests.collection.suite import outcome_of_tests
 from tests.collection.suite_plugin import Places, noted
+from tests.collection.whole import launched
 
 
 def run_cases(repository: Repository, folder: Path, names: list[str]) -> Iterator[Outcome]:
@@ -44,6 +45,7 @@ def load_cases() -> None:
 def outcome(one: Case, checkout: Checkout, seen: Calls, places: Places) -> Outcome:
     """Run a case and compare its results."""
     start, text, verdict = time.perf_counter(), "", "right"
+    launched.clear()
     try:
         found, expected = one.run(checkout)
         worst = difference(found, expected)
@@ -55,4 +57,8 @@ def outcome(one: Case, checkout: Checkout, seen: Calls, places: Places) -> Outco
         verdict, text = "error", f"{type(error).__name__}: {error}"
     for finding in seen.findings:  # also those that the project has caught
         verdict, text = type(finding).__name__, str(finding)
+    for made, _ in launched:
+        places.setdefault(f"{made.file.relative_to(checkout.folder)}: {made.kernel}", [])
+    if launched and verdict.endswith("Error"):
+        places[f"{launched[-1][0].file.relative_to(checkout.folder)}: {launched[-1][0].kernel}"].append(text)
     return ended(one, verdict, text, places, start)

@@ -33,7 +33,7 @@ class Whole(NamedTuple):
     memory: Mapping[int, int]
 
 
-# The launches of the current case and their results, for those who plant bugs.
+# The launches of the current case, with their results.
 launched: list[tuple[Whole, dict[int, Any]]] = []
 
 
@@ -58,20 +58,20 @@ def launch(
     """Run a kernel in several builds and two orders of threads; return the contents of its outputs, all equal."""
     folders = tuple(checkout.folder / folder for folder in include)
     function = _library(checkout.folder / file, folders).function(kernel, constants)
+    by_index = dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers))
+    whole = Whole(checkout.folder / file, folders, kernel, constants, by_index, grid, threadgroup, memory or {})
     results: list[list[Any]] = []
     written: dict[int, Any] = {}
+    launched.append((whole, written))
     for seed, build in enumerate(builds):
         again = partial(
             function, buffers, grid=grid, threadgroup=threadgroup, threadgroup_memory=memory, seed=min(seed, 1)
         )
         try:
-            written = again(build=build)
+            written.update(again(build=build))
         except EmulatorError as error:
             raise root_cause(error, build, lambda other, again=again: again(build=other)) from None
         results.append(list(written.values()))
-    by_index = dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers))
-    whole = Whole(checkout.folder / file, folders, kernel, constants, by_index, grid, threadgroup, memory or {})
-    launched.append((whole, written))
     for other in results[1:]:
         for one, another in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(values(one), values(another), "runs differ")

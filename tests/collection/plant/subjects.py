@@ -115,7 +115,7 @@ def subjects_of(repository: Repository, folder: Path) -> Iterator[Subject]:
         for one in CASES:
             if one.repository != repository.path or one.bug:
                 continue
-            for each in (made, seen.findings, places, whole.launched):
+            for each in (made, seen.findings, places):
                 each.clear()
             if not outcome(one, checkout, seen, places).good:
                 continue

@@ -24,7 +24,8 @@ def plant_in(parts: Sequence[str], folder: Path, names: list[str], *, json_lines
     """
     paths = [r.path for r in REPOSITORIES] + [OURS]
     used = {bug.kernel.split()[0] for bug in BUGS}
-    chosen = [path for path in paths if path in used and (not parts or any(part in path for part in parts))]
+    chosen = [path for path in paths if path in used and (not parts or path in parts)]
+    chosen = chosen or [path for path in paths if path in used and any(part in path for part in parts)]
     if json_lines:
         for path in chosen:
             repository = next((r for r in REPOSITORIES if r.path == path), None)
