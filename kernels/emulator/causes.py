@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.emulator.errors import EmulatorError, UndefinedBehaviorError
+from kernels.emulator.errors import EmulatorError, HangError, RaceError, UndefinedBehaviorError
 
 
 def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -> EmulatorError:
@@ -19,7 +19,7 @@ def root_cause(error: EmulatorError, build: str, repeat: Callable[[str], Any]) -
         build: the build of this run.
         repeat: runs the same in another build.
     """
-    if build == "undefined" or not error.findings:
+    if build == "undefined" or not error.findings or isinstance(error, HangError | RaceError):
         return error
     try:
         repeat("undefined")

@@ -173,7 +173,7 @@ def _damage(name: str, buffer: Buffer, offset: int, failed: Sequence[Failed]) ->
         where = "just past its end"
     lines, place = [f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}"], Place((0, 0, 0), (0, 0, 0), None, 0)
     for one in failed:
-        if one.kind is Failure.WRITER and one.report.count == 1:
+        if one.kind is Failure.WRITER and one.report.count == 1 and one.report.address == buffer.start + offset:
             lines[0] += f", at {one.line_of(one.report.code - 1)}"
             lines.append(one.thread)
             place = one.finding.place

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.emulator.compiler import BUILDS
-from kernels.emulator.errors import CompileError
+from kernels.emulator import lint
+from kernels.emulator.compiler import BUILDS, check_syntax
+from kernels.emulator.errors import CompileError, LintError
+from kernels.emulator.findings import Finding, Place
 from kernels.emulator.metal_library import WholeKernel, compile_together, library
+from kernels.emulator.source import place_threadgroup_memory
+from kernels.emulator.text import with_suffixes
+
+# How clang's errors name address spaces.
+_SPACE = re.compile(r"address space|__(?:local|global|constant)\b")
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,13 @@ def compile_metal_file(file: Path, folders: Sequence[Path] = ()) -> list[Compile
         folders: where else they are looked for.
 
     Raises:
-        CompileError: the file cannot be preprocessed, has no kernels, or all of it does not compile.
+        CompileError: the file cannot be preprocessed, has no kernels, all of it does not compile, or `lint` refuses it.
     """
+    try:
+        lint.check(file.name, "", file.read_text(encoding="utf-8", errors="replace"), suffixes=False)
+    except LintError as error:
+        text = str(error).replace(f"kernel '{file.name}'", str(file)).replace("body, line", f"{file.name}, line")
+        raise LintError(text) from None
     kernels = library(file, folders)
     names: dict[str, list[str]] = {}
     for name in kernels.names:
@@ -62,3 +75,28 @@ def _errors(kernels: dict[str, WholeKernel], build: str) -> dict[str, str]:
             found |= _errors({template: kernel}, build)
         return found
     return {}
+
+
+def address_space_notes(file: Path, folders: Sequence[Path] = ()) -> tuple[Finding, ...]:
+    """Return a note for each line of a file in which clang, with address spaces, finds a wrong one.
+
+    They are notes because C++ lacks part of Metal's rules: it has no member functions for objects in other spaces.
+    """
+    text = place_threadgroup_memory(file.read_text(encoding="utf-8", errors="replace"))
+    head = f'#include <msl/all.h>\n#line 1 "{file.name}"\n'
+    try:
+        check_syntax(f"{head}{with_suffixes(text)}\n", [file.resolve().parent, *folders])
+    except CompileError as error:
+        lines = re.findall(rf"^{re.escape(file.name)}:(\d+):\d+: error: (.*)", str(error), re.MULTILINE)
+        wrong = [(int(line), what) for line, what in lines if _SPACE.search(what)]
+        return tuple(_note(file.name, *one) for one in wrong)
+    return ()
+
+
+def _note(file: str, line: int, what: str) -> Finding:
+    for ours, metal in (("__local", "threadgroup"), ("__global", "device"), ("__constant", "constant")):
+        what = what.replace(ours, metal)
+    advice = "check the pointer's address space: Metal converts none to another"
+    return Finding(
+        "address space", True, f"{file}, line {line}: {what}\n{advice}", Place((0, 0, 0), (0, 0, 0), file, line)
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 import kernels
 from kernels.emulator import Calls, EmulatorError, Finding, emulate
-from kernels.emulator.metal_file import compile_metal_file
+from kernels.emulator.metal_file import address_space_notes, compile_metal_file
 from kernels.lab.check import Orders, check
 from kernels.lab.experiment import Experiment
 from kernels.lab.metal_experiment import MetalExperiment
@@ -35,7 +35,7 @@ class FileReport:
             with the names of the others, which were not compiled.
         findings: the mistakes, also those that the program has caught; the one that ended it with its line.
         uncalled: kernels that were made and not called.
-        notes: what may be a mistake, by kernel.
+        notes: what may be a mistake, by kernel; of a .metal file's text by the file's name.
         mistakes: the mistakes of the emulator's runs as values, in the order of `findings`.
     """
 
@@ -64,7 +64,8 @@ class FileReport:
         lines += [str(verdict) for verdict in self.verdicts]
         lines += self.findings
         for name, notes in self.notes.items():
-            lines += ["\n  ".join(f"note: kernel '{name}': {note}".splitlines()) for note in notes]
+            where = "" if name.endswith(".metal") else f"kernel '{name}': "
+            lines += ["\n  ".join(f"note: {where}{note}".splitlines()) for note in notes]
         if not lines:
             lines.append(
                 f"{self.file}: expected calls of kernels of mx.fast.metal_kernel, or kernels.Experiment objects, "
@@ -101,6 +102,8 @@ def check_file(
         except EmulatorError as error:
             report.findings = [str(error)]
             return report
+        if notes := address_space_notes(file, folders):
+            report.notes[file.name] = notes
         report.compiled = {one.name: one.others for one in compiled if not one.error}
         report.findings = [f"{one.name}: {one.error}" for one in compiled if one.error]
         if not arguments:
@@ -144,9 +147,9 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
             ended = error
     report.calls = dict(Counter(call.kernel for call in calls.calls))
     report.uncalled = [name for name in dict.fromkeys(calls.made) if name not in report.calls]
-    report.findings = list(dict.fromkeys(str(error) for error in calls.findings if error is not ended))
+    report.findings += dict.fromkeys(str(error) for error in calls.findings if error is not ended)
     report.mistakes = list(dict.fromkeys(finding for error in calls.findings for finding in error.findings))
-    report.notes = calls.notes
+    report.notes |= calls.notes
     if ended is not None:
         report.findings.append(_described(ended, file))
     if report.findings:

@@ -17,10 +17,13 @@ from kernels.emulator import (
     MemoryFaultError,
     MetalKernel,
     RaceError,
+    UndefinedBehaviorError,
     metal_kernel,
     prepare,
     unavailable,
 )
+from kernels.emulator.causes import root_cause
+from kernels.emulator.findings import Place
 from tests.emulator.test_emulator import X, call, simple
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
@@ -222,3 +225,26 @@ def test_the_writer_of_an_atomic():
     )  # fmt: skip
     assert kernel.statistics is not None
     assert "lane 31 wrote it last, at body, line 1" in str(kernel.statistics.writer)
+
+
+def test_an_index_beyond_a_private_array_is_the_cause_of_another_error():
+    place = Place((0, 0, 0), (0, 0, 0), "body", 1)
+    fault, overflow, shift = (
+        MemoryFaultError("fault"),
+        UndefinedBehaviorError("index beyond"),
+        UndefinedBehaviorError(""),
+    )
+    fault.findings = (Finding("fault", False, "fault", place),)
+
+    def repeat(error: EmulatorError | None) -> Any:
+        def run(build: str) -> None:
+            assert build == "undefined"
+            if error:
+                raise error
+
+        return run
+
+    assert root_cause(fault, "spaces", repeat(overflow)) is overflow
+    for other in (shift, RaceError(), None):
+        assert root_cause(fault, "spaces", repeat(other)) is fault
+    assert root_cause(fault, "undefined", repeat(overflow)) is fault

@@ -190,9 +190,13 @@ template [[host_name("broken_float")]] kernel decltype(broken<float>) broken<flo
 
 @pytest.mark.slow
 def test_kernels_of_a_metal_file_are_reported_one_by_one(write):
-    out = check(write("doubled.metal", TEMPLATE + BROKEN), code=1).stdout
+    file = write("doubled.metal", TEMPLATE + BROKEN)
+    out = check(file, code=1).stdout
     assert "doubled_float: compiles in every build (and 1 more instantiation, not compiled); not run" in out
     assert "broken_float: does not compile in the build 'spaces'\ndoubled.metal:12:" in out
+    out = check(file, write("by_2.py", DOUBLED.replace("FACTOR", "2")), code=1).stdout
+    assert "broken_float: does not compile" in out
+    assert "doubled_float (emulator): 2 shapes, 10 runs, all right" in out
 
 
 def test_a_metal_experiment_with_a_mistake_is_refused_in_one_line(write):
@@ -215,6 +219,16 @@ def test_a_metal_experiment_with_a_mistake_is_refused_in_one_line(write):
         experiment = kernels.MetalExperiment(**{**given, "buffers": lambda: buffers, "reference": reference})
         with pytest.raises(ValueError, match=re.escape(says)):
             kernels.check(experiment)
+
+
+def test_lint_and_address_spaces_of_a_metal_file(write):
+    one = "#include <metal_stdlib>\nkernel void one(device float* y [[buffer(0)]]) {\n  BODY\n}\n"
+    out = check(write("one.metal", one.replace("BODY", "double x = 1; y[0] = x;")), code=1).stdout
+    assert "one.metal, line 3: `double` is not a type" in out
+    out = check(write("one.metal", one.replace("BODY", "threadgroup float* x = y; x[0] = 1;"))).stdout
+    assert "one: compiles in every build" in out
+    assert "note: one.metal, line 3: " in out
+    assert "'threadgroup float *' with an lvalue of type 'device float *'" in out
 
 
 def test_folders_of_a_metal_file(write, tmp_path):

@@ -165,13 +165,6 @@ MUTANTS = [
         "causes = ()",
     ),
     Mutant(
-        "a .metal file is compiled in one build only",
-        "kernels/emulator/metal_file.py",
-        "compile_metal_file",
-        "for build in BUILDS:\n    ...",
-        "for build in ['spaces']:\n    ...",
-    ),
-    Mutant(
         "a reference may name a buffer that the kernel does not write",
         "kernels/lab/metal_experiment.py",
         "MetalExperiment._expected",
