@@ -194,10 +194,21 @@ class CheckedKernel:
             place = f"{name}[{', '.join(map(str, at))}]"
             raise OrderError(
                 f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
-                f"{other[0]}\n  the result depends on the order of threads\n"
+                f"{other[0]}\n  the result depends on the order of threads\n{self._writer(given, name, one, at)}"
                 "  write each element from one thread, put a barrier between threads that share memory, and initialise "
                 "what atomics add to"
             )
+
+    def _writer(self, given: dict[str, Any], name: str, array: mx.array, at: tuple[int, ...]) -> str:
+        """Return a line about the thread that wrote an element last, or nothing if that is unknown."""
+        index = int(np.ravel_multi_index(at, tuple(array.shape))) if at else 0
+        try:
+            self._kernel(**given, **self._options, build="races", seed=self._seeds[0], trace=(name, index))
+        except EmulatorError:
+            return ""
+        statistics = self._kernel.statistics
+        found = statistics.writer if statistics else None
+        return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
 def difference(one: mx.array, other: mx.array) -> tuple[int, ...] | None:
