@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = [
     "Experiment",
     "Kernel",
+    "MetalExperiment",
     "Q8_0Matrix",
     "StoredMatrix",
     "Tuning",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from kernels.lab.bench import bench
     from kernels.lab.check import check
     from kernels.lab.experiment import Experiment
+    from kernels.lab.metal_experiment import MetalExperiment
     from kernels.launch import counted, executors, use
     from kernels.metal.affine import affine_layout, join_affine
     from kernels.metal.attention import attention
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Experiment": "kernels.lab.experiment",
     "Kernel": "kernels.kernel",
+    "MetalExperiment": "kernels.lab.metal_experiment",
     "Q8_0Matrix": "kernels.metal.q8_0",
     "StoredMatrix": "kernels.metal.layout",
     "Tuning": "kernels.metal.rows",

@@ -43,6 +43,16 @@ class Launch:
     output_dtypes: Sequence[mx.Dtype]
     init_value: float | None
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """One per output."""
+        return self.kernel.output_names
+
+    @property
+    def atomic_outputs(self) -> bool:
+        """Whether the last bits of the outputs may depend on the order of threads."""
+        return self.kernel.atomic_outputs
+
 
 _chosen: ContextVar[ExecutorName | None] = ContextVar("executor", default=None)
 _counts: ContextVar[Counter[str] | None] = ContextVar("counts", default=None)

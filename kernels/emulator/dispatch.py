@@ -20,6 +20,8 @@ from kernels.emulator.signature import Parameter, Signature
 _POISON = 0xFF  # NaN in every floating type
 # Bytes of outputs that are checked for races; each takes 88 bytes of memory.
 _WATCHED = 8 << 20
+# Bytes on each side of a traced one: a wide store begins before it.
+_TRACED = 1024
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Run:
     poison: int
     time_limit: float
     print_from: Sequence[int]
+    trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is noted
 
 
 def dispatch(
@@ -63,15 +66,14 @@ def dispatch(
             addresses,
             run.grid,
             run.threadgroup,
-            _options(run),
+            _options(run, outputs),
             watched=_watched(run, outputs),
         )
         print(printed(), end="")  # noqa: T201 - of the kernel's own log
         regions = _regions(signature.parameters, buffers) if reports else []
         failed = [Failed(run.texts, report, regions) for report in reports]
         raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in zip(produced, outputs, strict=True)])
-        statistics.notes = merged([one.finding for one in failed if one.kind is not Failure.SHIFTED])
-        statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
+        note(statistics, failed)
         arrays = [
             array_at(buffer.start, shape, parameter.dtype)
             for parameter, buffer, shape in zip(produced, outputs, shapes, strict=True)
@@ -83,13 +85,24 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
     """Return the parts of the outputs that are checked for races."""
     if not run.races:
         return []
+    if run.trace is not None:
+        return [around(outputs[run.trace[0]], run.trace[1])]
     most = _WATCHED // max(1, len(outputs))
     return [(buffer.start, min(buffer.bytes, most), run.init_value is None) for buffer in outputs]
 
 
-def _options(run: Run) -> Options:
+def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
+    """Return the memory that is watched to find which thread wrote a byte, or the one next to it."""
+    first, end = byte - _TRACED, byte + _TRACED
+    if buffer.bytes <= _WATCHED:
+        first, end = min(first, 0), max(end, buffer.bytes)
+    return buffer.start + first, end - first, False
+
+
+def _options(run: Run, outputs: Sequence[Buffer]) -> Options:
     patience, place = int(run.time_limit * 1000), (ctypes.c_uint * 3)(*run.print_from)
-    return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, place)
+    trace = outputs[run.trace[0]].start + run.trace[1] if run.trace else 0
+    return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, place, trace)
 
 
 def _output(run: Run, shape: Sequence[int], dtype: str) -> Buffer:
@@ -125,24 +138,43 @@ def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list
     return regions
 
 
+def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
+    """Add the notes of a run to its statistics."""
+    shifted = [one.undefined for one in failed if one.kind is Failure.SHIFTED]
+    writers = [one.finding for one in failed if one.kind is Failure.WRITER]
+    others = [one.finding for one in failed if one.kind not in (Failure.SHIFTED, Failure.WRITER)]
+    statistics.notes = merged(others)
+    statistics.undefined = shifted[0] if shifted else None
+    statistics.writer = writers[0] if writers else None
+
+
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
     """Raise an error with all mistakes, the class of which is the first one's."""
     wrong = [one for one in failed if not one.kind.is_note]
     found = [one.finding for one in wrong]
     classes: list[type[EmulatorError]] = [one.error_class for one in wrong]
-    for name, buffer in outputs:
-        if (offset := buffer.damaged()) is not None:
-            found.append(_damage(name, buffer, offset))
-            classes.append(MemoryFaultError)
+    damaged = [(i, offset) for i, (_, buffer) in enumerate(outputs) if (offset := buffer.damaged()) is not None]
+    for i, offset in damaged:
+        found.append(_damage(*outputs[i], offset, failed))
+        classes.append(MemoryFaultError)
     if found:
         every = merged(found)
         error = classes[0](message(kernel, every))
         error.findings = every
+        if isinstance(error, MemoryFaultError) and not wrong:
+            error.damaged = damaged[0]
         raise error
 
 
-def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
-    """Return the finding for a byte around an output that has changed."""
+def _damage(name: str, buffer: Buffer, offset: int, failed: Sequence[Failed]) -> Finding:
+    """Return the finding for a byte around an output that has changed, with its writer if that was traced."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
-    text = f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}\ncheck the index, or guard it"
-    return Finding("fault", False, text, Place((0, 0, 0), (0, 0, 0), None, 0))
+    if offset == buffer.bytes:
+        where = "just past its end"
+    lines, place = [f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}"], Place((0, 0, 0), (0, 0, 0), None, 0)
+    for one in failed:
+        if one.kind is Failure.WRITER and one.report.count == 1 and one.report.address == buffer.start + offset:
+            lines[0] += f", at {one.line_of(one.report.code - 1)}"
+            lines.append(one.thread)
+            place = one.finding.place
+    return Finding("fault", False, "\n".join([*lines, "check the index, or guard it"]), place)

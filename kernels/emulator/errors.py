@@ -45,7 +45,14 @@ class LintError(CompileError):
 
 
 class MemoryFaultError(EmulatorError):
-    """A thread accessed memory out of bounds, or wrote to an input."""
+    """A thread accessed memory out of bounds, or wrote to an input.
+
+    Attributes:
+        damaged: of a write that was seen afterwards, because it hit no unmapped page: the output's number, and the
+            byte, counted from its start.
+    """
+
+    damaged: tuple[int, int] | None = None
 
 
 class ConvergenceError(EmulatorError):

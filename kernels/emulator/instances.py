@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kernels.emulator import lint
 from kernels.emulator.compiler import BUILDS, SPACES, UNOPTIMIZED, calls_of, kernel_library
 from kernels.emulator.errors import CompileError, LaunchError, LintError
-from kernels.emulator.recursion import recursive, suspects
+from kernels.emulator.recursion import defined_at, recursive, suspects
 from kernels.emulator.runtime import Entry
 from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
 from kernels.emulator.source import Part, unit
@@ -127,6 +127,6 @@ def _refuse_recursion(wanted: Sequence[tuple[KernelText, Instance]], parts: Sequ
         found = recursive(calls_of(unit([part]), SPACES), names) if names else None
         if found:
             raise LintError(
-                f"kernel '{text.name}' is not what Metal takes\n  header: `{found}` calls itself; Metal has no "
-                "recursion, write a loop"
+                f"kernel '{text.name}' is not what Metal takes\n  header, line {defined_at(text.header, found)}: "
+                f"`{found}` calls itself; Metal has no recursion, write a loop"
             )

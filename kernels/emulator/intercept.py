@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from kernels.emulator.causes import root_cause
 from kernels.emulator.compiler import compiler
 from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
 from kernels.emulator.findings import Finding, merged
@@ -153,12 +154,21 @@ class CheckedKernel:
         results: list[tuple[int, list[mx.array]]] = []
         for build in self._builds:
             for seed in self._seeds[:1] if build == "races" else self._seeds:
-                results.append((seed, self._kernel(**given, **self._options, build=build, seed=seed)))
+                results.append((seed, self._run(given, build, seed)))
                 self._note()
                 given["verbose"] = False
                 if not self._kernel.atomic_outputs:
                     self._compare(results[0], results[-1], given)
         return results[0][1]
+
+    def _run(self, given: dict[str, Any], build: str, seed: int) -> list[mx.array]:
+        def run(build: str) -> list[mx.array]:
+            return self._kernel(**given, **self._options, build=build, seed=seed)
+
+        try:
+            return run(build)
+        except EmulatorError as error:
+            raise root_cause(error, build, run) from None
 
     def _note(self) -> None:
         statistics = self._kernel.statistics
@@ -184,10 +194,21 @@ class CheckedKernel:
             place = f"{name}[{', '.join(map(str, at))}]"
             raise OrderError(
                 f"kernel '{self.name}': {place} is {one[at].item()} with seed {first[0]}, {two[at].item()} with seed "
-                f"{other[0]}\n  the result depends on the order of threads\n"
+                f"{other[0]}\n  the result depends on the order of threads\n{self._writer(given, name, one, at)}"
                 "  write each element from one thread, put a barrier between threads that share memory, and initialise "
                 "what atomics add to"
             )
+
+    def _writer(self, given: dict[str, Any], name: str, array: mx.array, at: tuple[int, ...]) -> str:
+        """Return a line about the thread that wrote an element last, or nothing if that is unknown."""
+        index = int(np.ravel_multi_index(at, tuple(array.shape))) if at else 0
+        try:
+            self._kernel(**given, **self._options, build="races", seed=self._seeds[0], trace=(name, index))
+        except EmulatorError:
+            return ""
+        statistics = self._kernel.statistics
+        found = statistics.writer if statistics else None
+        return f"  {found.text.splitlines()[0]}\n" if found else ""
 
 
 def difference(one: mx.array, other: mx.array) -> tuple[int, ...] | None:

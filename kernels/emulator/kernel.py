@@ -81,6 +81,7 @@ class MetalKernel:
         guard: str | None = None,
         time_limit: float = TIME_LIMIT,
         print_from: Sequence[int] = (0, 0, 0),
+        trace: tuple[str, int] | None = None,
     ) -> list[mx.array]:
         """Run the kernel over the grid and return its results, not lazily.
 
@@ -105,6 +106,8 @@ class MetalKernel:
                 even seeds.
             print_from: position in the grid of the one thread whose `os_log_default.log("x = %f", x)` is printed.
             time_limit: seconds of the processor's time after which a threadgroup is taken not to end.
+            trace: an output's name and the index of an element, counted through all axes: `statistics.writer` says
+                which thread wrote it last, and where. Only in the build "races".
 
         Returns:
             One array per output.
@@ -140,6 +143,7 @@ class MetalKernel:
             poison=POISONS[(seed + 2 * (build == "races")) % len(POISONS)],
             time_limit=time_limit,
             print_from=print_from,
+            trace=_traced(text, trace, output_dtypes, build) if trace else None,
         )
         try:
             arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
@@ -169,12 +173,15 @@ class MetalKernel:
     ) -> MemoryFaultError:
         """Run a kernel that has faulted again, unoptimised; return this fault, whose line is equal on all machines.
 
-        If it does not fault, because the order of memory accesses matters, return the first fault.
+        A write that was seen afterwards is traced. If it does not fault, because the order of memory accesses matters,
+        return the first fault.
         """
-        plain = instance._replace(build=UNOPTIMIZED.name)
+        traced = fault.damaged is not None
+        again = instance._replace(build="races" if traced else UNOPTIMIZED.name)
         try:
-            _compile([(self, plain)])
-            dispatch(replace(run, races=False), *self._compiled[plain], memories, output_shapes)
+            _compile([(self, again)])
+            repeated = replace(run, races=traced, trace=fault.damaged)
+            dispatch(repeated, *self._compiled[again], memories, output_shapes)
         except MemoryFaultError as located:
             return located
         except EmulatorError:
@@ -253,6 +260,19 @@ def _check_arrays(
         if len(found) != len(names):
             expected = f"{len(names)} ({', '.join(names)})"
             raise LaunchError(f"kernel '{text.name}', {what}: expected {expected}, found {len(found)}")
+
+
+def _traced(text: KernelText, trace: tuple[str, int], dtypes: Sequence[Any], build: str) -> tuple[int, int]:
+    """Return the output's number and the byte that `trace` means."""
+    name, index = trace
+    if name not in text.output_names or index < 0 or build != "races":
+        outputs = ", ".join(text.output_names)
+        raise LaunchError(
+            f"kernel '{text.name}', trace {trace!r}: expected one of {outputs} and an index from 0 on, in the build "
+            f"'races', found build {build!r}"
+        )
+    place = text.output_names.index(name)
+    return place, index * dtypes[place].size
 
 
 def check_grid(where: str, grid: Sequence[int], threadgroup: Sequence[int]) -> None:

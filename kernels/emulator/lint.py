@@ -97,7 +97,10 @@ def _threadgroup_memory(text: str) -> Iterator[Breach]:
 
 def hints(error: str, inputs: Sequence[tuple[str, Input]]) -> str:
     """Return explanations of clang's errors that concern what MLX generates, one per line, or nothing."""
-    return "".join(f"\nhint: {hint}" for hint in (*_attributes(error), *_unplaced(error), *_tiny_inputs(error, inputs)))
+    return "".join(
+        f"\nhint: {hint}"
+        for hint in (*_attributes(error), *_unplaced(error), *_tiny_inputs(error, inputs), *_others(error))
+    )
 
 
 def _attributes(error: str) -> Iterator[str]:
@@ -110,6 +113,14 @@ def _unplaced(error: str) -> Iterator[str]:
     """Explain a variable in threadgroup memory that `threadgroup_declarations` has not found."""
     if "automatic variable qualified with an address space" in error:
         yield "threadgroup memory is found in statements such as `threadgroup float name[n];`; write it in this way"
+
+
+def _others(error: str) -> Iterator[str]:
+    """Explain a write to an input, and a function that takes one type."""
+    if re.search(r"read-only variable is not assignable|cannot assign to", error):
+        yield "inputs and constant memory cannot be written; copy the value to a variable, or write to an output"
+    if name := re.search(r"no matching function for call to '(\w+)'(?s:.*)deduced conflicting types", error):
+        yield f"`{name[1]}` takes arguments of one type; convert the others, for instance with `float(...)`"
 
 
 def _tiny_inputs(error: str, inputs: Sequence[tuple[str, Input]]) -> Iterator[str]:

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 
 from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, Build, kernel_library
-from kernels.emulator.dispatch import raise_mistakes
+from kernels.emulator.dispatch import around, note, raise_mistakes
 from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
-from kernels.emulator.findings import merged
 from kernels.emulator.kernel import POISONS, TIME_LIMIT, check_grid, check_switches
 from kernels.emulator.memory import Buffer, pool
 from kernels.emulator.metal_buffers import Contents, contents
 from kernels.emulator.metal_parameters import MetalParameter
 from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
 from kernels.emulator.report import Failed, Region
-from kernels.emulator.runtime import Entry, Failure, Options, Statistics, threadgroup_arrays, turn
+from kernels.emulator.runtime import Entry, Options, Statistics, threadgroup_arrays, turn
 from kernels.emulator.source import attributes
 
 _POISON = 0xFF  # NaN in every floating type
@@ -61,6 +60,10 @@ class Library:
         """The kernels' names, `host_name` where there is one."""
         return tuple(self._text.functions)
 
+    def template_of(self, name: str) -> str:
+        """Return the function in the file that a kernel is an instantiation of, or its own name."""
+        return self._text.functions[name].function.partition("<")[0]
+
     def function(self, name: str, constants: Mapping[int | str, float] | None = None) -> WholeKernel:
         """Return a kernel, specialised for values of function constants.
 
@@ -92,6 +95,7 @@ class _Run:
     threadgroup: Sequence[int]
     options: Options
     build: str
+    trace: tuple[int, int] | None = None
 
 
 class WholeKernel:
@@ -128,6 +132,7 @@ class WholeKernel:
         lanes: str = "active",
         guard: str | None = None,
         time_limit: float = TIME_LIMIT,
+        trace: tuple[int, int] | None = None,
     ) -> dict[int, Any]:
         """Run the kernel over the grid.
 
@@ -143,6 +148,8 @@ class WholeKernel:
             lanes: "active" or "all".
             guard: "end" or "start".
             time_limit: seconds.
+            trace: a buffer and a byte of it: `statistics.writer` says which thread wrote it last, and where. Only in
+                the build "races".
 
         Returns:
             The contents of each buffer that the kernel may write to, by index, of the kind and shape that were given.
@@ -156,7 +163,7 @@ class WholeKernel:
         at_end = guard == "end" if guard else seed % 2 == 0
         poison = POISONS[(seed + 2 * (build == "races")) % len(POISONS)]
         options = Options(seed, lanes == "all", build == "races", at_end, poison, int(time_limit * 1000))
-        run = _Run(grid, threadgroup, options, build)
+        run = _Run(grid, threadgroup, options, build, trace)
         given = self._given(dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers)))
         sizes = self._sizes(threadgroup_memory or {})
         try:
@@ -179,11 +186,14 @@ class WholeKernel:
     def _located(
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
-        """Run again, unoptimised: the line of that fault is equal on all machines."""
-        plain = Options.from_buffer_copy(run.options)
-        plain.races = 0
+        """Run again, unoptimised: the line of that fault is equal on all machines. Trace a write seen afterwards."""
+        options, build, trace = Options.from_buffer_copy(run.options), UNOPTIMIZED.name, None
+        if fault.damaged is not None:
+            written = [i for i, value in given.items() if value is not None and self._writes(i)]
+            build, trace = "races", (written[fault.damaged[0]], fault.damaged[1])
+        options.races = build == "races"
         try:
-            self._dispatch(replace(run, build=UNOPTIMIZED.name, options=plain), given, sizes)
+            self._dispatch(replace(run, build=build, options=options, trace=trace), given, sizes)
         except MemoryFaultError as located:
             return located
         except EmulatorError:
@@ -201,13 +211,16 @@ class WholeKernel:
             ]
             written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
             watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
+            if run.trace is not None:
+                index, byte = run.trace
+                watched = [around(buffer, byte) for i, _, buffer in written if i == index]
+                run.options.trace = placed[index].start + byte if watched else 0
             statistics, reports = entry.dispatch(
                 addresses, run.grid, run.threadgroup, run.options, watched=watched if run.options.races else []
             )
             failed = [Failed(self._text.sources, report, self._regions(placed)) for report in reports]
             raise_mistakes(self.name, failed, [(self._label(i), buffer) for i, _, buffer in written])
-            statistics.notes = merged([one.finding for one in failed if one.kind is not Failure.SHIFTED])
-            statistics.undefined = next((one.undefined for one in failed if one.kind is Failure.SHIFTED), None)
+            note(statistics, failed)
             self.statistics = statistics
             return {i: value.array(buffer.start) for i, value, buffer in written}
 
@@ -247,9 +260,8 @@ class WholeKernel:
 
     def _compiled(self, build: str) -> Entry:
         if build not in self._entries:
-            base = BUILDS.get(build, UNOPTIMIZED)
             try:
-                file = kernel_library(self._unit(), Build(base.name, (*base.flags, *_FLAGS)))
+                file = compile_together([self], build)
             except CompileError as error:
                 raise CompileError(f"kernel '{self.name}' of {self._file} does not compile\n{error}") from None
             try:
@@ -269,7 +281,8 @@ class WholeKernel:
                 )
         return LaunchError(f"kernel '{self.name}' of {self._file} uses what is not defined: {error}")
 
-    def _unit(self) -> str:
+    def entry(self, index: int) -> str:
+        """Return the text of a function that calls the kernel with buffers: entry `index` of a unit."""
         arguments, place, memory = [], 0, 0
         for one in self.parameters:
             if one.role == "attribute":
@@ -287,12 +300,26 @@ class WholeKernel:
                 arguments.append(f"msl_{'reference' if one.is_reference else 'pointer'}{{{value}}}")
             place += 1
         return (
-            f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n"
-            f"{self._text.with_constants(self._constants)}\n"
-            '#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
-            "void msl_entry_0(void* const* buffers, const msl_thread* self) {\n"
+            f'#line 1 "entry"\nextern "C" __attribute__((visibility("default")))\n'
+            f"void msl_entry_{index}(void* const* buffers, const msl_thread* self) {{\n"
             f"  {self._function.function}({', '.join(arguments)});\n}}\n"
         )
+
+    def code(self) -> str:
+        """Return the text of the file, with values of function constants."""
+        return self._text.with_constants(self._constants)
+
+
+def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
+    """Return the library of some kernels of one file, with the same function constants; compile it if need be.
+
+    Raises:
+        CompileError: clang reports errors.
+    """
+    base = BUILDS.get(build, UNOPTIMIZED)
+    entries = "".join(kernel.entry(i) for i, kernel in enumerate(kernels))
+    text = f"#include <msl/all.h>\n{attributes()}#include <msl/whole.h>\n{kernels[0].code()}\n{entries}"
+    return kernel_library(text, Build(base.name, (*base.flags, *_FLAGS)))
 
 
 def _placed(value: Contents, options: Options, *, is_written: bool) -> Buffer:

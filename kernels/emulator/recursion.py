@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from kernels.emulator.text import code_only
+from kernels.emulator.text import code_only, line_of
 
 _DEFINED = re.compile(r"\b([A-Za-z_]\w*)\s*\([^;{}]*\)\s*(?:const\s*)?\{")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<[^;(){}]*>\s*)?\(")
@@ -26,6 +26,12 @@ def suspects(header: str) -> set[str]:
         if match[1] not in _NO_FUNCTIONS:
             calls.setdefault(match[1], set()).update(_CALLED.findall(_block(code, match.end() - 1)))
     return set(_in_cycles(calls))
+
+
+def defined_at(header: str, name: str) -> int:
+    """Return the line in which a function is defined, or 1."""
+    code = code_only(header, directives=False)
+    return next((line_of(code, match.start()) for match in _DEFINED.finditer(code) if match[1] == name), 1)
 
 
 def recursive(assembly: str, names: Iterable[str]) -> str | None:

@@ -46,6 +46,7 @@ class Failure(IntEnum):
     TRUNCATED = 20
     UNWRITTEN = 21
     SHIFTED = 22
+    WRITER = 23
 
     @property
     def is_note(self) -> bool:
@@ -124,7 +125,7 @@ class Options(ctypes.Structure):
     """Options of a dispatch."""
 
     NAMES = ("seed", "all_lanes", "races", "at_end", "poison", "patience")
-    _fields_ = (*((name, ctypes.c_uint) for name in NAMES), ("print_from", _Three))
+    _fields_ = (*((name, ctypes.c_uint) for name in NAMES), ("print_from", _Three), ("trace", ctypes.c_ulong))
 
 
 class Statistics(ctypes.Structure):
@@ -139,6 +140,7 @@ class Statistics(ctypes.Structure):
         threadgroup_bytes: bytes of threadgroup memory.
         undefined: the first shuffle that read a lane which takes no part, whose value is NaN; None if there was none.
         notes: what may be a mistake.
+        writer: which thread wrote the element last that `trace` names; None if that is unknown.
     """
 
     NAMES = ("threads", "threadgroups", "simd_operations", "barriers", "switches", "threadgroup_bytes")
@@ -151,6 +153,7 @@ class Statistics(ctypes.Structure):
     threadgroup_bytes: int
     undefined: str | None = None
     notes: tuple[Finding, ...] = ()
+    writer: Finding | None = None
 
     def __repr__(self) -> str:
         return f"Statistics({', '.join(f'{name}={getattr(self, name):,}' for name in self.NAMES)})"

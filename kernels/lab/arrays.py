@@ -152,9 +152,9 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
     return [given], in_numpy(given)
 
 
-def in_numpy(array: mx.array) -> NDArray[Any]:
+def in_numpy(array: mx.array | NDArray[Any]) -> NDArray[Any]:
     """Return an array in NumPy without loss: as float64, int64 or bool."""
-    if array.dtype == mx.bfloat16:
+    if isinstance(array, mx.array) and array.dtype == mx.bfloat16:
         array = array.astype(mx.float32)
     values = np.array(array)
     if values.dtype.kind == "f":

@@ -152,10 +152,11 @@ def bench(
     shape = " ".join(f"{name}={size}" for name, size in sizes.items()) + (
         f" T={dtype}" if experiment.has_choice else ""
     )
-    wrong = None
+    wrong: str | None = None
     if sum(x.size for x in numbers.values()) <= MOST_CHECKED:
         expected = [Expected(v, experiment.bound * EPSILON * m) for v, m in experiment.expected(sizes, numbers)]
-        wrong = compare(launch, [in_numpy(output) for output in run(launch, chosen)], expected)[1]
+        found = compare(launch, [in_numpy(output) for output in run(launch, chosen)], expected)[1]
+        wrong = found.text if found else None
     if chosen == "emulator":
         return _counts(experiment, launch, sizes, shape, wrong)
     from kernels.lab.chips import chip, nominal_gbs, read_gbs

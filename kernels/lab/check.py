@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.emulator import EmulatorError, Finding, RaceError
+from kernels.emulator import EmulatorError, Finding
+from kernels.emulator.causes import root_cause
 from kernels.emulator.findings import merged
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
-from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads
+from kernels.lab.metal_experiment import MetalExperiment
+from kernels.lab.metal_launch import MetalLaunch
+from kernels.lab.run import BUILDS, SEEDS, notes_of, prepare, require, run, undefined_reads, writer_of
 from kernels.lab.validate import check_orders, check_sizes, check_switches
 from kernels.lab.verdict import Failure, Verdict
 from kernels.launch import ExecutorName, Launch
@@ -40,7 +44,7 @@ class Case:
     """A launch, its expected outputs, and its sizes as a label and as Python code."""
 
     label: str
-    launch: Launch
+    launch: Launch | MetalLaunch
     expected: Callable[[], Sequence[Expected]]
     arguments: str = ""
 
@@ -60,7 +64,7 @@ class Orders:
 
 
 def check(
-    experiment: Experiment,
+    experiment: Experiment | MetalExperiment,
     sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None = None,
     *,
     dtypes: Sequence[str] = DTYPES,
@@ -79,9 +83,10 @@ def check(
     Args:
         experiment: the kernel.
         sizes: a list of sizes, {"N": 33, "K": 64}; or for each axis the sizes that are combined with those of all
-            others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes.
+            others, {"N": [1, 33], "K": [64]}. Without it, 24 ragged shapes, or the sizes of a MetalExperiment.
         dtypes: the types that T stands for.
-        executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has.
+        executor: "metal", "cuda" or "emulator"; without it, the first of them that this machine has. A MetalExperiment
+            runs in the emulator only.
         seeds: seeds of the orders of threads.
         builds: the emulator's builds: "spaces" finds accesses out of bounds, "undefined" overflow, "races" data races,
             with the first seed only.
@@ -97,7 +102,9 @@ def check(
             experiment.
         ExecutorUnavailableError: the machine lacks the executor.
     """
-    chosen = executor or default_executor()
+    chosen = executor or ("emulator" if isinstance(experiment, MetalExperiment) else default_executor())
+    if isinstance(experiment, MetalExperiment) and chosen != "emulator":
+        raise ValueError(f"check {experiment.name}: expected the emulator for a .metal file, found {chosen!r}")
     require(chosen)
     lanes = experiment.lanes if lanes is None else lanes
     suffixes = experiment.suffixes if suffixes is None else suffixes
@@ -108,7 +115,11 @@ def check(
         for name, value in (("lanes", lanes), ("suffixes", suffixes))
         if value != getattr(experiment, name)
     )
-    cases = [replace(case, arguments=case.arguments + changed) for case in cases_of(experiment, sizes, dtypes)]
+    if isinstance(experiment, MetalExperiment):
+        made = [_metal_case(experiment, one) for one in _every_size(experiment.name, sizes, experiment.sizes)]
+    else:
+        made = cases_of(experiment, sizes, dtypes)
+    cases = [replace(case, arguments=case.arguments + changed) for case in made]
     orders = Orders(seeds, builds, lanes, suffixes)
     return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
 
@@ -120,17 +131,40 @@ def cases_of(
     unknown = [dtype for dtype in dtypes if dtype not in FLOATS]
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
-    if sizes is not None:
-        check_sizes(experiment.name, sizes)
+    tried = dtypes if experiment.has_choice else DTYPES[:1]
+    every = _every_size(experiment.name, sizes, experiment.ragged() if sizes is None else ())
+    return [_case(experiment, one, dtype) for one in every for dtype in tried]
+
+
+def _every_size(
+    name: str, sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None, default: Sequence[Sizes]
+) -> list[Sizes]:
+    """Return all sizes that `check` was given, or the default ones; the smallest first."""
     if sizes is None:
-        every: Sequence[Sizes] = experiment.ragged()
-    elif isinstance(sizes, Mapping):
+        return sorted(default, key=lambda s: prod(s.values()))
+    check_sizes(name, sizes)
+    every: Sequence[Sizes]
+    if isinstance(sizes, Mapping):
         lists = [size if isinstance(size, Sequence) else [size] for size in sizes.values()]
         every = [dict(zip(sizes, chosen, strict=True)) for chosen in product(*lists)]
     else:
         every = sizes
-    tried = dtypes if experiment.has_choice else DTYPES[:1]
-    return [_case(experiment, one, dtype) for one in sorted(every, key=lambda s: prod(s.values())) for dtype in tried]
+    return sorted(every, key=lambda s: prod(s.values()))
+
+
+def _metal_case(experiment: MetalExperiment, sizes: Sizes) -> Case:
+    launch, values = experiment.launch(sizes)
+
+    def expected() -> list[Expected]:
+        return [Expected(value, experiment.bound * EPSILON * _scale(value)) for value in values()]
+
+    label = " ".join(f"{name}={size}" for name, size in sizes.items()) or "its launch"
+    return Case(label, launch, expected, f"[{dict(sizes)}]")
+
+
+def _scale(value: NDArray[Any]) -> NDArray[Any]:
+    """Return the largest finite number, in the shape of all."""
+    return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
 def _case(experiment: Experiment, sizes: Sizes, dtype: str) -> Case:
@@ -207,69 +241,100 @@ def _examine(
         for seed in orders.of(build):
             runs += 1
             try:
-                outputs = run(case.launch, executor, seed=seed, build=build, **switches)
+                outputs = _run(case.launch, executor, build, {**switches, "seed": seed})
             except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
                 found = getattr(error, "findings", ())
                 return worst, runs, Failure(case.label, seed, build, str(error), found), notes
             notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
             undefined = undefined_reads(case.launch) if executor == "emulator" else ""
-        text = None if case.launch.kernel.atomic_outputs else _unsteady(case.launch, results)
-        if text is not None:
-            causes = _causes(case.launch, orders) if executor == "emulator" else ()
-            text = "\n".join([text + undefined, *map(str, causes)])
+        wrong = None if case.launch.atomic_outputs else _unsteady(case.launch, results)
+        if wrong is not None:
+            causes = _causes(case.launch, orders, wrong) if executor == "emulator" else ()
+            text = "\n".join([wrong.text + undefined, *map(str, causes)])
             return worst, runs, Failure(case.label, None, build, text, causes), notes
         for seed, arrays in results.items():
-            ratio, text = compare(case.launch, arrays, expected)
+            ratio, wrong = compare(case.launch, arrays, expected)
             worst = max(worst, ratio)
-            if text is not None:
-                return worst, runs, Failure(case.label, seed, build, text + undefined), notes
+            if wrong is not None:
+                causes = _causes(case.launch, orders, wrong) if executor == "emulator" else ()
+                text = "\n".join([wrong.text + undefined, *map(str, causes)])
+                return worst, runs, Failure(case.label, seed, build, text, causes), notes
     return worst, runs, None, notes
 
 
-def _causes(launch: Launch, orders: Orders) -> tuple[Finding, ...]:
-    """Return the races, or reads of memory that nobody has written, that may make results differ between runs."""
+def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None, options: dict[str, Any]) -> list[Any]:
+    """Return the outputs, or raise the error that explains best why there are none."""
     try:
-        run(launch, "emulator", seed=orders.seeds[0], build="races", lanes=orders.lanes, suffixes=orders.suffixes)
-    except RaceError as error:
-        return error.findings
-    except EmulatorError:
-        return ()
-    return tuple(note for note in notes_of(launch) if note.kind == "unwritten")
+        return run(launch, executor, build=build, **options)
+    except EmulatorError as error:
+        again = partial(run, launch, executor, **options)
+        raise root_cause(error, str(build), lambda other: again(build=other)) from None
 
 
-def _unsteady(launch: Launch, results: Mapping[int, list[NDArray[Any]]]) -> str | None:
-    """Return a description of a difference between runs, or None."""
+def _causes(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
+    """Return why an element may be wrong: what another build finds, or notes, and the thread that wrote it."""
+    place = launch.output_names.index(wrong.output)
+    shape = tuple(launch.output_shapes[place])
+    index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0
+    found: list[Finding] = []
+    for build, trace in (("undefined", None), ("races", None), ("races", (wrong.output, index))):
+        options = {"build": build, "seed": orders.seeds[0], "lanes": orders.lanes, "suffixes": orders.suffixes}
+        try:
+            run(launch, "emulator", **options, **({"trace": trace} if trace else {}))
+        except EmulatorError as error:
+            if error.findings:
+                return error.findings
+            continue
+        found += [note for note in notes_of(launch) if note.kind in ("unwritten", "truncation")]
+    writer = writer_of(launch)
+    return (*merged(found), *((writer,) if writer else ()))
+
+
+class Wrong(NamedTuple):
+    """An element of an output that is wrong, and a description."""
+
+    output: str
+    at: tuple[int, ...]
+    text: str
+
+
+def _unsteady(launch: Launch | MetalLaunch, results: Mapping[int, list[NDArray[Any]]]) -> Wrong | None:
+    """Return an element that differs between runs, or None."""
     (first, reference), *others = results.items()
     for seed, found in others:
-        for name, one, other in zip(launch.kernel.output_names, reference, found, strict=True):
+        for name, one, other in zip(launch.output_names, reference, found, strict=True):
             differs = (one != other) & ~(np.isnan(one) & np.isnan(other))
             if differs.any():
                 at = _first(differs)
-                return (
+                return Wrong(
+                    name,
+                    at,
                     f"{element(name, at)}: {one[at]:.9g} with seed {first}, {other[at]:.9g} with seed {seed}\n"
-                    "the result depends on the order of threads, or on memory that nobody has written"
+                    "the result depends on the order of threads, or on memory that nobody has written",
                 )
     return None
 
 
-def compare(launch: Launch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]) -> tuple[float, str | None]:
+def compare(
+    launch: Launch | MetalLaunch, found: Sequence[NDArray[Any]], expected: Sequence[Expected]
+) -> tuple[float, Wrong | None]:
     """Return the largest error of all outputs as a share of its bound, and the first wrong element."""
-    worst, text = 0.0, None
+    worst, first = 0.0, None
     for name, dtype, got, (value, bound) in zip(
-        launch.kernel.output_names, launch.output_dtypes, found, expected, strict=True
+        launch.output_names, launch.output_dtypes, found, expected, strict=True
     ):
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            relative, absolute = ROUNDING.get(dtype, (0.0, 0.0))
+            relative, absolute = ROUNDING.get(dtype, (0.0, 0.0)) if dtype else (0.0, 0.0)
             distance = np.abs(got.astype(np.float64) - value)
             error = np.maximum(distance - np.maximum(relative * np.abs(value), absolute), 0)
             same = (got == value) | (error == 0) | (np.isnan(got) & np.isnan(np.asarray(value, dtype=np.float64)))
             ratio = np.where(same, 0.0, np.nan_to_num(error / bound, nan=np.inf, posinf=np.inf))
         worst = max(worst, float(ratio.max(initial=0.0)))
         wrong = ratio > 1
-        if text is None and wrong.any():
-            text = _described(name, got, value, wrong, ratio)
-    return worst, text
+        if first is None and wrong.any():
+            first = Wrong(name, _first(wrong), _described(name, got, value, wrong, ratio))
+    return worst, first
 
 
 def _described(name: str, got: NDArray[Any], value: NDArray[Any], wrong: NDArray[Any], ratio: NDArray[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Check a file of somebody's kernels: run a Python program in the emulator, or compile a .metal file."""
+"""Check a file of somebody's kernels: run a Python program in the emulator, or compile and run a .metal file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import kernels
 from kernels.emulator import Calls, EmulatorError, Finding, emulate
-from kernels.emulator.metal_file import compile_metal_file
+from kernels.emulator.metal_file import address_space_notes, compile_metal_file
 from kernels.lab.check import Orders, check
 from kernels.lab.experiment import Experiment
+from kernels.lab.metal_experiment import MetalExperiment
 from kernels.lab.verdict import Verdict
 
 _OURS = str(Path(kernels.__file__).parent)
@@ -30,17 +31,18 @@ class FileReport:
         file: the file.
         calls: the kernels of `mx.fast.metal_kernel` that ran, with their calls.
         verdicts: of the experiments that the file defines.
-        compiled: the kernels of a .metal file, which were compiled and not run.
+        compiled: the kernels of a .metal file that compile in every build; of a template, the first instantiation,
+            with the names of the others, which were not compiled.
         findings: the mistakes, also those that the program has caught; the one that ended it with its line.
         uncalled: kernels that were made and not called.
-        notes: what may be a mistake, by kernel.
+        notes: what may be a mistake, by kernel; of a .metal file's text by the file's name.
         mistakes: the mistakes of the emulator's runs as values, in the order of `findings`.
     """
 
     file: str
     calls: dict[str, int] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
-    compiled: list[str] = field(default_factory=list)
+    compiled: dict[str, tuple[str, ...]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     uncalled: list[str] = field(default_factory=list)
     notes: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
@@ -53,12 +55,17 @@ class FileReport:
 
     def __str__(self) -> str:
         lines = [f"{name}: {n} call{'s' * (n > 1)}, all right" for name, n in self.calls.items()]
-        lines += [f"{name}: compiled, not run" for name in self.compiled]
+        ran = {verdict.name for verdict in self.verdicts}
+        for name, others in self.compiled.items():
+            also = f" (and {len(others)} more instantiation{'s' * (len(others) > 1)}, not compiled)" if others else ""
+            run = "" if ran & {name, *others} else "; not run: no experiment"
+            lines.append(f"{name}: compiles in every build{also}{run}")
         lines += [f"{name}: made, never called" for name in self.uncalled]
         lines += [str(verdict) for verdict in self.verdicts]
         lines += self.findings
         for name, notes in self.notes.items():
-            lines += ["\n  ".join(f"note: kernel '{name}': {note}".splitlines()) for note in notes]
+            where = "" if name.endswith(".metal") else f"kernel '{name}': "
+            lines += ["\n  ".join(f"note: {where}{note}".splitlines()) for note in notes]
         if not lines:
             lines.append(
                 f"{self.file}: expected calls of kernels of mx.fast.metal_kernel, or kernels.Experiment objects, "
@@ -72,16 +79,17 @@ def check_file(
 ) -> FileReport:
     """Run a Python file as a program, with its `mx.fast.metal_kernel` calls checked, then check its experiments.
 
-    A .metal file is compiled, and its kernels are not run: a kernel needs arrays.
+    The kernels of a .metal file are compiled in every build. They need arrays to run: the first of `arguments` may be a
+    Python file with `MetalExperiment` objects, which is then checked, too.
 
     Args:
         file: a Python file, or one that ends in .metal.
-        arguments: of the program.
+        arguments: of the program; with a .metal file, the Python file first.
         orders: seeds, builds and switches; by default those of `emulate`.
         folders: where a .metal file's `#include "..."` are looked for, besides its own folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, or the first argument with a .metal file is no Python file.
         CompilerMissingError: there is no clang.
     """
     if not file.is_file():
@@ -90,12 +98,20 @@ def check_file(
     report = FileReport(str(file))
     if file.suffix == ".metal":
         try:
-            report.compiled = compile_metal_file(file, folders)
+            compiled = compile_metal_file(file, folders)
         except EmulatorError as error:
             report.findings = [str(error)]
-        return report
-    experiments = _run(file, arguments, orders, report)
-    for experiment in experiments:
+            return report
+        if notes := address_space_notes(file, folders):
+            report.notes[file.name] = notes
+        report.compiled = {one.name: one.others for one in compiled if not one.error}
+        report.findings = [f"{one.name}: {one.error}" for one in compiled if one.error]
+        if not arguments:
+            return report
+        file, *arguments = Path(arguments[0]), *arguments[1:]
+        if not file.is_file() or file.suffix != ".py":
+            raise FileNotFoundError(f"{file}: expected a Python file with kernels.MetalExperiment objects")
+    for experiment in _run(file, arguments, orders, report):
         try:
             report.verdicts.append(_checked(experiment, orders))
         except Exception as error:  # of the experiment's own functions, or about what they return
@@ -103,7 +119,7 @@ def check_file(
     return report
 
 
-def _checked(experiment: Experiment, orders: Orders) -> Verdict:
+def _checked(experiment: Experiment | MetalExperiment, orders: Orders) -> Verdict:
     return check(
         experiment,
         executor="emulator",
@@ -114,7 +130,7 @@ def _checked(experiment: Experiment, orders: Orders) -> Verdict:
     )
 
 
-def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Experiment]:
+def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileReport) -> list[Any]:
     """Run the program; return the experiments among its global names."""
     found: dict[str, Any] = {}
     calls = Calls()
@@ -131,14 +147,14 @@ def _run(file: Path, arguments: Sequence[str], orders: Orders, report: FileRepor
             ended = error
     report.calls = dict(Counter(call.kernel for call in calls.calls))
     report.uncalled = [name for name in dict.fromkeys(calls.made) if name not in report.calls]
-    report.findings = list(dict.fromkeys(str(error) for error in calls.findings if error is not ended))
+    report.findings += dict.fromkeys(str(error) for error in calls.findings if error is not ended)
     report.mistakes = list(dict.fromkeys(finding for error in calls.findings for finding in error.findings))
-    report.notes = calls.notes
+    report.notes |= calls.notes
     if ended is not None:
         report.findings.append(_described(ended, file))
     if report.findings:
         report.uncalled = []
-    return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment)))
+    return list(dict.fromkeys(value for value in found.values() if isinstance(value, Experiment | MetalExperiment)))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import mlx.core as mx
 from kernels.emulator import Finding, MetalKernel
 from kernels.emulator.runtime import Statistics
 from kernels.kernel import Kernel
+from kernels.lab.metal_launch import MetalLaunch
 from kernels.launch import ExecutorName, ExecutorUnavailableError, Launch, built, unavailable
 
 # The emulator's default builds: bounds and barriers; checks of undefined behaviour; data races.
@@ -33,7 +34,7 @@ def require(name: ExecutorName) -> None:
 
 
 def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
-    """Return the outputs, lazy on a GPU. The options `seed`, `build`, `lanes` and `suffixes` are for the emulator."""
+    """Return the outputs, lazy on a GPU. The options are those of a call in the emulator."""
     return built(launch.kernel, executor)(
         inputs=launch.inputs,
         template=list(launch.template),
@@ -46,8 +47,10 @@ def promise(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.a
     )
 
 
-def run(launch: Launch, executor: ExecutorName, **options: Any) -> list[mx.array]:
+def run(launch: Launch | MetalLaunch, executor: ExecutorName, **options: Any) -> list[Any]:
     """Return the computed outputs."""
+    if isinstance(launch, MetalLaunch):
+        return launch.run(**options)
     outputs = promise(launch, executor, **options)
     mx.eval(outputs)
     return outputs
@@ -58,22 +61,41 @@ def emulated(kernel: Kernel) -> MetalKernel:
     return cast(MetalKernel, built(kernel, "emulator"))
 
 
-def notes_of(launch: Launch) -> tuple[Finding, ...]:
+def statistics_of(launch: Launch | MetalLaunch) -> Statistics | None:
+    """Return the statistics of the last run in the emulator; None before the first."""
+    return launch.kernel.statistics if isinstance(launch, MetalLaunch) else emulated(launch.kernel).statistics
+
+
+def notes_of(launch: Launch | MetalLaunch) -> tuple[Finding, ...]:
     """Return what the last run in the emulator found that may be meant."""
-    statistics = emulated(launch.kernel).statistics
-    return () if statistics is None else (*emulated(launch.kernel).notes, *statistics.notes)
+    statistics = statistics_of(launch)
+    of_text = () if isinstance(launch, MetalLaunch) else emulated(launch.kernel).notes
+    return () if statistics is None else (*of_text, *statistics.notes)
 
 
-def undefined_reads(launch: Launch) -> str:
+def undefined_reads(launch: Launch | MetalLaunch) -> str:
     """Return a line about the last run's first read of a lane that takes no part in a shuffle, or nothing."""
-    statistics = emulated(launch.kernel).statistics
+    statistics = statistics_of(launch)
     return f"\n{statistics.undefined}" if statistics is not None and statistics.undefined is not None else ""
 
 
-def prepare(launches: Iterable[Launch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False) -> None:
-    """Compile these launches for the emulator, all instantiations of a kernel as one unit."""
+def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
+    """Return which thread wrote the element last that the last run in the emulator traced."""
+    statistics = statistics_of(launch)
+    return None if statistics is None else statistics.writer
+
+
+def prepare(
+    launches: Iterable[Launch | MetalLaunch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False
+) -> None:
+    """Compile these launches for the emulator, all instantiations of a kernel as one unit.
+
+    A kernel of a .metal file is compiled when it runs: it has no instantiations.
+    """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
+        if isinstance(launch, MetalLaunch):
+            continue
         wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [

@@ -44,6 +44,9 @@ def check_kernel_file(file: Path, arguments: Sequence[str], options: FileOptions
         raise OptionError(option="--lanes", expected=f"one of {', '.join(LANES)}", found=options.lanes)
     if not file.is_file():
         raise OptionError(option="FILE", expected="a Python file or a .metal file", found=str(file))
+    if file.suffix == ".metal" and arguments and not Path(arguments[0]).is_file():
+        wanted = "a Python file with kernels.MetalExperiment objects"
+        raise OptionError(option="FILE", expected=wanted, found=arguments[0])
     builds = BUILDS if options.races else BUILDS[:-1]
     orders = Orders(range(options.seeds), builds, options.lanes, options.suffixes)
     with redirect_stdout(sys.stderr if json else sys.stdout):

@@ -71,11 +71,17 @@ def check(
         Path | None,
         typer.Argument(
             help="Python program whose mx.fast.metal_kernel calls and experiments are checked in the emulator; or a "
-            ".metal file, which is compiled.",
+            ".metal file, whose kernels are compiled in every build.",
             show_default="the project's kernels",
         ),
     ] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.", show_default=False)] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Arguments of the program; with a .metal FILE, a Python file with experiments that run its kernels.",
+            show_default=False,
+        ),
+    ] = None,
     kernel: Annotated[
         list[str] | None,
         typer.Option("--kernel", "-k", help="Kernel to check; may be given several times.", show_default="all"),

@@ -1,4 +1,4 @@
-"""Fetch the projects and run their kernels: `python -m tests.collection fetch|run FOLDER`."""
+"""Fetch the projects, run their kernels, plant bugs in them: `python -m tests.collection fetch|run|plant FOLDER`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.collection.outcome import Outcome, as_dictionary
+from tests.collection.plant.table import plant_in
 from tests.collection.repositories import HUB, REPOSITORIES, Repository, fetch
 from tests.collection.run import run_cases
 
@@ -18,7 +19,7 @@ from tests.collection.run import run_cases
 def main(arguments: list[str]) -> int:
     """Fetch, or run and print a line per case and a table; return 1 if a case ended otherwise than it should."""
     parser = argparse.ArgumentParser(prog="python -m tests.collection", description=__doc__)
-    parser.add_argument("action", choices=["fetch", "run"])
+    parser.add_argument("action", choices=["fetch", "run", "plant"])
     parser.add_argument("folder", type=Path, help="the folder of the checkouts")
     parser.add_argument("--from", dest="source", default=HUB, help="where to clone from (default: %(default)s)")
     parser.add_argument("--repository", action="append", default=[], metavar="PART", help="only those named like this")
@@ -32,6 +33,8 @@ def main(arguments: list[str]) -> int:
         for repository in chosen:
             print(fetch(repository, options.folder, options.source))
         return 0
+    if options.action == "plant":
+        return plant_in(options.repository, options.folder, options.case, json_lines=options.json)
     if options.json:
         for repository in chosen:
             for one in run_cases(repository, options.folder, options.case):

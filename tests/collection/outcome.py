@@ -17,7 +17,8 @@ class Outcome:
     Attributes:
         verdict: "right", "differs", the name of the emulator's error, "failed" for a project's own tests, or "error" if
             the case itself failed.
-        kernels: the places in the project that made the kernels that ran: file and line.
+        kernels: the places in the project that made the kernels that ran: file and line, or of a kernel of
+            a .metal file the file and the kernel.
         wrong: those of them in which the emulator found a mistake.
         text: the error, or by how much the results differ.
     """

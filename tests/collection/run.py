@@ -17,12 +17,12 @@ from tests.collection.outcome import Outcome, ended
 from tests.collection.repositories import Repository
 from tests.collection.suite import outcome_of_tests
 from tests.collection.suite_plugin import Places, noted
+from tests.collection.whole import launched
 
 
 def run_cases(repository: Repository, folder: Path, names: list[str]) -> Iterator[Outcome]:
     """Run the cases of a repository whose names contain one of `names`, or all."""
-    for module in pkgutil.iter_modules(cases.__path__):
-        importlib.import_module(f"{cases.__name__}.{module.name}")
+    load_cases()
     root = (folder / repository.folder).resolve()
     checkout = Checkout(root, repository.root)
     with emulate() as seen, noted(root) as places:  # once, since modules keep the kernels that they make
@@ -36,9 +36,16 @@ def run_cases(repository: Repository, folder: Path, names: list[str]) -> Iterato
             yield outcome_of_tests(tests, root, repository.root)
 
 
+def load_cases() -> None:
+    """Import all cases, which register themselves."""
+    for module in pkgutil.iter_modules(cases.__path__):
+        importlib.import_module(f"{cases.__name__}.{module.name}")
+
+
 def outcome(one: Case, checkout: Checkout, seen: Calls, places: Places) -> Outcome:
     """Run a case and compare its results."""
     start, text, verdict = time.perf_counter(), "", "right"
+    launched.clear()
     try:
         found, expected = one.run(checkout)
         worst = difference(found, expected)
@@ -50,4 +57,8 @@ def outcome(one: Case, checkout: Checkout, seen: Calls, places: Places) -> Outco
         verdict, text = "error", f"{type(error).__name__}: {error}"
     for finding in seen.findings:  # also those that the project has caught
         verdict, text = type(finding).__name__, str(finding)
+    for made, _ in launched:
+        places.setdefault(f"{made.file.relative_to(checkout.folder)}: {made.kernel}", [])
+    if launched and verdict.endswith("Error"):
+        places[f"{launched[-1][0].file.relative_to(checkout.folder)}: {launched[-1][0].kernel}"].append(text)
     return ended(one, verdict, text, places, start)

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.emulator import Library, library
+from kernels.emulator import EmulatorError, Library, library
+from kernels.emulator.causes import root_cause
 from tests.collection.case import Checkout
 from tests.collection.compare import values
 
 _TYPES = {"float": "f4", "bool": "?", "int": "i4"} | {
     f"{sign}int{bits}_t": f"{kind}{bits // 8}" for sign, kind in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)
 }
+
+
+class Whole(NamedTuple):
+    """A launch of a kernel of a .metal file of a checkout, which can be made again with another text."""
+
+    file: Path
+    folders: tuple[Path, ...]
+    kernel: str
+    constants: Mapping[int | str, float] | None
+    buffers: Mapping[int, Any]
+    grid: Sequence[int]
+    threadgroup: Sequence[int]
+    memory: Mapping[int, int]
+
+
+# The launches of the current case, with their results.
+launched: list[tuple[Whole, dict[int, Any]]] = []
 
 
 @cache
@@ -40,11 +58,19 @@ def launch(
     """Run a kernel in several builds and two orders of threads; return the contents of its outputs, all equal."""
     folders = tuple(checkout.folder / folder for folder in include)
     function = _library(checkout.folder / file, folders).function(kernel, constants)
-    results = []
+    by_index = dict(buffers) if isinstance(buffers, Mapping) else dict(enumerate(buffers))
+    whole = Whole(checkout.folder / file, folders, kernel, constants, by_index, grid, threadgroup, memory or {})
+    results: list[list[Any]] = []
+    written: dict[int, Any] = {}
+    launched.append((whole, written))
     for seed, build in enumerate(builds):
-        written = function(
-            buffers, grid=grid, threadgroup=threadgroup, threadgroup_memory=memory, build=build, seed=min(seed, 1)
+        again = partial(
+            function, buffers, grid=grid, threadgroup=threadgroup, threadgroup_memory=memory, seed=min(seed, 1)
         )
+        try:
+            written.update(again(build=build))
+        except EmulatorError as error:
+            raise root_cause(error, build, lambda other, again=again: again(build=other)) from None
         results.append(list(written.values()))
     for other in results[1:]:
         for one, another in zip(results[0], other, strict=True):

@@ -9,7 +9,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator import CompileError, EmulatorError, LaunchError, MemoryFaultError, RaceError
+from kernels.emulator import (
+    CompileError,
+    ConvergenceError,
+    EmulatorError,
+    LaunchError,
+    MemoryFaultError,
+    RaceError,
+    UndefinedBehaviorError,
+)
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
@@ -141,6 +149,66 @@ PATTERNS = [
         "        if (thread_position_in_grid.x == 0)",
         caught=RaceError,
         says="output 'y'",
+    ),
+    Pattern(
+        "a number of elements below zero",
+        """
+        float mine[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        const uint first = thread_position_in_threadgroup.x * 4;
+        const uint width = x_shape[0];
+        const int n = width - first;  // threads beyond the row have less than none
+        for (int i = 0; i < 4; i++)
+          if (i < n) mine[i] = x[first + i];
+        const float mean = simd_sum(mine[0] + mine[1] + mine[2] + mine[3]) / width;
+        for (int i = n; i < 4; i++) mine[i] = mean;
+        float squares = 0.0f;
+        for (int i = 0; i < 4; i++) squares += (mine[i] - mean) * (mine[i] - mean);
+        squares = simd_sum(squares);
+        if (thread_position_in_threadgroup.x == 0) y[0] = squares / width;
+        """,
+        (90,), (1,), lambda x: x.var(keepdims=True), (32, 1, 1),
+        wrong="int i = n;",
+        right="int i = max(n, 0);",
+        caught=UndefinedBehaviorError,
+        says="index beyond an array's bounds, at body, line 9",
+    ),
+    Pattern(
+        "a barrier that only writers come to",
+        """
+        threadgroup float parts[4];
+        const uint lane = thread_index_in_simdgroup, group = simdgroup_index_in_threadgroup;
+        float sum = simd_sum(x[thread_position_in_threadgroup.x]);
+        if (lane == 0) {
+          parts[group] = sum;
+          threadgroup_barrier(mem_flags::mem_none);
+          if (group == 0) y[0] = parts[0] + parts[1] + parts[2] + parts[3];
+        }
+        """,
+        (128,), (1,), lambda x: x.sum(keepdims=True), (128, 1, 1), (128, 1, 1),
+        wrong="threadgroup_barrier(mem_flags::mem_none);",
+        right=f"}} {BARRIER} if (lane == 0) {{",
+        caught=ConvergenceError,
+        says=r"threadgroup_barrier \(body, line 7: .*124 thread\(s\) of the threadgroup have returned",
+    ),
+    Pattern(
+        "scores written over scores",
+        """
+        threadgroup float scores[32];
+        const uint lane = thread_index_in_simdgroup;
+        float sum = 0.0f;
+        for (uint block = 0; block < 96; block += 32) {
+          scores[lane] = x[block + lane];
+          simdgroup_barrier(mem_flags::mem_threadgroup);
+          sum += simd_shuffle_xor(scores[31 - lane], ushort(1));
+        }
+        sum = simd_sum(sum);
+        if (lane == 0) y[0] = sum;
+        """,
+        (96,), (1,), lambda x: x.sum(keepdims=True), (32, 1, 1),
+        wrong="ushort(1));",
+        right="ushort(1)); simdgroup_barrier(mem_flags::mem_threadgroup);",
+        caught=RaceError,
+        says="write after read of threadgroup array 'scores'",
     ),
     Pattern(
         "a pixel read before its mask",

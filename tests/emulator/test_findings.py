@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import mlx.core as mx
@@ -11,14 +12,18 @@ import pytest
 from kernels.emulator import (
     EmulatorError,
     Finding,
+    LaunchError,
     LintError,
     MemoryFaultError,
     MetalKernel,
     RaceError,
+    UndefinedBehaviorError,
     metal_kernel,
     prepare,
     unavailable,
 )
+from kernels.emulator.causes import root_cause
+from kernels.emulator.findings import Place
 from tests.emulator.test_emulator import X, call, simple
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
@@ -191,3 +196,55 @@ def test_overloads_and_templates_of_one_name_are_no_recursion():
 def test_kernels_are_named_in_errors_of_their_text():
     with pytest.raises(LintError, match="kernel 'static' is not what Metal takes"):
         call(metal_kernel("static", ["x"], ["y"], "static threadgroup float t[2]; y[0] = t[0];"), X)
+
+
+def test_a_write_beside_an_output_has_its_line_and_thread():
+    (found,) = mistakes(simple("const int i = thread_position_in_grid.x;\nif (i == 7) y[i - 9] = x[i];\ny[i] = x[i];"))
+    assert "8 bytes before its start, at body, line 2" in str(found)
+    assert (found.place.thread, found.place.line) == ((7, 0, 0), 2)
+
+
+def test_the_writer_of_an_element():
+    kernel = simple("const uint i = thread_position_in_grid.x;\nif (i % 2 == 0) y[i] = x[i];")
+    for index, says in ((6, r"thread \(6, 0, 0\), lane 6 wrote it last, at body, line 2"), (7, "no thread wrote it; ")):
+        call(kernel, X, (64,), build="races", trace=("y", index))
+        assert kernel.statistics is not None
+        assert re.search(says, str(kernel.statistics.writer))
+    with pytest.raises(LaunchError, match=r"trace .*expected one of y and an index from 0 on, in the build 'races'"):
+        call(kernel, X, (64,), trace=("y", 0))
+
+
+def test_the_writer_of_an_atomic():
+    kernel = metal_kernel(
+        name="count", input_names=["x"], output_names=["y"], atomic_outputs=True,
+        source="atomic_fetch_add_explicit(&y[thread_position_in_grid.x / 32], x[0], memory_order_relaxed);",
+    )  # fmt: skip
+    kernel(
+        inputs=[X], grid=(64, 1, 1), threadgroup=(64, 1, 1), output_shapes=[(2,)], output_dtypes=[mx.float32],
+        init_value=0, build="races", trace=("y", 1),
+    )  # fmt: skip
+    assert kernel.statistics is not None
+    assert "lane 31 wrote it last, at body, line 1" in str(kernel.statistics.writer)
+
+
+def test_an_index_beyond_a_private_array_is_the_cause_of_another_error():
+    place = Place((0, 0, 0), (0, 0, 0), "body", 1)
+    fault, overflow, shift = (
+        MemoryFaultError("fault"),
+        UndefinedBehaviorError("index beyond"),
+        UndefinedBehaviorError(""),
+    )
+    fault.findings = (Finding("fault", False, "fault", place),)
+
+    def repeat(error: EmulatorError | None) -> Any:
+        def run(build: str) -> None:
+            assert build == "undefined"
+            if error:
+                raise error
+
+        return run
+
+    assert root_cause(fault, "spaces", repeat(overflow)) is overflow
+    for other in (shift, RaceError(), None):
+        assert root_cause(fault, "spaces", repeat(other)) is fault
+    assert root_cause(fault, "undefined", repeat(overflow)) is fault

@@ -111,6 +111,19 @@ def test_mistakes_have_their_line() -> None:
         run("racing", [out(1, dtype=np.int32)], build="races")
 
 
+def test_the_writer_of_a_byte_can_be_traced() -> None:
+    head = "kernel void twice(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]) {"
+    text = f"{head}\n  y[i / 2 - 1] = 1;\n}}"
+    kernel = library(text).function("twice")
+    how = {"grid": (8, 1, 1), "threadgroup": (8, 1, 1)}
+    with pytest.raises(MemoryFaultError, match=r"past its end|before its start|belongs to no buffer"):
+        kernel([out(4)], **how)
+    kernel = library(text.replace(" - 1", "")).function("twice")
+    kernel([out(4)], **how, build="races", trace=(0, 8))
+    assert kernel.statistics is not None
+    assert "thread (5, 0, 0), lane 5 wrote it last, at metal, line 2" in str(kernel.statistics.writer)
+
+
 def test_calls_that_do_not_fit_are_refused() -> None:
     x, given = np.zeros(8, np.float32), np.array((8, 1.0, (0, 0)), ARGUMENTS)
     with pytest.raises(LaunchError, match=r"function constant 3 \('twice', bool\), which has no value"):

@@ -132,8 +132,24 @@ def test_whole_numbers_must_be_equal():
 def test_what_counts_as_wrong(dtype, found, value, ok):
     launch, _ = SCALE.launch({"N": 1})
     launch = launch.__class__(**{**launch.__dict__, "output_dtypes": [dtype]})
-    _, text = compare(launch, [np.array([found])], [Expected(np.array([value]), np.array([4 * EPSILON]))])
-    assert (text is None) is ok
+    _, wrong = compare(launch, [np.array([found])], [Expected(np.array([value]), np.array([4 * EPSILON]))])
+    assert (wrong is None) is ok
+
+
+def test_who_wrote_a_wrong_number_is_told():
+    verdict = check(rewritten(SCALE, "if (i < N) ", "if (i < N && i != 5) "), [{"N": 8}], dtypes=["float32"])
+    assert "no thread wrote it; next to it, threadgroup (0, 0, 0), thread (4, 0, 0), lane 4 wrote" in str(verdict)
+    assert "check the grid, the guards, and the index of the store" in str(verdict)
+    verdict = check(rewritten(SCALE, "if (i < N) ", "if (i < N && i > N) "), [{"N": 8}], dtypes=["float32"])
+    assert "no thread wrote any of it" in str(verdict)
+
+
+def test_an_index_beyond_a_private_array_is_the_cause_of_what_it_damages():
+    body = (
+        "uint i = thread_position_in_grid.x; float mine[4] = {}; for (int j = -8; j < 4; j++) mine[j] = 1e30f; "
+        "if (i < N) y[i] = x[i] + 0.0f * mine[0];"
+    )
+    assert "index beyond an array's bounds" in str(check(changed(SCALE, source=body), [{"N": 8}], dtypes=["float32"]))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """`kernels check FILE`: a program, experiments, and .metal files."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kernels.emulator import unavailable
+import kernels
+from kernels.emulator import Unwritten, unavailable
 from mlx_engine.commands.app import app
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
@@ -130,11 +133,102 @@ def test_a_metal_file_is_compiled_and_what_it_includes_is_read_each_time(write):
     file = write("scale.metal", METAL)
     assert "'third.h' file not found" in check(file, code=1).stdout
     header = write("third.h", "#define THIRD (1.0 / 3.0)\n")
-    assert check(file).stdout == "scale: compiled, not run\nnothing: compiled, not run\n"
+    assert check(file).stdout.splitlines() == [
+        f"{name}: compiles in every build; not run: no experiment" for name in ("scale", "nothing")
+    ]
     header.write_text("")
     out = check(file, code=1).stdout
     assert "scale.metal:9:12: error: use of undeclared identifier 'THIRD'" in out
     assert "warning" not in out
+
+
+TEMPLATE = """#include <metal_stdlib>
+using namespace metal;
+template <typename T>
+kernel void doubled(device const T* x [[buffer(0)]], constant int& n [[buffer(1)]], device T* y [[buffer(2)]],
+                    uint i [[thread_position_in_grid]]) {
+  if (i < uint(n)) y[i] = 2 * x[i];
+}
+template [[host_name("doubled_float")]] kernel decltype(doubled<float>) doubled<float>;
+template [[host_name("doubled_half")]] kernel decltype(doubled<half>) doubled<half>;
+"""
+DOUBLED = """
+from pathlib import Path
+import numpy as np
+from kernels import MetalExperiment
+from kernels.emulator import Unwritten
+
+doubled = MetalExperiment(
+    Path(__file__).with_name("doubled.metal"), "doubled_float", sizes=[{"N": 1}, {"N": 40}], grid=lambda N: 64,
+    threadgroup=32, buffers=lambda N, rng: [rng.standard_normal(N, np.float32), N, Unwritten((N,), np.float32)],
+    reference=lambda buffers: {2: FACTOR * buffers[0]},
+)
+"""
+
+
+def test_kernels_of_a_metal_file_run_with_experiments_beside_it(write):
+    file = write("doubled.metal", TEMPLATE)
+    right, wrong = (write(f"by_{n}.py", DOUBLED.replace("FACTOR", str(n))) for n in (2, 3))
+    lines = check(file, right).stdout.splitlines()
+    assert lines[0] == "doubled_float: compiles in every build (and 1 more instantiation, not compiled)"
+    assert lines[1].startswith("doubled_float (emulator): 2 shapes, 10 runs, all right")
+    out = check(wrong, code=1).stdout
+    assert "y[0]: expected " in out
+    assert "thread (0, 0, 0), lane 0 wrote it last, at doubled.metal, line 6: `if (i < uint(n)) y[i] = 2" in out
+    assert (
+        "expected a Python file with kernels.MetalExperiment objects, found 'none.py'"
+        in check(file, "none.py", code=2).stderr
+    )
+
+
+BROKEN = """
+template <typename T>
+kernel void broken(device T* y [[buffer(0)]]) { y[0] = T::one; }
+template [[host_name("broken_float")]] kernel decltype(broken<float>) broken<float>;
+"""
+
+
+@pytest.mark.slow
+def test_kernels_of_a_metal_file_are_reported_one_by_one(write):
+    file = write("doubled.metal", TEMPLATE + BROKEN)
+    out = check(file, code=1).stdout
+    assert "doubled_float: compiles in every build (and 1 more instantiation, not compiled); not run" in out
+    assert "broken_float: does not compile in the build 'spaces'\ndoubled.metal:12:" in out
+    out = check(file, write("by_2.py", DOUBLED.replace("FACTOR", "2")), code=1).stdout
+    assert "broken_float: does not compile" in out
+    assert "doubled_float (emulator): 2 shapes, 10 runs, all right" in out
+
+
+def test_a_metal_experiment_with_a_mistake_is_refused_in_one_line(write):
+    file = write("doubled.metal", TEMPLATE)
+    given = {"file": file, "function": "doubled_float", "grid": 32, "threadgroup": 32, "buffers": lambda: [],
+             "reference": lambda buffers: {2: buffers[0]}}  # fmt: skip
+    for change, says in (
+        ({"file": "none.metal"}, "expected a .metal file, found no file none.metal"),
+        ({"function": "tripled"}, "expected a kernel such as doubled_float"),
+        ({"sizes": []}, "sizes: expected the same names in each, and one at least"),
+        ({"grid": lambda N: N}, "grid: expected parameters among"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            kernels.MetalExperiment(**{**given, **change})
+    buffers = [np.zeros(4, np.float32), 4, Unwritten((4,), np.float32)]
+    for reference, says in (
+        (lambda buffers: {0: buffers[0]}, "by the index of a buffer that the kernel writes (2), found [0]"),
+        (lambda buffers: {2: buffers[0][:3]}, "expected buffer 2 (4,), found (3,)"),
+    ):
+        experiment = kernels.MetalExperiment(**{**given, "buffers": lambda: buffers, "reference": reference})
+        with pytest.raises(ValueError, match=re.escape(says)):
+            kernels.check(experiment)
+
+
+def test_lint_and_address_spaces_of_a_metal_file(write):
+    one = "#include <metal_stdlib>\nkernel void one(device float* y [[buffer(0)]]) {\n  BODY\n}\n"
+    out = check(write("one.metal", one.replace("BODY", "double x = 1; y[0] = x;")), code=1).stdout
+    assert "one.metal, line 3: `double` is not a type" in out
+    out = check(write("one.metal", one.replace("BODY", "threadgroup float* x = y; x[0] = 1;"))).stdout
+    assert "one: compiles in every build" in out
+    assert "note: one.metal, line 3: " in out
+    assert "'threadgroup float *' with an lvalue of type 'device float *'" in out
 
 
 def test_folders_of_a_metal_file(write, tmp_path):

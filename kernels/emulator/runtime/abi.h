@@ -87,6 +87,7 @@ enum {
   MSL_TRUNCATED,                    // an implicit conversion changed an integer
   MSL_UNWRITTEN,                    // a read of memory that nobody has written
   MSL_SHIFTED,                      // a shuffle that shifts reads a lane that takes no part
+  MSL_WRITER,                       // which thread wrote a byte last: what `trace` asks for
 };
 
 typedef struct {
@@ -124,6 +125,7 @@ typedef struct {
   unsigned poison;     // the byte that threadgroup memory is full of at first
   unsigned patience;   // milliseconds of the processor that a threadgroup may take
   unsigned print_from[3];  // the position in the grid of the thread that may print
+  unsigned long trace;  // the address of a watched byte whose last writer is noted, or 0
 } msl_options;
 
 typedef struct {

@@ -42,6 +42,7 @@ typedef struct {
 static region regions[MAX_REGIONS];
 static unsigned region_count, this_group, phases[MSL_MEMORIES];
 static int atomically;
+static who traced_atomic;  // wrote the traced byte by an atomic
 
 // ---- fences of threads ----
 
@@ -92,6 +93,7 @@ void races_prepare(void) {
   memset(phases, 0, sizeof phases);
   fences = 0;
   atomically = 0;
+  traced_atomic = (who){0};
 }
 
 void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank) {
@@ -203,7 +205,10 @@ static void touch_byte(uintptr_t address, history* past, const access* now, cons
   int none = !found->kind, is_first = past->written_by != mark;
   if (writes) past->written_by = mark;
   else if (where->blank && is_first && !*unwritten) *unwritten = address;
-  if (atomically) return;
+  if (atomically) {
+    if (writes && address == options.trace) traced_atomic = now->by;
+    return;
+  }
   if (none && by_another(&past->write, now) && !ordered(&past->write, now, where->of_group))
     *found = race(address, &past->write.by, &now->by, writes ? "write after write" : "read after write");
   else if (none && writes && by_another(&past->read, now) && !ordered(&past->read, now, where->of_group))
@@ -233,6 +238,37 @@ static void touch(uintptr_t address, unsigned bytes, int writes, const void* cod
     memcpy(pending.before, (void*)address, bytes);
     pending.report = found;
   } else findings_add(&found);
+}
+
+enum { NOBODY, A_THREAD, A_NEIGHBOUR };
+
+// The written byte that is nearest to one that nobody wrote.
+static uintptr_t nearest_written(const region* where, uintptr_t at) {
+  for (uintptr_t distance = 1; distance < where->bytes; distance++) {
+    if (at >= distance && where->bytes_of[at - distance].write.by.code) return at - distance;
+    if (at + distance < where->bytes && where->bytes_of[at + distance].write.by.code) return at + distance;
+  }
+  return at;
+}
+
+void races_trace(uintptr_t address) {
+  region* where = region_of(address);
+  if (!where) return;
+  uintptr_t at = address - where->start;
+  const who* by = where->bytes_of[at].write.by.code ? &where->bytes_of[at].write.by : &traced_atomic;
+  msl_report found = {.kind = MSL_WRITER, .address = address, .count = A_THREAD};
+  if (!by->code) {
+    at = nearest_written(where, at);
+    by = &where->bytes_of[at].write.by;
+    found.count = by->code ? A_NEIGHBOUR : NOBODY;
+    found.address = where->start + at;
+  }
+  if (by->code) {
+    found.code = (unsigned long)by->code;
+    found.lane = by->thread % MSL_SIMD_WIDTH;
+    place_of(by->group, by->thread, found.group, found.thread);
+  }
+  findings_add(&found);
 }
 
 #define EXPORTED __attribute__((visibility("default")))

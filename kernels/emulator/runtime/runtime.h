@@ -84,6 +84,7 @@ void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank);
 void races_next_group(void);
 void races_next_phase(unsigned memory);
 void races_settle(void);          // before another thread runs
+void races_trace(uintptr_t address);  // note which thread wrote this byte last
 void races_forget_pending(void);  // of a thread that has ended before its store
 
 // threadgroup.c

@@ -389,6 +389,7 @@ unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* gri
   denormals_restore(before);
   signals_restore();
   running = NULL;
+  if (options.races && options.trace) races_trace(options.trace);
   if (options.races) races_prepare();
   *statistics = counted;
   return findings_end();

@@ -91,6 +91,16 @@ def q4_k(rows: int, columns: int) -> tuple[Array, Array]:
     return made, (d * scale[..., None] * values - dmin * least[..., None]).reshape(rows, columns)
 
 
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def iq4_nl(rows: int, columns: int) -> tuple[Array, Array]:
+    made, _ = q4_0(rows, columns)
+    made["d"] /= 16
+    values = np.array(IQ4_NL, np.float32)[np.concatenate([made["qs"] & 15, made["qs"] >> 4], -1)]
+    return made, (made["d"][..., None].astype(np.float32) * values).reshape(rows, columns)
+
+
 def product(checkout: Checkout, kernel: str, made: Array, w: Array, per_group: int, simds: int, nr0: int) -> Results:
     """Return a matrix times three vectors by kernel_mul_mv_*."""
     rows, columns = w.shape
@@ -133,6 +143,11 @@ def mul_mv_q8_0(checkout: Checkout) -> Results:
 @case(GGML)
 def mul_mv_q4_k(checkout: Checkout) -> Results:
     return product(checkout, "kernel_mul_mv_q4_K_f32", *q4_k(24, 512), 4, 2, 2)
+
+
+@case(GGML)
+def mul_mv_iq4_nl(checkout: Checkout) -> Results:
+    return product(checkout, "kernel_mul_mv_iq4_nl_f32", *iq4_nl(24, 256), 4, 2, 2)
 
 
 def product_of_matrices(checkout: Checkout, kernel: str, made: Array, w: Array) -> Results:
@@ -237,14 +252,22 @@ def rope_neox(checkout: Checkout) -> Results:
 
 @case(GGML)
 def get_rows(checkout: Checkout) -> Results:
-    made, w = q4_0(20, 256)
+    return rows_of(checkout, "kernel_get_rows_q4_0", *q4_0(20, 256))
+
+
+@case(GGML)
+def get_rows_iq4_nl(checkout: Checkout) -> Results:
+    return rows_of(checkout, "kernel_get_rows_iq4_nl", *iq4_nl(20, 256))
+
+
+def rows_of(checkout: Checkout, kernel: str, made: Array, w: Array) -> Results:
     chosen = np.array([7, 0, 19], np.int32)
     row = made.nbytes // 20
     args = arguments(
         checkout, "get_rows", ne00t=256 // 16, ne00=256, nb01=row, nb02=row * 20, nb03=row * 20, ne10=3, nb10=4,
         nb11=12, nb12=12, nb1=1024, nb2=3072, nb3=3072,
     )  # fmt: skip
-    found = run(checkout, "kernel_get_rows_q4_0", [args, made, chosen, out(3, 256)], (3, 1, 1), (32,))
+    found = run(checkout, kernel, [args, made, chosen, out(3, 256)], (3, 1, 1), (32,))
     return found, [w[chosen]]
 
 

@@ -1,0 +1,137 @@
+"""An experiment with a kernel of a whole .metal file: its buffers, grid and NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.emulator import Unwritten, WholeKernel, library
+from kernels.lab.arrays import Sizes, in_numpy
+from kernels.lab.metal_launch import MetalLaunch
+from kernels.lab.validate import check_names, check_parameters, check_switches, check_threadgroup, three
+from kernels.launch import Size
+
+Buffers = Mapping[int, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class MetalExperiment:
+    """A kernel of a .metal file with everything needed to run and check it, in the emulator.
+
+    The parameters of functions are chosen by name: sizes, `rng` in `buffers`, and `buffers` in `reference`, which are
+    those by index, arrays of floats as float64.
+
+    Attributes:
+        file: the .metal file.
+        function: the kernel's name, its `host_name` if it has one.
+        buffers: function that returns the buffers in order or by index, as a call of `library`'s kernel takes them:
+            arrays, structures, numbers, `Unwritten(shape, dtype)` for what the kernel writes.
+        reference: function that returns what the kernel must write, by the index of the buffer, in NumPy.
+        grid: threads in each direction, or a function that returns them; not threadgroups.
+        threadgroup: threads of a threadgroup in each direction, or a function.
+        sizes: values of the names that the functions take; one launch each.
+        threadgroup_memory: bytes by index, or a function.
+        constants: function constants by index or name.
+        include: folders of files that the file includes.
+        bound: largest accepted error in float32 epsilons of the largest expected number, plus the rounding of the
+            result to a shorter type.
+        lanes: as of `Experiment`.
+
+    Raises:
+        ValueError: the definition has a mistake; one line.
+        LaunchError, CompileError: the file has no such kernel, or cannot be preprocessed.
+    """
+
+    file: str | Path
+    function: str
+    buffers: Callable[..., Buffers | Sequence[Any]]
+    reference: Callable[..., Mapping[int, Any]]
+    grid: Any
+    threadgroup: Any
+    sizes: Sequence[Sizes] = field(default_factory=lambda: [{}])
+    threadgroup_memory: Any = None
+    constants: Mapping[int | str, float] | None = None
+    include: Sequence[str | Path] = ()
+    bound: float = 4.0
+    lanes: str = "active"
+
+    suffixes = False  # a rule of CUDA, which has no .metal files
+
+    def __post_init__(self) -> None:
+        if not Path(self.file).is_file():
+            raise ValueError(f"{self.function}: expected a .metal file, found no file {self.file}")
+        names = sorted({name for sizes in self.sizes for name in sizes})
+        check_names(self.function, names)
+        check_switches(self.function, self.lanes, False)
+        if not self.sizes or any(set(sizes) != set(names) for sizes in self.sizes):
+            raise ValueError(f"{self.function}.sizes: expected the same names in each, and one at least")
+        check_parameters(self.buffers, [*names, "rng"], f"{self.function}.buffers")
+        check_parameters(self.reference, [*names, "buffers"], f"{self.function}.reference")
+        for name in ("grid", "threadgroup", "threadgroup_memory"):
+            if callable(getattr(self, name)):
+                check_parameters(getattr(self, name), names, f"{self.function}.{name}")
+        self.kernel  # noqa: B018 - raises errors now
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.function
+
+    @cached_property
+    def kernel(self) -> WholeKernel:
+        """The kernel of the file."""
+        return library(Path(self.file), self.include).function(self.function, self.constants)
+
+    def launch(self, sizes: Sizes, seed: int = 0) -> tuple[MetalLaunch, Callable[[], list[NDArray[Any]]]]:
+        """Return a launch and a function that returns what it must write.
+
+        Raises:
+            ValueError: the reference names a buffer that the kernel does not write, or a size is wrong.
+        """
+        given = call(self.buffers, {**sizes, "rng": np.random.default_rng(seed)})
+        buffers = dict(given) if isinstance(given, Mapping) else dict(enumerate(given))
+        expected = self._expected(sizes, buffers)
+        grid: Size = three(call(self.grid, sizes), f"{self.function}.grid")
+        threadgroup = check_threadgroup(self.function, call(self.threadgroup, sizes))
+        memory = call(self.threadgroup_memory, sizes) or {}
+        launch = MetalLaunch(self.kernel, buffers, grid, threadgroup, memory, tuple(expected))
+        return launch, partial(list, expected.values())
+
+    def _expected(self, sizes: Sizes, buffers: Buffers) -> dict[int, NDArray[Any]]:
+        numbers = {i: in_numpy(x) if isinstance(x, mx.array) else _wide(x) for i, x in buffers.items()}
+        found = call(self.reference, {**sizes, "buffers": numbers})
+        written = {one.slot for one in self.kernel.parameters if one.role == "buffer" and one.is_written}
+        if not isinstance(found, Mapping) or not found or not set(found) <= written:
+            shown = [*found] if isinstance(found, Mapping) else type(found).__name__
+            raise ValueError(
+                f"{self.function}.reference: expected arrays by the index of a buffer that the kernel writes "
+                f"({', '.join(map(str, sorted(written)))}), found {shown}"
+            )
+        for i, value in found.items():
+            shape = tuple(getattr(buffers.get(i), "shape", ()))
+            if np.asarray(value).shape != shape:
+                raise ValueError(
+                    f"{self.function}.reference: expected buffer {i} {shape}, found {np.asarray(value).shape}"
+                )
+        return {i: np.asarray(value) for i, value in found.items()}
+
+
+def call(value: Any, known: Mapping[str, Any]) -> Any:
+    """Return a value, or what a function returns for the known values that its parameters name."""
+    if not callable(value):
+        return value
+    return value(**{name: known[name] for name in check_parameters(value, list(known), "")})
+
+
+def _wide(value: Any) -> Any:
+    """Return arrays of floats as float64, and everything else as it is."""
+    if isinstance(value, Unwritten) or not isinstance(value, np.ndarray | np.generic) or value.dtype.kind != "f":
+        return value
+    return value.astype(np.float64)
