@@ -205,7 +205,7 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
     monkeypatch.delenv("MLX_HOSTFILE", raising=False)
     for options, expected in (
         (["--shard", "pipeline"], "found a process alone"),
-        (["--shard", "rows"], "--shard: expected pipeline, found 'rows'"),
+        (["--shard", "rows"], "--shard: expected pipeline or tensor, found 'rows'"),
         (["--split", "1,2"], "--split: expected --shard"),
     ):
         with pytest.raises(SystemExit) as ended:
