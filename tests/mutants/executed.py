@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Generator, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ class Executed:
         self._data = [CoverageData(str(record).removesuffix(SECONDS)) for record in records]
         for data in self._data:
             data.read()
+
+    @property
+    def seconds_of_files(self) -> Mapping[str, float]:
+        """How long the tests of each test file took."""
+        files = defaultdict[str, float](float)
+        for test, seconds in self._seconds.items():
+            files[test.partition("::")[0]] += seconds
+        return files
 
     def tests(self, file: str, lines: Collection[int]) -> list[str]:
         """Return the tests that execute one of the lines, or else the file, the shortest first, within the limits."""
