@@ -6,6 +6,7 @@ import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.__main__ import chosen
+from tests.mutants.near import UNRECORDED, near
 from tests.mutants.plant import Mutant, NotFoundError, planted
 
 ROOT = Path(__file__).parents[1]
@@ -95,3 +96,27 @@ def test_parts_are_all_mutants_once():
     parts = [mutant for k in range(1, 5) for mutant in chosen([], f"{k}/4")]
     assert sorted(mutant.name for mutant in parts) == sorted(mutant.name for mutant in MUTANTS)
     assert chosen([MUTANTS[0].name], "1/1") == [MUTANTS[0]]
+
+
+def test_test_files_near_a_module_name_it_or_are_listed(tmp_path: Path):
+    """The shortest first. `test_mutants.py` names the module, too, but would catch every bug."""
+    tests = {
+        "unit/test_long.py": "import kernels.cpu.tile",
+        "unit/test_short.py": "from kernels.cpu import tile",
+        "unit/test_other.py": "from kernels.cpu import rows",
+        "test_mutants.py": "import kernels.cpu.tile",
+    }
+    for name, text in tests.items():
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = near(tmp_path, "kernels/cpu/tile.py", {"tests/unit/test_long.py": 9.0, "tests/unit/test_short.py": 1.0})
+    assert found[:2] == ["tests/unit/test_short.py", "tests/unit/test_long.py"]
+    assert sorted(found[2:]) == sorted(UNRECORDED["kernels/cpu/"])
+    assert near(tmp_path, "mlx_engine/engine.py", {}) == []
+
+
+@pytest.mark.parametrize("start", UNRECORDED)
+def test_listed_files_exist(start: str):
+    assert list(ROOT.glob(f"{start}*"))
+    assert [test for test in UNRECORDED[start] if not (ROOT / test).exists()] == []
