@@ -217,7 +217,9 @@ def test_rotary_and_missing_settings_are_written_as_mlx_lm_reads_them():
     assert (made["partial_rotary_factor"], made["rope_scaling"]["type"]) == (0.5, "longrope")
     old = {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     assert config_for_mlx(old, has_head=True) == {**old, "tie_word_embeddings": False}
-    lacking = config_for_mlx({"n_embd": 8, "n_inner": None}, has_head=True, known={"n_ctx": 9, "n_embd": 7, "n_inner": 6})
+    lacking = config_for_mlx(
+        {"n_embd": 8, "n_inner": None}, has_head=True, known={"n_ctx": 9, "n_embd": 7, "n_inner": 6}
+    )
     assert lacking == {"n_ctx": 9, "n_embd": 8, "n_inner": 6, "tie_word_embeddings": False}
 
 
