@@ -43,9 +43,10 @@ def first_failure(mutant: Mutant, executed: Executed) -> str | None:
         tests = executed.tests(mutant.file, lines(mutant, source)) if is_recorded(mutant.file) else []
         # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
         # name.
+        runs = near(root, mutant.file, executed.seconds_of_files)
         caught = _failure(tests, root, only=FAILED) if tests else None
-        files = [] if caught else near(root, mutant.file, executed.seconds_of_files)
-        return caught or (_failure(files, root) if files else None) or _failure([], root, seconds=ALL_SECONDS)
+        caught = caught or next(filter(None, (_failure(run, root) for run in runs)), None)
+        return caught or _failure([], root, seconds=ALL_SECONDS)
 
 
 def failure_without_bug(records: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""The test files that are near a source file: those that name its module, and those listed here.
+"""The tests near a source file: those in files that name its module, and those listed here.
 
 Listed are tests of code whose lines no record of executed lines has: code that is compiled, or runs in a process that
 a test starts.
@@ -6,22 +6,32 @@ a test starts.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 # They look for the code that the bug has replaced, or at its hash, and would catch every bug.
 NOT_RUN = ("test_mutants.py", "test_benchmarks_page.py")
 
-# By the beginning of a source file's path.
+_OPS = "tests/contract/test_ops.py -k "
+_FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
+# By the beginning of a source file's path: arguments of pytest, run in this order. A bug in a kernel changes the digest
+# of all, so each format that a test needs is compiled anew. The first tests need few formats.
 UNRECORDED = {
+    **{f"kernels/cpu/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
+    "kernels/cpu/affine": ("tests/unit/test_cpu_linear.py -k AFFINE",),
+    "kernels/cpu/attention": ("tests/unit/test_cpu_attention.py",),
+    "kernels/cpu/convolution.py": (f"{_OPS}short_conv",),
+    "kernels/cpu/delta_rule.py": (f"{_OPS}delta_net",),
+    "kernels/cpu/experts.py": (f"{_OPS}norm_experts_add",),
+    "kernels/cpu/program.py": ("tests/unit/test_compiled_program.py",),
+    "kernels/cpu/tile.py": ("tests/unit/test_cpu_gemm.py",),
     "kernels/cpu/": (
+        f"{_OPS}'project_add or norm_gate_up or norm_up or norm_head'",
         "tests/contract/test_ops.py",
-        "tests/contract/test_whole_model.py",
-        "tests/unit/test_compiled_program.py",
         "tests/unit/test_cpu_attention.py",
-        "tests/unit/test_cpu_blocks.py",
-        "tests/unit/test_cpu_gemm.py",
         "tests/unit/test_cpu_linear.py",
+        "tests/unit/test_compiled_program.py",
     ),
     "mlx_engine/commands/signals.py": ("tests/unit/test_drafts.py",),
 }
@@ -32,21 +42,17 @@ def is_recorded(file: str) -> bool:
     return not file.startswith(tuple(UNRECORDED))
 
 
-def near(root: Path, file: str, seconds: Mapping[str, float]) -> list[str]:
-    """Return the test files near a source file: first those that name it, then those listed, the shortest first.
+def near(root: Path, file: str, seconds: Mapping[str, float]) -> list[list[str]]:
+    """Return the arguments of one or more runs of pytest: the files that name a module, and then the listed tests.
 
     Args:
         root: of the checkout.
-        file: the source file, from the root.
-        seconds: how long test files take.
+        file: the source file of the module, from the root.
+        seconds: how long test files take; the shortest is first in its run.
     """
-
-    def shortest_first(files: list[str]) -> list[str]:
-        return sorted(files, key=lambda test: seconds.get(test, 0.0))
-
-    naming = shortest_first(_naming(root, file))
-    listed = [test for start, tests in UNRECORDED.items() if file.startswith(start) for test in tests]
-    return [*naming, *(test for test in shortest_first(listed) if test not in naming)]
+    naming = sorted(_naming(root, file), key=lambda test: seconds.get(test, 0.0))
+    listed = [run for start, runs in UNRECORDED.items() if file.startswith(start) for run in runs]
+    return [run for run in (naming, *map(shlex.split, listed)) if run]
 
 
 def _naming(root: Path, file: str) -> list[str]:
