@@ -1,5 +1,6 @@
 """Every mutant has its place in the code, and is found there by syntax; running them is `python -m tests.mutants`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,34 @@ def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path)
 def test_listed_files_exist(start: str):
     assert list(ROOT.glob(f"{start}*"))
     assert [run for run in UNRECORDED[start] if not (ROOT / run.split()[0]).exists()] == []
+
+
+def test_what_a_kernel_is_compiled_from():
+    pytest.importorskip("numba")
+    from tests.mutants.compiled import sources
+
+    assert {"attention", "attention_block", "tile"} <= sources("steps")
+    assert "q4_k" in sources("q5_k")
+    assert "affine_quants" in sources("affine4_g64_bf16")
+    assert sources("q8_0").isdisjoint({"attention", "gemv", "q4_k"})
+
+
+def test_code_that_a_bug_does_not_change_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Under the digest of the copy, where the tests of the copy look for it."""
+    pytest.importorskip("numba")
+    from tests.mutants import compiled
+
+    copy, cache, own = tmp_path / "copy", tmp_path / "cache", tmp_path / "0123"
+    shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "kernels/cpu/attention.py").open("a") as file:
+        file.write("# a bug\n")
+    own.mkdir()
+    for part in ("steps", "products", "q8_0", "affine4_g64_bf16"):
+        (own / f"a-processor-4567-{part}.code").write_text(part)
+    digest = compiled.library.folder().name
+    monkeypatch.setattr(compiled.library, "folder", lambda: own)
+    compiled.keep(copy, "kernels/cpu/attention.py", cache)
+    (found,) = cache.iterdir()
+    assert found.name != digest
+    kept = {file.name.rpartition("-")[2]: file.read_text() for file in found.iterdir()}
+    assert kept == {f"{part}.code": part for part in ("products", "q8_0", "affine4_g64_bf16")}

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.mutants import MUTANTS
@@ -37,22 +38,27 @@ NEAR_SECONDS, ALL_SECONDS = 360, 1800
 def first_failure(mutant: Mutant, executed: Executed) -> str | None:
     """Return the test that catches the bug, or None."""
     with copied() as root:
-        path = root / mutant.file
+        path, code = root / mutant.file, root.parent / "code"
         source = path.read_text()
         path.write_text(planted(mutant, source))
+        if mutant.file.startswith("kernels/cpu/"):
+            from tests.mutants import compiled  # needs the compiler of kernels, which may not be installed
+
+            compiled.keep(root, mutant.file, code)
+        fails = partial(_failure, root=root, more={compiled.VARIABLE: str(code)} if code.exists() else {})
         tests = executed.tests(mutant.file, lines(mutant, source)) if is_recorded(mutant.file) else []
         # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
         # name.
+        if tests and (caught := fails(tests, only=FAILED)):
+            return caught
         runs = near(root, mutant.file, executed.seconds_of_files)
-        caught = _failure(tests, root, only=FAILED) if tests else None
-        caught = caught or next(filter(None, (_failure(run, root) for run in runs)), None)
-        return caught or _failure([], root, seconds=ALL_SECONDS)
+        return next(filter(None, map(fails, runs)), None) or fails([], seconds=ALL_SECONDS)
 
 
 def failure_without_bug(records: Path) -> str | None:
     """Run the tests once, on all cores, and record what each executes; return a test that fails."""
     plugin = ["-p", "tests.mutants.executed", "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
-    return _failure(plugin, ROOT, record=records, seconds=ALL_SECONDS)
+    return _failure(plugin, ROOT, more={FOLDER: str(records)}, seconds=ALL_SECONDS)
 
 
 @contextmanager
@@ -65,11 +71,14 @@ def copied() -> Iterator[Path]:
 
 
 def _failure(
-    words: list[str], root: Path, only: int | None = None, record: Path | None = None, seconds: float = NEAR_SECONDS
+    words: list[str], root: Path, *, more: Mapping[str, str], only: int | None = None, seconds: float = NEAR_SECONDS
 ) -> str | None:
-    """Run the tests that these words choose, or all, and return the first failure; `only`: with this status alone."""
+    """Run the tests that these words choose, or all, and return the first failure; `only`: with this status alone.
+
+    `more` are environment variables.
+    """
     # The copy comes first on the path, also in tests that start a process of their own.
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", FOLDER: str(record)}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **more}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *words]
     command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
     try:
