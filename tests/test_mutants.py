@@ -7,7 +7,7 @@ import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.__main__ import chosen
-from tests.mutants.near import UNRECORDED, near
+from tests.mutants.near import LISTED, near
 from tests.mutants.plant import Mutant, NotFoundError, planted
 
 ROOT = Path(__file__).parents[1]
@@ -119,10 +119,10 @@ def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path)
     assert near(tmp_path, "mlx_engine/engine.py", {}) == []
 
 
-@pytest.mark.parametrize("start", UNRECORDED)
+@pytest.mark.parametrize("start", LISTED)
 def test_listed_files_exist(start: str):
     assert list(ROOT.glob(f"{start}*"))
-    assert [run for run in UNRECORDED[start] if not (ROOT / run.split()[0]).exists()] == []
+    assert [run for run in LISTED[start] if not (ROOT / run.split()[0]).exists()] == []
 
 
 def test_what_a_kernel_is_compiled_from():

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.mutants import MUTANTS
 from tests.mutants.executed import FOLDER, Executed
-from tests.mutants.near import NOT_RUN, is_recorded, near
+from tests.mutants.near import NOT_RUN, is_compiled, near
 from tests.mutants.plant import Mutant, lines, planted
 
 ROOT = Path(__file__).parents[2]
@@ -41,12 +41,12 @@ def first_failure(mutant: Mutant, executed: Executed) -> str | None:
         path, code = root / mutant.file, root.parent / "code"
         source = path.read_text()
         path.write_text(planted(mutant, source))
-        if mutant.file.startswith("kernels/cpu/"):
+        if is_compiled(mutant.file):
             from tests.mutants import compiled  # needs the compiler of kernels, which may not be installed
 
             compiled.keep(root, mutant.file, code)
         fails = partial(_failure, root=root, more={compiled.VARIABLE: str(code)} if code.exists() else {})
-        tests = executed.tests(mutant.file, lines(mutant, source)) if is_recorded(mutant.file) else []
+        tests = [] if is_compiled(mutant.file) else executed.tests(mutant.file, lines(mutant, source))
         # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
         # name.
         if tests and (caught := fails(tests, only=FAILED)):

@@ -1,7 +1,7 @@
 """The tests near a source file: those in files that name its module, and those listed here.
 
-Listed are tests of code whose lines no record of executed lines has: code that is compiled, or runs in a process that
-a test starts.
+Listed are tests of code whose lines no record of executed lines has, because the code is compiled or runs in a process
+that a test starts; and tests that are slower than many others that execute the same lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OPS = "tests/contract/test_ops.py -k "
 _FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
 # By the beginning of a source file's path: arguments of pytest, run in this order. A bug in a kernel changes the digest
 # of all, so each format that a test needs is compiled anew. The first tests need few formats.
-UNRECORDED = {
+LISTED = {
     **{f"kernels/cpu/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
     "kernels/cpu/affine": ("tests/unit/test_cpu_linear.py -k AFFINE",),
     "kernels/cpu/attention": ("tests/unit/test_cpu_attention.py",),
@@ -33,13 +33,16 @@ UNRECORDED = {
         "tests/unit/test_cpu_linear.py",
         "tests/unit/test_compiled_program.py",
     ),
+    "mlx_engine/backends/mlx_stream.py": ("tests/unit/test_engine_close.py",),
+    "mlx_engine/backends/session_guard.py": ("tests/unit/test_fork.py",),
     "mlx_engine/commands/signals.py": ("tests/unit/test_drafts.py",),
+    "mlx_engine/prompts.py": ("tests/unit/test_bos.py",),
 }
 
 
-def is_recorded(file: str) -> bool:
-    """Return whether a record of executed lines has the lines of a source file."""
-    return not file.startswith(tuple(UNRECORDED))
+def is_compiled(file: str) -> bool:
+    """Return whether a source file is compiled, so that no test executes its lines."""
+    return file.startswith("kernels/cpu/")
 
 
 def near(root: Path, file: str, seconds: Mapping[str, float]) -> list[list[str]]:
@@ -51,7 +54,7 @@ def near(root: Path, file: str, seconds: Mapping[str, float]) -> list[list[str]]
         seconds: how long test files take; the shortest is first in its run.
     """
     naming = sorted(_naming(root, file), key=lambda test: seconds.get(test, 0.0))
-    listed = [run for start, runs in UNRECORDED.items() if file.startswith(start) for run in runs]
+    listed = [run for start, runs in LISTED.items() if file.startswith(start) for run in runs]
     return [run for run in (naming, *map(shlex.split, listed)) if run]
 
 
