@@ -7,6 +7,7 @@ import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.__main__ import chosen
+from tests.mutants.executed import MOST_SECONDS, Executed
 from tests.mutants.near import LISTED, near
 from tests.mutants.plant import Mutant, NotFoundError, planted
 
@@ -97,6 +98,26 @@ def test_parts_are_all_mutants_once():
     parts = [mutant for k in range(1, 5) for mutant in chosen([], f"{k}/4")]
     assert sorted(mutant.name for mutant in parts) == sorted(mutant.name for mutant in MUTANTS)
     assert chosen([MUTANTS[0].name], "1/1") == [MUTANTS[0]]
+
+
+def test_each_test_function_that_executes_a_line_is_run_before_its_other_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    executed = Executed(tmp_path, ROOT)
+    executed._seconds = {
+        "a.py::f[1]": 1.0,
+        "a.py::f[2]": 2.0,
+        "b.py::g[1]": 3.0,
+        "b.py::h": MOST_SECONDS,
+        "b.py::i": 0.5,
+    }
+    lines = [(7, test) for test in executed._seconds if test != "b.py::i"] + [(8, "b.py::i")]
+    monkeypatch.setattr(executed, "_contexts", lambda file: iter(lines))
+    assert executed.tests("x.py", {7}) == ["a.py::f[1]", "b.py::g[1]"]
+    executed._seconds["b.py::h"] = 4.0
+    assert executed.tests("x.py", {7}) == ["a.py::f[1]", "b.py::g[1]", "b.py::h", "a.py::f[2]"]
+    assert executed.tests("x.py", {9})[0] == "b.py::i"
+    assert executed.seconds_of_files == {"a.py": 3.0, "b.py": 7.5}
 
 
 def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path):
