@@ -175,3 +175,6 @@ def test_code_that_a_bug_does_not_change_is_kept(tmp_path: Path, monkeypatch: py
     assert found.name != digest
     kept = {file.name.rpartition("-")[2]: file.read_text() for file in found.iterdir()}
     assert kept == {f"{part}.code": part for part in ("products", "q8_0", "affine4_g64_bf16")}
+    (copy / "kernels/cpu/library.py").write_text("1 / 0")
+    compiled.keep(copy, "kernels/cpu/library.py", cache)
+    assert list(cache.iterdir()) == [found]

@@ -23,6 +23,8 @@ _PRINT_FOLDER = "from kernels.cpu.library import folder; print(folder())"
 def keep(root: Path, file: str, cache: Path) -> None:
     """Copy this checkout's compiled parts into a cache for a copy of the checkout, but for those that a file changes.
 
+    If the file keeps the copy from finding its folder, nothing is copied.
+
     Args:
         root: of the copy.
         file: the changed source file, from the root.
@@ -31,7 +33,9 @@ def keep(root: Path, file: str, cache: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(root), VARIABLE: str(cache)}
     command = [sys.executable, "-c", _PRINT_FOLDER]
     # In the copy: Python looks for modules in the current folder first.
-    found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+    found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    if found.returncode:  # the bug is in a module that finds the folder
+        return
     to = Path(found.stdout.strip())
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     for code in library.folder().glob("*.code"):
