@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from kernels.cpu import library
@@ -20,7 +20,7 @@ VARIABLE = "NUMBA_CACHE_DIR"
 _PRINT_FOLDER = "from kernels.cpu.library import folder; print(folder())"
 
 
-def keep(root: Path, file: str, cache: Path) -> None:
+def keep(root: Path, file: str, folder: Path) -> None:
     """Copy this checkout's compiled parts into a cache for a copy of the checkout, but for those that a file changes.
 
     If the file keeps the copy from finding its folder, nothing is copied.
@@ -28,9 +28,9 @@ def keep(root: Path, file: str, cache: Path) -> None:
     Args:
         root: of the copy.
         file: the changed source file, from the root.
-        cache: the folder for compiled code; the tests of the copy find it in the environment, as `VARIABLE`.
+        folder: for compiled code; the tests of the copy find it in the environment, as `VARIABLE`.
     """
-    environment = {**os.environ, "PYTHONPATH": str(root), VARIABLE: str(cache)}
+    environment = {**os.environ, "PYTHONPATH": str(root), VARIABLE: str(folder)}
     command = [sys.executable, "-c", _PRINT_FOLDER]
     # In the copy: Python looks for modules in the current folder first.
     found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
@@ -56,10 +56,14 @@ def sources(part: str) -> set[str]:
     return found
 
 
-def _imported(module: str) -> Iterator[str]:
+@cache
+def _imported(module: str) -> list[str]:
+    """Return the modules of `kernels.cpu` that a module imports."""
     folder = Path(library.__file__).parent
+    found = []
     for node in ast.walk(ast.parse((folder / f"{module}.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "kernels.cpu":
-            yield from (name.name for name in node.names if (folder / f"{name.name}.py").exists())
+            found += [name.name for name in node.names if (folder / f"{name.name}.py").exists()]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kernels.cpu."):
-            yield str(node.module).rpartition(".")[2]
+            found.append(str(node.module).rpartition(".")[2])
+    return found

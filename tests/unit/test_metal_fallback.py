@@ -18,7 +18,6 @@ from mlx_engine.backends import metal_kernels
 from mlx_engine.backends.metal import MetalBackend
 from mlx_engine.backends.metal_kernels import Kernels
 from mlx_engine.backends.metal_weights import split
-from mlx_engine.backends.parameters import Scores
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.decode.step import forward
@@ -127,18 +126,3 @@ def test_an_attempt_asks_for_nothing_that_a_graph_promises(monkeypatch):
     mx.export_function(lambda node: None, promised, mx.ones((1, 32)))  # fails if anybody looks
     assert len(seen) == 2
     assert not np.asarray(seen[0]).any()
-
-
-def test_attention_is_tried_on_a_store_of_one_slot(monkeypatch):
-    """A second store of full size might not fit into memory."""
-    slots = []
-
-    def attention(q, store, pages, owner, position, **settings):
-        slots.append(store.shape[2])
-        return q
-
-    monkeypatch.setattr(metal_kernels, "attention", attention)
-    q, store, index = mx.ones((1, 2, 32)), mx.ones((2, 1, 64, 32)), mx.zeros(1, mx.int32)
-    y = Kernels("emulator").attention(q, store, index[None], index, index, 16, 0, Scores(0.25))
-    assert slots == [1, 64]
-    np.testing.assert_array_equal(np.asarray(y), np.asarray(q))
