@@ -1,11 +1,14 @@
 """Every mutant has its place in the code, and is found there by syntax; running them is `python -m tests.mutants`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.__main__ import chosen
+from tests.mutants.executed import MOST_SECONDS, Executed
+from tests.mutants.near import LISTED, near
 from tests.mutants.plant import Mutant, NotFoundError, planted
 
 ROOT = Path(__file__).parents[1]
@@ -95,3 +98,83 @@ def test_parts_are_all_mutants_once():
     parts = [mutant for k in range(1, 5) for mutant in chosen([], f"{k}/4")]
     assert sorted(mutant.name for mutant in parts) == sorted(mutant.name for mutant in MUTANTS)
     assert chosen([MUTANTS[0].name], "1/1") == [MUTANTS[0]]
+
+
+def test_each_test_function_that_executes_a_line_is_run_before_its_other_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    executed = Executed(tmp_path, ROOT)
+    executed._seconds = {
+        "a.py::f[1]": 1.0,
+        "a.py::f[2]": 2.0,
+        "b.py::g[1]": 3.0,
+        "b.py::h": MOST_SECONDS,
+        "b.py::i": 0.5,
+    }
+    lines = [(7, test) for test in executed._seconds if test != "b.py::i"] + [(8, "b.py::i")]
+    monkeypatch.setattr(executed, "_contexts", lambda file: iter(lines))
+    assert executed.tests("x.py", {7}) == ["a.py::f[1]", "b.py::g[1]"]
+    executed._seconds["b.py::h"] = 4.0
+    assert executed.tests("x.py", {7}) == ["a.py::f[1]", "b.py::g[1]", "b.py::h", "a.py::f[2]"]
+    assert executed.tests("x.py", {9})[0] == "b.py::i"
+    assert executed.seconds_of_files == {"a.py": 3.0, "b.py": 7.5}
+
+
+def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path):
+    """The shortest file first. `test_mutants.py` names the module, too, but would catch every bug."""
+    tests = {
+        "unit/test_long.py": "import kernels.cpu.tile",
+        "unit/test_short.py": "from kernels.cpu import tile",
+        "unit/test_other.py": "from kernels.cpu import rows",
+        "test_mutants.py": "import kernels.cpu.tile",
+    }
+    for name, text in tests.items():
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    seconds = {"tests/unit/test_long.py": 9.0, "tests/unit/test_short.py": 1.0}
+    naming, *listed = near(tmp_path, "kernels/cpu/tile.py", seconds)
+    assert naming == ["tests/unit/test_short.py", "tests/unit/test_long.py"]
+    assert listed[0] == ["tests/unit/test_cpu_gemm.py"]
+    assert listed[1] == ["tests/contract/test_ops.py", "-k", "project_add or norm_gate_up or norm_up or norm_head"]
+    assert near(tmp_path, "mlx_engine/engine.py", {}) == []
+
+
+@pytest.mark.parametrize("start", LISTED)
+def test_listed_files_exist(start: str):
+    assert list(ROOT.glob(f"{start}*"))
+    assert [run for run in LISTED[start] if not (ROOT / run.split()[0]).exists()] == []
+
+
+def test_what_a_kernel_is_compiled_from():
+    pytest.importorskip("numba")
+    from tests.mutants.compiled import sources
+
+    assert {"attention", "attention_block", "tile"} <= sources("steps")
+    assert "q4_k" in sources("q5_k")
+    assert "affine_quants" in sources("affine4_g64_bf16")
+    assert sources("q8_0").isdisjoint({"attention", "gemv", "q4_k"})
+
+
+def test_code_that_a_bug_does_not_change_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Under the digest of the copy, where the tests of the copy look for it."""
+    pytest.importorskip("numba")
+    from tests.mutants import compiled
+
+    copy, cache, own = tmp_path / "copy", tmp_path / "cache", tmp_path / "0123"
+    shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "kernels/cpu/attention.py").open("a") as file:
+        file.write("# a bug\n")
+    own.mkdir()
+    for part in ("steps", "products", "q8_0", "affine4_g64_bf16"):
+        (own / f"a-processor-4567-{part}.code").write_text(part)
+    digest = compiled.library.folder().name
+    monkeypatch.setattr(compiled.library, "folder", lambda: own)
+    compiled.keep(copy, "kernels/cpu/attention.py", cache)
+    (found,) = cache.iterdir()
+    assert found.name != digest
+    kept = {file.name.rpartition("-")[2]: file.read_text() for file in found.iterdir()}
+    assert kept == {f"{part}.code": part for part in ("products", "q8_0", "affine4_g64_bf16")}
+    (copy / "kernels/cpu/library.py").write_text("1 / 0")
+    compiled.keep(copy, "kernels/cpu/library.py", cache)
+    assert list(cache.iterdir()) == [found]

@@ -1,9 +1,9 @@
-"""Plant bugs, one at a time, and expect the default tests to fail: `python -m tests.mutants [--part K/N] [NAME ...]`.
+"""Plant bugs and expect the default tests to fail: `python -m tests.mutants [--part K/N] [--jobs N] [NAME ...]`.
 
 Each bug is planted in a copy of the checkout; the tests that run are the default ones, stopped at the first failure.
 They run once without a bug, which records what each test executes. The shortest tests that execute the bug's lines run
-first, then the test files that name its module, which finds the tests of compiled code, then all.
-`--part 2/8` runs the second of eight equal parts. Exits with 1 if a bug survives, with 2 if the tests fail without one.
+first, then the test files near its module (`near.py`), which finds the tests of compiled code, then all. `--part 2/8`
+runs the second of eight equal parts. Exits with 1 if a bug survives, with 2 if the tests fail without one.
 """
 
 from __future__ import annotations
@@ -15,43 +15,50 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.mutants import MUTANTS
 from tests.mutants.executed import FOLDER, Executed
+from tests.mutants.near import NOT_RUN, is_compiled, near
 from tests.mutants.plant import Mutant, lines, planted
 
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
 
-# They look for the code that the bug has replaced, or at its hash, and would catch every bug.
-NOT_RUN = ("test_mutants.py", "test_benchmarks_page.py")
 # pytest's exit status if a test failed, and if all tests of the given files are deselected.
 FAILED, NOTHING_RAN = 1, 5
-# A bug may keep the tests from ending. All of them take about five minutes in one process.
-LIMIT_SECONDS = 1800
+# A bug may keep the tests from ending. Those near a bug take a minute, all of them five in one process.
+NEAR_SECONDS, ALL_SECONDS = 360, 1800
 
 
 def first_failure(mutant: Mutant, executed: Executed) -> str | None:
     """Return the test that catches the bug, or None."""
     with copied() as root:
-        path = root / mutant.file
+        path, code = root / mutant.file, root.parent / "code"
         source = path.read_text()
         path.write_text(planted(mutant, source))
-        tests = executed.tests(mutant.file, lines(mutant, source))
+        if is_compiled(mutant.file):
+            from tests.mutants import compiled  # needs the compiler of kernels, which may not be installed
+
+            compiled.keep(root, mutant.file, code)
+        fails = partial(_failure, root=root, more={compiled.VARIABLE: str(code)} if code.exists() else {})
+        tests = [] if is_compiled(mutant.file) else executed.tests(mutant.file, lines(mutant, source))
         # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
         # name.
-        caught = _failure(tests, root, only=FAILED) if tests else None
-        near = naming(root, mutant.file)
-        return caught or (_failure(near, root) if near else None) or _failure([], root)
+        if tests and (caught := fails(tests, only=FAILED)):
+            return caught
+        runs = near(root, mutant.file, executed.seconds_of_files)
+        return next(filter(None, map(fails, runs)), None) or fails([], seconds=ALL_SECONDS)
 
 
 def failure_without_bug(records: Path) -> str | None:
     """Run the tests once, on all cores, and record what each executes; return a test that fails."""
     plugin = ["-p", "tests.mutants.executed", "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
-    return _failure(plugin, ROOT, record=records)
+    return _failure(plugin, ROOT, more={FOLDER: str(records)}, seconds=ALL_SECONDS)
 
 
 @contextmanager
@@ -63,32 +70,23 @@ def copied() -> Iterator[Path]:
         yield root
 
 
-def naming(root: Path, file: str) -> list[str]:
-    """Return the test files that name the module of a source file."""
-    module = file.removesuffix(".py").replace("/", ".")
-    package, _, name = module.rpartition(".")
-    # `kernels/metal/x.h.metal` and other files that are no modules are named by their file name.
-    words = (module, f"from {package} import {name}") if file.endswith(".py") else (Path(file).name,)
-    tests = sorted((root / "tests").rglob("test_*.py"))
-    return [
-        str(test.relative_to(root))
-        for test in tests
-        if test.name not in NOT_RUN and any(word in test.read_text() for word in words)
-    ]
+def _failure(
+    words: list[str], root: Path, *, more: Mapping[str, str], only: int | None = None, seconds: float = NEAR_SECONDS
+) -> str | None:
+    """Run the tests that these words choose, or all, and return the first failure; `only`: with this status alone.
 
-
-def _failure(words: list[str], root: Path, only: int | None = None, record: Path | None = None) -> str | None:
-    """Run the tests that these words choose, or all, and return the first failure; `only`: with this status alone."""
+    `more` are environment variables.
+    """
     # The copy comes first on the path, also in tests that start a process of their own.
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", FOLDER: str(record)}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **more}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *words]
     command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
     try:
         result = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return f"tests that do not end within {LIMIT_SECONDS} s"
+        return f"tests that do not end within {seconds} s"
     if result.returncode in (0, NOTHING_RAN) or only not in (None, result.returncode):
         return None
     found = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -108,6 +106,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of mutants; all without")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="only the K-th of N equal parts")
+    n_cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=n_cores, help="bugs at the same time; one per core without")
     options = parser.parse_args(arguments)
     survivors, mutants = [], chosen(options.names, options.part)
     with tempfile.TemporaryDirectory() as records:
@@ -116,11 +116,15 @@ def main(arguments: list[str]) -> int:
             print(f"without any bug the tests already fail: {wrong}")
             return 2
         executed = Executed(Path(records), ROOT)
-        for mutant in mutants:
+
+        def run(mutant: Mutant) -> None:
             start = time.monotonic()
             caught = first_failure(mutant, executed)
-            survivors += [] if caught else [mutant.name]
+            survivors.extend([] if caught else [mutant.name])
             print(f"{mutant.name:<45} {caught or 'SURVIVES':<90}{time.monotonic() - start:6.1f} s", flush=True)
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(run, mutants))
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} caught")
     return 1 if survivors else 0
 

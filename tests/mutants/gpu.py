@@ -53,7 +53,7 @@ MUTANTS = [
         "None",
     ),
     Mutant(
-        "attention tried on another pool",
+        "attention tried on a second store of full size",
         "mlx_engine/backends/metal_kernels.py",
         "Kernels.attention",
         "store[:, :, :1]",

@@ -259,7 +259,7 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
-        "a stream that is dropped stays in the queue",
+        "a stream that is closed stays in the queue",
         "mlx_engine/schedule/stream.py",
         "Stream.close",
         "self._leave()",

@@ -1,11 +1,13 @@
 """The user's side of `chat`: messages of several lines, through a pipe and in the line editor."""
 
+import sys
+
 import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from mlx_engine.commands.chat_input import from_lines, from_terminal, session
-from mlx_engine.commands.console import safe_for
+from mlx_engine.commands.console import notice, safe_for
 from mlx_engine.errors import OptionError
 
 SCRIPTS = {
@@ -68,3 +70,9 @@ def test_control_characters_of_a_model_do_not_reach_a_terminal():
     assert safe_for(Terminal(True), text) == "a\\x1b[2J\\x0d\\x9b\\x07b\n\tü\u200d😀"
     assert safe_for(Terminal(False), text) == text
     assert safe_for(None, text) == text
+
+
+def test_control_characters_of_a_file_do_not_reach_a_terminal_in_a_notice(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    notice("error: name\x1b[2J")
+    assert capsys.readouterr().err == "error: name\\x1b[2J\n"

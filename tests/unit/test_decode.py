@@ -156,6 +156,15 @@ def test_prefill_reports_its_progress_after_each_chunk(model, golden):
     assert seen == [(20, 41), (40, 41), (41, 41)]
 
 
+def test_prefill_waits_for_each_chunk_before_the_next(model, golden, monkeypatch):
+    """On a lazy backend one graph of a long prompt would hold what every chunk computes until the end."""
+    log, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda batch: (log.append(batch.lengths), forward(batch))[1])
+    monkeypatch.setattr(model.backend, "wait", lambda arrays: log.append("wait"))
+    prefill(model, golden["prompt2"].tolist(), model.new_kv(41), chunk=20)
+    assert log == [(20,), "wait", (20,), "wait", (1,)]
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 512])
 def test_there_is_one_pass_per_token_and_prefill_is_one_however_it_is_chunked(model, golden, chunk):
     metrics = Metrics()

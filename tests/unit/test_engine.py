@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.decode.options import Options
+from mlx_engine.engine import open_source
 from mlx_engine.errors import (
     EngineError,
     OptionError,
@@ -87,6 +89,15 @@ def test_the_time_that_building_a_tokenizer_took_is_kept_whoever_asked_for_it_fi
     phases = opened.generate("a", max_tokens=1).metrics.phases
     assert phases["build_tokenizer"] >= 0.05
     assert list(phases) == ["load", "warm_up", "build_tokenizer", "tokenize"]
+
+
+def test_a_request_that_was_made_before_the_weights_were_loaded_has_the_time_of_loading():
+    opened = open_source(F32, "simd")
+    request = opened.prompts.request("a", Options.of(1))
+    assert list(request.metrics.phases) == ["build_tokenizer", "tokenize"]
+    (stream,) = mlx_engine.Engine(opened).run_requests([request])
+    list(stream)
+    assert set(stream.generation.metrics.phases) == {"load", "warm_up", "build_tokenizer", "tokenize"}
 
 
 def test_one_token_has_no_decode_rate(engine):

@@ -198,19 +198,14 @@ def test_orders_of_layers_that_mlx_lm_has_not_are_refused(name, settings, expect
         mlx_limits.check_loads("here", model_type, config, has_head=False)
 
 
-def test_rotary_settings_are_written_as_mlx_lm_reads_them():
+def test_rotary_and_missing_settings_are_written_as_mlx_lm_reads_them():
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
-    assert config_for_mlx(plain, has_head=True) == {
-        "tie_word_embeddings": False, "rope_theta": 5e5, "rope_scaling": None,
-    }  # fmt: skip
+    made = config_for_mlx(plain, has_head=True)
+    assert made == {"tie_word_embeddings": False, "rope_theta": 5e5, "rope_scaling": None}
     scaled = {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
     assert config_for_mlx(scaled, has_head=False)["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
-    two = {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        }
-    }
+    bases = {"full_attention": 1e6, "sliding_attention": 1e4}
+    two = {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()}}
     made = config_for_mlx(two, has_head=False)
     assert (made["rope_theta"], made["rope_local_base_freq"], made["tie_word_embeddings"]) == (1e6, 1e4, True)
     images = config_for_mlx({"model_type": "mistral3", "text_config": plain}, has_head=True)
@@ -222,6 +217,10 @@ def test_rotary_settings_are_written_as_mlx_lm_reads_them():
     assert (made["partial_rotary_factor"], made["rope_scaling"]["type"]) == (0.5, "longrope")
     old = {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     assert config_for_mlx(old, has_head=True) == {**old, "tie_word_embeddings": False}
+    lacking = config_for_mlx(
+        {"n_embd": 8, "n_inner": None}, has_head=True, known={"n_ctx": 9, "n_embd": 7, "n_inner": 6}
+    )
+    assert lacking == {"n_ctx": 9, "n_embd": 8, "n_inner": 6, "tie_word_embeddings": False}
 
 
 def test_settings_have_the_names_that_mlx_lm_reads():

@@ -102,6 +102,20 @@ def test_all_answers_share_one_pass(simd: mlx_engine.Engine, monkeypatch: pytest
     assert seen[1:] == [(1,) * len(PROMPTS)] * (N - 1)
 
 
+def test_an_answer_with_its_last_token_pending_holds_up_nobody(monkeypatch: pytest.MonkeyPatch):
+    """A lazy backend has two passes submitted until the end. The next pass has no place for an answer that is done."""
+    lazy = mlx_engine.load(MICRO, "mlx")
+    seen, scheduler = spied(lazy, monkeypatch), scheduler_of(lazy)
+    for request in (lazy.request([5, 9], options(n=2)), lazy.request([8], options(n=5))):
+        scheduler.submit(request)
+    submitted = []
+    while scheduler.has_work:
+        scheduler.step()
+        submitted.append(len(seen))
+    assert seen == [(1, 2), (1, 1), (1,), (1,), (1,)]
+    assert submitted == [2, 3, 4, 5, 5]
+
+
 def test_a_prompt_is_read_in_parts_while_others_are_answered(simd: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch):
     seen, scheduler = spied(simd, monkeypatch), scheduler_of(simd, budget=16, shared_budget=8)
     first, second = requests(simd, [[5, 9, 300], list(range(1, 31))])
@@ -154,6 +168,43 @@ def test_a_request_that_can_never_run_is_refused_with_both_numbers(simd: mlx_eng
     with pytest.raises(ContextLengthError, match=r"at most 16 tokens.*a prompt of 12 and 12 more"):
         scheduler.submit(requests(simd)[4])
     assert not scheduler.has_work
+
+
+def test_answers_whose_prompt_is_being_read_have_their_slots(simd: mlx_engine.Engine):
+    """The second and third answer fork from the first when the prompt has been run; nobody else gets their slots."""
+    scheduler = scheduler_of(simd, slots=3, budget=4, shared_budget=4)
+    three, other = simd.request([3] * 10, options(1), n=3), simd.request([5], options())
+    scheduler.submit(three)
+    scheduler.submit(other)
+    scheduler.step()
+    assert [answer.request for answer in scheduler.waiting] == [other]
+    while not three.has_ended:
+        scheduler.step()
+        assert len(scheduler.running) <= scheduler.slots
+    run(scheduler)
+    assert other.has_ended
+
+
+def test_the_answers_to_one_prompt_draw_differently(engine: mlx_engine.Engine):
+    request, scheduler = engine.request([5, 9, 300], options(1), n=3), scheduler_of(engine)
+    scheduler.submit(request)
+    run(scheduler)
+    single = engine.run([5, 9, 300], options(1))
+    list(single)
+    answers = [output.token_ids for output in request.outputs]
+    assert answers[0] == single.generation.token_ids
+    assert len({tuple(answer) for answer in answers}) == 3
+
+
+def test_a_preempted_answer_waits_before_those_that_came_later(simd: mlx_engine.Engine):
+    scheduler = scheduler_of(simd, 20, slots=2)
+    found = requests(simd, [[5, 9, 300], [8, 4, 1], [400, 3]])
+    for request in found:
+        scheduler.submit(request)
+    while not found[1].n_preemptions:
+        scheduler.step()
+    assert [answer.request for answer in scheduler.waiting] == found[1:]
+    run(scheduler)
 
 
 def test_pages_that_lie_apart_are_as_good_as_others(simd: mlx_engine.Engine):

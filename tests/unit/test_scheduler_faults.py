@@ -189,6 +189,16 @@ def test_a_stream_that_is_dropped_within_a_step_leaves_before_the_next(simd: mlx
     assert found[0].output.token_ids == alone(simd)[0]
 
 
+def test_a_stream_that_is_closed_leaves_and_the_others_go_on(simd: mlx_engine.Engine):
+    found, scheduler = requests(simd, PROMPTS[:2]), scheduler_of(simd)
+    first, second = (Stream(scheduler, request) for request in found)
+    next(first)
+    second.close()
+    assert [answer.request for answer in scheduler.running] == found[:1]
+    list(first)
+    assert found[0].output.token_ids == alone(simd, PROMPTS[:1])[0]
+
+
 def test_without_a_cache_a_request_that_fails_ends_alone(simd: mlx_engine.Engine):
     uncached, found = Uncached(simd.model), [simd.request(prompt, options(n=3)) for prompt in PROMPTS[:2]]
     found[0].output._text = None
