@@ -34,6 +34,9 @@ from kernels.folder import cache_folder
 
 # The variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"
+# The variable that replaces the instruction set, so that tests can show that nothing depends on it: x86-64-v2, native,
+# or any other name of clang's -march. The processor must have the instructions.
+INSTRUCTIONS = "MLX_ENGINE_MARCH"
 _OLDEST = 17
 _HERE = Path(__file__).parent
 _CPUINFO = Path("/proc/cpuinfo")
@@ -226,13 +229,16 @@ def _architecture() -> str:
 
 def _baseline() -> tuple[str, ...]:
     """Return the flags that name the instruction set; on other architectures it is the compiler's default."""
+    if chosen := os.environ.get(INSTRUCTIONS):
+        is_zig = compiler().command[0].endswith("zig")  # it has its own spelling of the levels
+        return (f"-march={chosen.replace('-', '_') if is_zig else chosen}",)
     return BASELINES.get(_architecture(), ())
 
 
 @cache
 def _lacking() -> list[str]:
     """Return the extensions of the baseline that this processor does not have, as far as the system says."""
-    if _architecture() != "x86_64":
+    if _architecture() != "x86_64" or os.environ.get(INSTRUCTIONS):
         return []
     with contextlib.suppress(OSError):
         for line in _CPUINFO.read_text().splitlines():

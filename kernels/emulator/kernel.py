@@ -154,9 +154,11 @@ class MetalKernel:
             if "function transformations" not in str(error):
                 raise
             raise LaunchError(
-                f"kernel '{self.name}': called by mx.compile or mx.vmap, with arrays that have no values yet: the "
-                "emulator needs values; call mx.disable_compile() first, and a function of mx.vmap once per element "
-                "(MLX has no vmap of a metal_kernel)"
+                f"kernel '{self.name}': called by mx.compile, mx.vmap or mx.export_function, with arrays that have no "
+                "values yet: the emulator needs values\n"
+                "  for mx.compile: call mx.disable_compile() first\n"
+                "  for mx.vmap: call the function once per element; MLX has no vmap of a metal_kernel\n"
+                "  for mx.export_function: export with the GPU, outside of the emulator; the file would have no kernel"
             ) from None
 
     def _located(
