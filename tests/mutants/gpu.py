@@ -35,8 +35,8 @@ MUTANTS = [
         "keys and values in float32 alone",
         "kernels/metal/attention.py",
         "attention",
-        "mx.float32, mx.float16",
-        "mx.float32",
+        "arguments.array('attention', 'store', store, (2, G, store.shape[2], E), mx.float32, mx.float16)",
+        "arguments.array('attention', 'store', store, (2, G, store.shape[2], E), mx.float32)",
     ),
     Mutant(
         "a bias forgotten on metal",
