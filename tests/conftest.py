@@ -10,8 +10,8 @@ from mlx_engine.backends import cores
 from mlx_engine.observe import log
 
 # Emulated kernels have the same bits without optimisation, and clang takes a seventh of the time, which is most of what
-# the tests on emulated `metal` would take. `kernels check` runs the optimised code of all kernels, and so do the tests
-# of the emulator and the lab (`optimized_kernels`).
+# the tests on emulated `metal` would take. The tests of the emulator and the lab run optimised code, as users do
+# (`optimized_kernels`).
 OPTIMIZED = compiler.BUILDS["spaces"]
 compiler.BUILDS["spaces"] = compiler.UNOPTIMIZED
 

@@ -34,6 +34,9 @@ from kernels.folder import cache_folder
 
 # The variable that chooses another clang: a command or a path, with options if needed.
 VARIABLE = "MLX_ENGINE_CLANG"
+# The variable that replaces the instruction set, so that tests can show that nothing depends on it: x86-64-v2, native,
+# or any other name of clang's -march. The processor must have the instructions.
+INSTRUCTIONS = "MLX_ENGINE_MARCH"
 _OLDEST = 17
 _HERE = Path(__file__).parent
 _CPUINFO = Path("/proc/cpuinfo")
@@ -60,22 +63,26 @@ _NOTES = "implicit-integer-truncation"
 
 SPACES = Build("spaces", _ALIGNMENT)
 UNDEFINED = Build("undefined", (*_ALIGNMENT, f"-fsanitize={_CHECKS},{_NOTES}", f"-fsanitize-recover={_NOTES}"))
-RACES = Build(
-    "races",
-    (
-        "-DMSL_RACES",
-        "-O1",  # compiles faster, and runs as fast: most of the time is spent in the calls
-        *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
-        *_ALIGNMENT,
-        *("-Xclang", "-fsanitize=thread"),  # past zig, which would link its own runtime
-        *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
-        *("-mllvm", "-tsan-instrument-read-before-write=1"),
-    ),
+_INSTRUMENTED = (
+    "-DMSL_RACES",
+    *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorised accesses may be masked, and are not instrumented
+    *_ALIGNMENT,
+    *("-Xclang", "-fsanitize=thread"),  # past zig, which would link its own runtime
+    *(flag for what in ("func-entry-exit", "atomics") for flag in ("-mllvm", f"-tsan-instrument-{what}=0")),
+    *("-mllvm", "-tsan-instrument-read-before-write=1"),
 )
+# -O1 compiles faster, and runs as fast: most of the time is spent in the calls. Zig takes a plain -O1 for -O2.
+RACES = Build("races", (*_INSTRUMENTED, "-Xclang", "-O1"))
 BUILDS = {build.name: build for build in (SPACES, UNDEFINED, RACES)}
 # The optimiser moves loads and merges their lines. Without optimisation, the first access that faults is the first one
 # in the kernel's text, on every processor.
 UNOPTIMIZED = Build("unoptimized", (*_ALIGNMENT, "-O0"))
+# The same checks without optimisation: compiled in a tenth of the time, and several times slower to run.
+QUICK = {
+    "spaces": UNOPTIMIZED,
+    "undefined": Build("quick-undefined", (*UNDEFINED.flags, "-O0")),
+    "races": Build("quick-races", (*_INSTRUMENTED, "-O0")),
+}
 
 _KERNEL_FLAGS = (
     "-x",
@@ -222,13 +229,16 @@ def _architecture() -> str:
 
 def _baseline() -> tuple[str, ...]:
     """Return the flags that name the instruction set; on other architectures it is the compiler's default."""
+    if chosen := os.environ.get(INSTRUCTIONS):
+        is_zig = compiler().command[0].endswith("zig")  # it has its own spelling of the levels
+        return (f"-march={chosen.replace('-', '_') if is_zig else chosen}",)
     return BASELINES.get(_architecture(), ())
 
 
 @cache
 def _lacking() -> list[str]:
     """Return the extensions of the baseline that this processor does not have, as far as the system says."""
-    if _architecture() != "x86_64":
+    if _architecture() != "x86_64" or os.environ.get(INSTRUCTIONS):
         return []
     with contextlib.suppress(OSError):
         for line in _CPUINFO.read_text().splitlines():

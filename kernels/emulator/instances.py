@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kernels.emulator import lint
-from kernels.emulator.compiler import BUILDS, SPACES, UNOPTIMIZED, calls_of, kernel_library
+from kernels.emulator.compiler import BUILDS, QUICK, SPACES, UNOPTIMIZED, calls_of, kernel_library
 from kernels.emulator.errors import CompileError, LaunchError, LintError
 from kernels.emulator.recursion import defined_at, recursive, suspects
 from kernels.emulator.runtime import Entry
@@ -93,24 +93,27 @@ def _input_of(spec: InputSpec) -> Input:
     return Input.of(dtype_name(dtype), shape)
 
 
-def compile_together(wanted: Sequence[tuple[KernelText, Instance]]) -> list[Compiled]:
+def compile_together(wanted: Sequence[tuple[KernelText, Instance]], *, optimize: bool = True) -> list[Compiled]:
     """Compile instances as one unit; their builds and rules are equal.
+
+    Without `optimize` this takes a tenth of the time, and the kernels run several times slower.
 
     Raises:
         CompileError: for the first that does not compile.
     """
-    build, suffixes = BUILDS.get(wanted[0][1].build, UNOPTIMIZED), wanted[0][1].suffixes
+    name, suffixes = wanted[0][1].build, wanted[0][1].suffixes
+    build = (BUILDS if optimize else QUICK).get(name, UNOPTIMIZED)
     for text in dict.fromkeys(text for text, _ in wanted):
         lint.check(text.name, text.header, text.source, suffixes=suffixes)
     signatures = [text.signature(instance) for text, instance in wanted]
     parts = [Part(one, text.header, text.source) for one, (text, _) in zip(signatures, wanted, strict=True)]
     try:
         file = kernel_library(
-            unit(parts), build, partial(_refuse_recursion, wanted, parts) if build is SPACES else None
+            unit(parts), build, partial(_refuse_recursion, wanted, parts) if name == SPACES.name else None
         )
     except CompileError as error:
         if len(wanted) > 1:  # one of them, but which?
-            return [compiled for one in wanted for compiled in compile_together([one])]
+            return [compiled for one in wanted for compiled in compile_together([one], optimize=optimize)]
         if isinstance(error, LintError):
             raise
         ((text, instance),) = wanted

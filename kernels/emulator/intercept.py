@@ -18,6 +18,7 @@ from kernels.emulator.compiler import compiler
 from kernels.emulator.errors import EmulatorError, LaunchError, OrderError, RaceError
 from kernels.emulator.findings import Finding, merged
 from kernels.emulator.kernel import MetalKernel, check_switches, metal_kernel
+from kernels.emulator.pretended_gpu import PretendedGPU
 
 BUILDS = ("spaces", "undefined", "races")
 SEEDS = (0, 1)
@@ -72,8 +73,9 @@ def emulate(
         seeds: the orders of threads.
         lanes: as in `MetalKernel.__call__`.
         suffixes: as in `MetalKernel.__call__`.
-        pretend: without a Metal GPU, let `mx.metal.is_available` return True and `mx.gpu` be `mx.cpu`, so that programs
-            do not choose another path.
+        pretend: without a Metal GPU, let `mx.metal.is_available` return True, `mx.gpu` be `mx.cpu`, and
+            `mx.default_device` return a device with the name and type of a GPU, so that programs do not choose another
+            path. It returns this device also after `mx.set_default_device(mx.cpu)`.
 
     Returns:
         The calls so far.
@@ -107,6 +109,7 @@ def emulate(
         if pretend and not mx.metal.is_available():
             stack.enter_context(_replaced(mx.metal, "is_available", pretended))
             stack.enter_context(_replaced(mx, "gpu", mx.cpu))
+            stack.enter_context(_replaced(mx, "default_device", PretendedGPU))
             stack.enter_context(_replaced(mx, "device_info", _device_info(mx.device_info)))
         yield seen
 

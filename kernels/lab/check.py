@@ -221,11 +221,14 @@ def check_cases(
 
 
 def _prepare(cases: Sequence[Case], orders: Orders) -> float:
-    """Compile the cases as one unit; return the seconds that this took."""
+    """Compile the cases as one unit; return the seconds that this took.
+
+    Every case runs a few times on small arrays, so optimisation would take longer than it saves.
+    """
     started = time.perf_counter()
     # A case that does not compile reports this when it runs.
     with suppress(EmulatorError):
-        prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes)
+        prepare((case.launch for case in cases), orders.builds, suffixes=orders.suffixes, optimize=False)
     return time.perf_counter() - started
 
 

@@ -86,11 +86,13 @@ def writer_of(launch: Launch | MetalLaunch) -> Finding | None:
 
 
 def prepare(
-    launches: Iterable[Launch | MetalLaunch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False
-) -> None:
+    launches: Iterable[Launch | MetalLaunch], builds: Iterable[str] = BUILDS, *, suffixes: bool = False,
+    optimize: bool = True,
+) -> None:  # fmt: skip
     """Compile these launches for the emulator, all instantiations of a kernel as one unit.
 
-    A kernel of a .metal file is compiled when it runs: it has no instantiations.
+    A kernel of a .metal file is compiled when it runs: it has no instantiations. Without `optimize` compiling takes a
+    tenth of the time, and the launches run several times slower.
     """
     wanted: dict[Kernel, list[Any]] = defaultdict(list)
     for launch in launches:
@@ -99,7 +101,7 @@ def prepare(
         wanted[launch.kernel].append((launch.inputs, launch.output_dtypes, list(launch.template)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
-            pool.submit(emulated(kernel).prepare, instances, build=build, suffixes=suffixes)
+            pool.submit(emulated(kernel).prepare, instances, build=build, suffixes=suffixes, optimize=optimize)
             for kernel, instances in wanted.items()
             for build in builds
         ]

@@ -16,8 +16,9 @@
   const int first = WINDOW > 0 ? max(0, last + 1 - WINDOW) : 0;
   const int table = owner[row] * pages_shape[1];
   const size_t slots = size_t(store_shape[2]);
-  const device float* keys = store + size_t(kv) * slots * E;
-  const device float* values = keys + G * slots * E;
+  // Of float32 or float16: `load_head` widens both.
+  const auto keys = store + size_t(kv) * slots * E;
+  const auto values = keys + G * slots * E;
 
   float queries[HEADS * E / 8], sums[HEADS * E / 8], largest[HEADS], weight[HEADS];
   UNROLL for (int h = 0; h < HEADS; h++) {

@@ -65,7 +65,8 @@ def attention(
 
     Args:
         q: (R, H, E) float32, E a multiple of 8 from 8 to 256; query head h reads KV head `h // (H // G)`.
-        store: (2, G, slots, E) float32: keys, then values.
+        store: (2, G, slots, E) float32 or float16: keys, then values. The bits of the result are those of the same
+            numbers in float32.
         pages: (B, P) int32, the first slot of each page of a sequence: page i has positions
             [i * page, (i + 1) * page). Entries of pages that a sequence does not hold are never read.
         owner: (R,) int32, the sequence of each row.
@@ -85,7 +86,7 @@ def attention(
     """
     R, H, G, E = _sizes(q, store, page, window)
     arguments.array("attention", "q", q, (R, H, E), mx.float32)
-    arguments.array("attention", "store", store, (2, G, store.shape[2], E), mx.float32)
+    arguments.array("attention", "store", store, (2, G, store.shape[2], E), mx.float32, mx.float16)
     if pages.ndim != 2 or not pages.size or pages.dtype != mx.int32:
         raise ValueError(f"attention: expected pages (B, P) of int32, found {arguments.described(pages)}")
     arguments.array("attention", "owner", owner, (R,), mx.int32)

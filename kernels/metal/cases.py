@@ -88,6 +88,11 @@ PAGED = [
     (2, 1, 104, 64, 500, [40]), (4, 4, 112, 16, 0, [550]), (12, 1, 16, 16, 0, [260, 256]), (1, 1, 64, 16, 256, [530]),
     (7, 1, 88, 16, 7, [30]), (2, 2, 248, 64, 0, [50, 1]),
 ]  # fmt: skip
+# The same with keys and values in float16: every load of a head, decode rows, and all rows of a prompt.
+HALVES = [
+    (4, 2, 64, 16, 0, [33]), (6, 2, 24, 5, 0, [31, 32, 1]), (8, 1, 128, 64, 0, [300, 40]), (4, 1, 128, 16, 64, [290]),
+    (2, 2, 256, 256, 0, [70]), (4, 2, 32, 16, 0, [3, 2, 1]),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -179,13 +184,15 @@ def _all() -> Iterator[Case]:
         yield _rows("norm_gate_up", norm_gate_up.norm_gate_up, norm_gate_up.twin, shape, _gated(activation), activation)
     for shape in MANY:
         yield _rows("tiles", tiles.tiles, tiles.twin, shape, _plain)
-    for sizes in HEADS:
-        yield _heads(*sizes)
+    for heads in HEADS:
+        yield _heads(*heads)
     for paged in PAGED:
         yield _paged(*paged)
     yield from (_paged(*paged, softcap=2.0) for paged in PAGED[:3])
     yield _paged(4, 2, 32, 16, 0, [300, 5], sinks=[0.5, -60.0, 8.0, 60.0])
     yield _paged(4, 2, 64, 64, 40, [90], softcap=50.0, sinks=[0.5, -60.0, 8.0, 60.0])
+    for sizes in HALVES:
+        yield _paged(*sizes, dtype="float16")
     for i, (N, K, _, _) in enumerate(SHAPES):
         yield _dequantized(N, K, (mx.float32, mx.float16)[i % 2])
     for N, K, V, _ in SHAPES:
@@ -283,8 +290,9 @@ def _floats(N: int, K: int, V: int, _: str) -> Case:
 
 
 def paged(
-    rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]]
-) -> Arguments:
+    rng: np.random.Generator, heads: tuple[int, int, int], page: int, lengths: list[int], positions: list[list[int]],
+    dtype: str = "float32",
+) -> Arguments:  # fmt: skip
     """Return queries, a store and its pages, in random order; slots without a key are NaN."""
     H, G, E = heads
     held = [-(-length // page) for length in lengths]
@@ -298,20 +306,21 @@ def paged(
     owner = np.repeat(np.arange(len(lengths)), [len(of) for of in positions])
     position = np.concatenate(positions)
     queries = numbers(rng, (len(owner), H, E))
-    return queries, *map(mx.array, (store, pages, owner.astype(np.int32), position.astype(np.int32)))
+    return queries, *map(mx.array, (store.astype(dtype), pages, owner.astype(np.int32), position.astype(np.int32)))
 
 
 def _paged(
     H: int, G: int, E: int, page: int, window: int, lengths: list[int], softcap: float | None = None,
-    sinks: list[float] | None = None,
+    sinks: list[float] | None = None, dtype: str = "float32",
 ) -> Case:  # fmt: skip
     def make(rng: np.random.Generator) -> Arguments:
         positions = [sorted({0, n // 3, n - 1}) for n in lengths]
-        return paged(rng, (H, G, E), page, lengths, positions)
+        return paged(rng, (H, G, E), page, lengths, positions, dtype)
 
     label = f"{H} heads, {G} of keys, {E} wide, pages of {page}, " + (f"window {window}, " if window else "")
     label += "" if softcap is None else f"soft cap {softcap:g}, "
     label += "" if sinks is None else "sinks, "
+    label += "" if dtype == "float32" else f"{dtype}, "
     settings: dict[str, Any] = {"page": page, "window": window, "scale": E**-0.5, "softcap": softcap}
     settings["sinks"] = None if sinks is None else mx.array(sinks)
     call, twin = partial(attention.attention, **settings), partial(attention.twin, **settings)

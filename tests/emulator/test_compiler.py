@@ -19,6 +19,7 @@ from kernels.emulator import (
     CompileError,
     CompilerMissingError,
     LintError,
+    RaceError,
     compiler,
     metal_kernel,
     prepare,
@@ -116,6 +117,7 @@ def _own_processor_again() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_own_processor_again")
 def test_a_processor_without_the_baseline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(compiler.INSTRUCTIONS, raising=False)
     processor_with("bmi1 avx f16c", tmp_path, monkeypatch)
     with pytest.raises(CompilerMissingError, match=r"x86-64-v3.*expected .*found in .*without avx2, bmi2, fma, movbe"):
         compiler.compiler()
@@ -138,6 +140,37 @@ def test_compiled_kernels_are_the_same_for_every_processor(tmp_path: Path, monke
         compiler.kernel_library("text", compiler.SPACES)
     assert len(names) == 1
     assert not [flag for flags in compiler.BASELINES.values() for flag in flags if "native" in flag]
+
+
+@needs_compiler
+def test_another_instruction_set_may_be_chosen(monkeypatch: pytest.MonkeyPatch):
+    names = []
+    monkeypatch.setattr(compiler, "_built", lambda name, make: names.append(name))
+    for chosen in ("", "x86-64-v2", "native"):
+        monkeypatch.setenv(compiler.INSTRUCTIONS, chosen)
+        compiler.kernel_library("text", compiler.SPACES)
+    assert len(set(names)) == 3
+    assert compiler._baseline() == ("-march=native",)
+
+
+@needs_compiler
+def test_builds_without_optimisation_have_the_same_bits_and_checks():
+    """Half literals, too, which such a build converts when it runs."""
+    source = "uint i = thread_index_in_simdgroup; half h = 0.3337h * half(x[i]); y[i] = exp(x[i]) + float(h) / 3;"
+    call = {"inputs": [mx.arange(32) * 0.37], "grid": (32, 1, 1), "threadgroup": (32, 1, 1)}
+    call |= {"output_shapes": [(32,)], "output_dtypes": [mx.float32]}
+    found, races = [], []
+    for optimize in (True, False):
+        kernel = metal_kernel("same", ["x"], ["y"], source)
+        racy = metal_kernel("racy", ["x"], ["y"], "y[0] = x[thread_position_in_grid.x];")
+        for build in compiler.BUILDS:
+            for one in (kernel, racy):
+                one.prepare([(call["inputs"], call["output_dtypes"], None)], build=build, optimize=optimize)
+            found.append(np.array(kernel(**call, build=build)[0]).tobytes())
+        with pytest.raises(RaceError) as error:
+            racy(**call, build="races")
+        races.append(str(error.value))
+    assert len(set(found)) == len(set(races)) == 1
 
 
 # ---- what it says ----

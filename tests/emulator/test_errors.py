@@ -87,7 +87,7 @@ def test_after_an_error_all_is_as_before(source: str, build: str, kind: type[Emu
 
 def test_ctrl_c_ends_a_kernel_that_does_not():
     kernel = simple("volatile float wait = 1.0f; while (wait > 0.0f) {} y[0] = wait;")
-    kernel.prepare([([X], [mx.float32], None)])  # not while the compiler runs
+    kernel.prepare([([X], [mx.float32], None)])  # so that the signal does not meet the compiler
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
     stop = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     stop.start()

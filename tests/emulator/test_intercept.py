@@ -55,7 +55,8 @@ def test_a_kernel_without_inputs():
 
 
 def test_mlx_is_as_before_afterwards():
-    names = [(mx.fast, "metal_kernel"), (mx, "gpu"), (mx, "device_info"), (mx.metal, "is_available")]
+    names = [(mx.fast, "metal_kernel"), (mx, "gpu"), (mx, "device_info"), (mx, "default_device")]
+    names.append((mx.metal, "is_available"))
     before = [getattr(where, name) for where, name in names]
     with emulate():
         assert mx.metal.is_available()
@@ -67,6 +68,21 @@ def test_mlx_is_as_before_afterwards():
     assert [getattr(where, name) for where, name in names] == before
     with emulate(pretend=False):
         assert mx.metal.is_available() == before[-1]()
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="a GPU is not pretended where there is one")
+def test_the_default_device_looks_like_a_gpu_and_computes_on_the_cpu():
+    with emulate():
+        device = mx.default_device()
+        assert (str(device), device.type) == ("Device(gpu, 0)", mx.DeviceType.gpu)
+        assert [device] * 3 == [mx.gpu, mx.DeviceType.gpu, mx.default_device()]
+        assert {device: 1}[mx.default_device()] == 1
+        mx.set_default_device(device)
+        with mx.stream(device):
+            assert mx.add(X, X, stream=mx.default_stream(device)).tolist() == (2 * X).tolist()
+    assert str(mx.default_device()) == "Device(cpu, 0)"
+    with emulate(pretend=False):
+        assert str(mx.default_device()) == "Device(cpu, 0)"
 
 
 def test_our_own_launches_do_not_take_it_for_a_gpu():
@@ -95,7 +111,11 @@ def test_compiled_functions_run_op_by_op(was_on: bool):
         mx.enable_compile()
 
 
-@pytest.mark.parametrize("change", [mx.compile, mx.vmap])
+def exported(function: Callable[[mx.array], mx.array]) -> Callable[[mx.array], None]:
+    return lambda x: mx.export_function(lambda _: None, function, x)
+
+
+@pytest.mark.parametrize("change", [mx.compile, mx.vmap, exported])
 def test_arrays_without_values_are_refused_by_name(change: Callable[[Any], Any]):
     kernel = metal_kernel("named", ["x"], ["y"], "y[0] = x[0];")
 
@@ -104,7 +124,7 @@ def test_arrays_without_values_are_refused_by_name(change: Callable[[Any], Any])
             0
         ]
 
-    with pytest.raises(LaunchError, match=r"kernel 'named': called by mx.compile or mx.vmap, .* no values yet"):
+    with pytest.raises(LaunchError, match=r"(?s)kernel 'named': called by .* no values yet.*for mx.export_function: "):
         change(function)(mx.ones((2, 9)))
 
 

@@ -27,7 +27,7 @@ from kernels.metal import (
     project_add,
     tiles,
 )
-from kernels.metal.cases import Case, cases, numbers, share
+from kernels.metal.cases import Case, cases, numbers, paged, share
 from kernels.metal.layout import StoredMatrix, expanded
 from kernels.metal.q8_0 import Q8_0Matrix
 from kernels.metal.rows import MOST_VECTORS, Tuning
@@ -279,6 +279,17 @@ def test_attention_with_a_soft_cap_and_sinks():
     assert share(np.array(plain), own.expected()[0]) > 100
 
 
+def test_attention_over_halves_has_the_bits_of_the_same_numbers_in_float32():
+    """Decode rows and all rows of a prompt, with whole float4 and with single elements."""
+    for heads, lengths in (((4, 2, 32), [40, 3]), ((2, 1, 24), [33])):
+        every = [list(range(n)) for n in lengths]
+        q, store, *rest = paged(np.random.default_rng(0), heads, 16, lengths, every, "float16")
+        options = {"page": 16, "window": 9, "scale": 0.125}
+        found, expected = (attention.attention(q, x, *rest, **options) for x in (store, store.astype(mx.float32)))
+        assert store.dtype == mx.float16
+        np.testing.assert_array_equal(np.array(found), np.array(expected))
+
+
 def test_a_case_can_fail():
     wanted = Expected(np.array([1.0, np.nan]), np.array([1e-6, 1e-6]))
     assert share(np.array([1 + 5e-7, np.nan]), wanted) == pytest.approx(0.5)
@@ -290,19 +301,26 @@ def test_a_case_can_fail():
     assert share(np.array([1, 1 + 1e-7]), exact) == np.inf
 
 
+MATVEC = ("matvec", "37 x 2080, 3 x float32")
+HALVES = ("attention", "4 heads, 2 of keys, 64 wide, pages of 16, float16, 33 keys")
+
+
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("where", "right", "wrong"),
     [
-        ("load_vector<K>(vectors, m, k, own)", "load_vector<K>(vectors, 0, k, own)"),
-        ("ws[at / GROUP]", "ws[at / GROUP / 2]"),
-        ("q ^ 0x80808080u", "q ^ 0x80808000u"),
-        ("row < N && vector <", "row < N - 1 && vector <"),
-        ("WHOLE || k < end", "WHOLE || k < end - 16"),
-        ("s < Order<K>::SEGMENTS; s += KS", "s < 1; s += KS"),
+        (MATVEC, "load_vector<K>(vectors, m, k, own)", "load_vector<K>(vectors, 0, k, own)"),
+        (MATVEC, "ws[at / GROUP]", "ws[at / GROUP / 2]"),
+        (MATVEC, "q ^ 0x80808080u", "q ^ 0x80808000u"),
+        (MATVEC, "row < N && vector <", "row < N - 1 && vector <"),
+        (MATVEC, "WHOLE || k < end", "WHOLE || k < end - 16"),
+        (MATVEC, "s < Order<K>::SEGMENTS; s += KS", "s < 1; s += KS"),
+        (HALVES, "values = keys + G * slots * E", "values = keys"),
+        (HALVES, "from + (i * 8 + lane) * 4", "from + (i * 8 + lane / 2) * 4"),
     ],
 )
-def test_wrong_text_is_wrong(right: str, wrong: str):
-    (case,) = [case for case in cases("matvec") if case.label == "37 x 2080, 3 x float32"]
+def test_wrong_text_is_wrong(where: tuple[str, str], right: str, wrong: str):
+    kernel, label = where
+    (case,) = [case for case in cases(kernel) if case.label == label]
     entry, (wanted,) = case.launch(), case.expected()
     text, header = (part.replace(right, wrong) for part in (entry.kernel.source, entry.kernel.header))
     assert (text, header) != (entry.kernel.source, entry.kernel.header)

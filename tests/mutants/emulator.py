@@ -4,6 +4,20 @@ from tests.mutants.plant import Mutant
 
 MUTANTS = [
     Mutant(
+        "the default device of emulate is a CPU",
+        "kernels/emulator/pretended_gpu.py",
+        "PretendedGPU.type",
+        "mx.DeviceType.gpu",
+        "mx.DeviceType.cpu",
+    ),
+    Mutant(
+        "the chosen instruction set is ignored",
+        "kernels/emulator/compiler.py",
+        "_baseline",
+        "os.environ.get(INSTRUCTIONS)",
+        "None",
+    ),
+    Mutant(
         "only the first mistake of a run is told",
         "kernels/emulator/findings.py",
         "message",

@@ -32,6 +32,13 @@ MUTANTS = [
         "self._table(rope, max(positions) + 1)[: len(positions)]",
     ),
     Mutant(
+        "keys and values in float32 alone",
+        "kernels/metal/attention.py",
+        "attention",
+        "arguments.array('attention', 'store', store, (2, G, store.shape[2], E), mx.float32, mx.float16)",
+        "arguments.array('attention', 'store', store, (2, G, store.shape[2], E), mx.float32)",
+    ),
+    Mutant(
         "a bias forgotten on metal",
         "mlx_engine/backends/metal.py",
         "_are_split",

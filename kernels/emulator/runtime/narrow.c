@@ -52,3 +52,36 @@ EXPORTED float __extendhfsf2(half x) {
   float small = (float)fraction * 0x1p-24f;
   return sign ? -small : small;
 }
+
+// Literals such as 0.5h are long doubles that unoptimised code converts when it runs. A conversion to a wider type that
+// sets the last bit where it cuts anything off ("round to odd") lets the second conversion round as if it were the only
+// one.
+#if __LDBL_MANT_DIG__ == 64
+EXPORTED half __truncxfhf2(long double x) {
+  float nearest = (float)x;
+  if (nearest == x || x != x) return __truncsfhf2(nearest);
+  uint32_t bits = bits_of(nearest);
+  if (nearest > 0 ? nearest > x : nearest < x) bits--;
+  return __truncsfhf2(float_of(bits | 1));
+}
+#elif __LDBL_MANT_DIG__ == 113
+static double odd_double(long double x) {
+  uint64_t word[2], bits;
+  memcpy(word, &x, sizeof word);
+  uint64_t sign = word[1] & 1ul << 63, fraction = (word[1] & 0xFFFFFFFFFFFFul) << 4 | word[0] >> 60;
+  int exponent = (int)(word[1] >> 48 & 0x7FFF);
+  uint64_t rest = (word[0] << 4) != 0;
+  if (exponent == 0x7FFF) bits = 0x7FFul << 52 | (fraction | rest ? 1ul << 51 : 0);
+  else if (exponent > 16383 + 1023) bits = 0x7FFul << 52;
+  else if (exponent < 16383 - 1022) bits = (exponent || fraction || rest);
+  else bits = (uint64_t)(exponent - 16383 + 1023) << 52 | fraction | rest;
+  bits |= sign;
+  double result;
+  memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+EXPORTED half __trunctfhf2(long double x) { return (half)odd_double(x); }
+
+EXPORTED float __trunctfsf2(long double x) { return (float)odd_double(x); }
+#endif
