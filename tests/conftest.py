@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels.emulator import compiler
+from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from mlx_engine.backends import cores
 from mlx_engine.observe import log
 
 # Emulated kernels have the same bits without optimisation, and clang takes a seventh of the time, which is most of what
 # the tests on emulated `metal` would take. The tests of the emulator and the lab run optimised code, as users do
 # (`optimized_kernels`).
-OPTIMIZED = compiler.BUILDS["spaces"]
-compiler.BUILDS["spaces"] = compiler.UNOPTIMIZED
+OPTIMIZED = BUILDS["spaces"]
+BUILDS["spaces"] = UNOPTIMIZED
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,6 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def optimized_kernels() -> Iterator[None]:
     """Compile emulated kernels as users do."""
-    compiler.BUILDS["spaces"] = OPTIMIZED
+    BUILDS["spaces"] = OPTIMIZED
     yield
-    compiler.BUILDS["spaces"] = compiler.UNOPTIMIZED
+    BUILDS["spaces"] = UNOPTIMIZED

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kernels.emulator import lint
-from kernels.emulator.compiler import BUILDS, QUICK, SPACES, UNOPTIMIZED, calls_of, kernel_library
+from kernels.emulator.builds import BUILDS, QUICK, SPACES, UNOPTIMIZED
+from kernels.emulator.compiler import calls_of, kernel_library
 from kernels.emulator.errors import CompileError, LaunchError, LintError
 from kernels.emulator.recursion import defined_at, recursive, suspects
 from kernels.emulator.runtime import Entry

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from kernels.emulator.arrays import Memory, memory_of
-from kernels.emulator.compiler import BUILDS, UNOPTIMIZED
+from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from kernels.emulator.dispatch import Run, dispatch
 from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.findings import Finding

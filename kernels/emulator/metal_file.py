@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.emulator import lint
-from kernels.emulator.compiler import BUILDS, check_syntax
+from kernels.emulator.builds import BUILDS
+from kernels.emulator.compiler import check_syntax
 from kernels.emulator.errors import CompileError, LintError
 from kernels.emulator.findings import Finding, Place
 from kernels.emulator.metal_library import WholeKernel, compile_together, library

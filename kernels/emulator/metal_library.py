@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.emulator.compiler import BUILDS, UNOPTIMIZED, Build, kernel_library
+from kernels.emulator.builds import BUILDS, UNOPTIMIZED, Build
+from kernels.emulator.compiler import kernel_library
 from kernels.emulator.dispatch import around, note, raise_mistakes
 from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.kernel import POISONS, TIME_LIMIT, check_grid, check_switches

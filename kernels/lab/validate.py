@@ -11,7 +11,7 @@ from math import prod
 from operator import index
 from typing import Any
 
-from kernels.emulator.compiler import BUILDS
+from kernels.emulator.builds import BUILDS
 from kernels.emulator.kernel import LANES
 from kernels.emulator.runtime import MAX_THREADS
 from kernels.launch import Size

@@ -25,6 +25,7 @@ from kernels.emulator import (
     prepare,
     unavailable,
 )
+from kernels.emulator.builds import BUILDS, SPACES
 from kernels.emulator.signature import Input, signature
 from kernels.emulator.source import Part, unit
 from tests.emulator import matvec
@@ -137,7 +138,7 @@ def test_compiled_kernels_are_the_same_for_every_processor(tmp_path: Path, monke
     for more in ("", "avx512f avx512vl amx_tile"):
         processor_with(f"avx2 bmi1 bmi2 f16c fma movbe abm {more}", tmp_path, monkeypatch)
         compiler._surroundings.cache_clear()
-        compiler.kernel_library("text", compiler.SPACES)
+        compiler.kernel_library("text", SPACES)
     assert len(names) == 1
     assert not [flag for flags in compiler.BASELINES.values() for flag in flags if "native" in flag]
 
@@ -148,7 +149,7 @@ def test_another_instruction_set_may_be_chosen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiler, "_built", lambda name, make: names.append(name))
     for chosen in ("", "x86-64-v2", "native"):
         monkeypatch.setenv(compiler.INSTRUCTIONS, chosen)
-        compiler.kernel_library("text", compiler.SPACES)
+        compiler.kernel_library("text", SPACES)
     assert len(set(names)) == 3
     assert compiler._baseline() == ("-march=native",)
 
@@ -163,7 +164,7 @@ def test_builds_without_optimisation_have_the_same_bits_and_checks():
     for optimize in (True, False):
         kernel = metal_kernel("same", ["x"], ["y"], source)
         racy = metal_kernel("racy", ["x"], ["y"], "y[0] = x[thread_position_in_grid.x];")
-        for build in compiler.BUILDS:
+        for build in BUILDS:
             for one in (kernel, racy):
                 one.prepare([(call["inputs"], call["output_dtypes"], None)], build=build, optimize=optimize)
             found.append(np.array(kernel(**call, build=build)[0]).tobytes())

@@ -80,7 +80,7 @@ BUGS = [
         f"{OURS} attention",
         MISALIGNED,
         "the second number",
-        (Swap(r"\(\(const device float4\*\)from\)", "((const device float4*)(from + 1))"),),
+        (Swap(r"load4\(from \+ \(i", "load4(from + 1 + (i"),),
         header=True,
     ),
     Bug(
