@@ -32,7 +32,7 @@ class Token(int):
 class Backend:
     """Eager, it works when it is called; lazy, it has a device, which works from when something is begun."""
 
-    profiler = None
+    profiler = group = None
 
     def __init__(self, clock, *, lazy):
         self.clock, self.lazy, self.pending, self.is_open, self.choice = clock, lazy, 0.0, False, 0.0
