@@ -37,12 +37,14 @@ CUT, CUT_OF_ONE = 2e-6, 1e-5
 # A checkpoint by name, converted on first use.
 Goldens = Callable[[str], Golden]
 
-names = pytest.mark.parametrize("name", NAMES)
+names = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.endswith("F32")) for name in NAMES]
+)
 
 
 def is_spared(backend: str, name: str) -> bool:
     """Skip redundant runs: F32 GGUF has the folder's values, and `scalar` dequantises Q8_0."""
-    return (backend in (*SLOW, "mlx") and name.endswith("F32")) or (backend == "scalar" and name.endswith("Q8_0"))
+    return (backend != "parallel" and name.endswith("F32")) or (backend == "scalar" and name.endswith("Q8_0"))
 
 
 everywhere = pytest.mark.parametrize(
