@@ -11,22 +11,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
-from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
+from mlx_engine.distributed.leader import END, SharedModel, messages
+from mlx_engine.distributed.mirror import Message, Replica
 from mlx_engine.distributed.timeline import MOST_SPANS, Span
-from mlx_engine.errors import DistributedError
 from mlx_engine.models.decoder import Decoder
 
-# Messages without a pass: the run ends, or nothing is to be done for a while.
-END, REST = "end", "rest"
 # What the end says if the ranks are to report when they computed.
 TIMELINE = "timeline"
 
@@ -100,21 +98,16 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = lambda: Non
         sleep: waits until rank 0 has work again.
     """
     runner, be = StageRunner(model, group), model.backend
-    while True:
-        message = receive_message(group, group.previous)
-        if group.next:
-            send_message(group, message, group.next)
+    for message in messages(group, sleep):
+        if message.get(END) == TIMELINE:
+            gather_values(group, runner.spans)
         if END in message:
-            if message[END] == TIMELINE:
-                gather_values(group, runner.spans)
-            return group.close()
-        if REST in message:
-            sleep()
-            continue
+            break
         with be.session():
             logits = runner.run(message)
             if logits is not None:
                 group.send(np.ascontiguousarray(be.host(logits)), 0)
+    group.close()
 
 
 class Pending:
@@ -125,27 +118,12 @@ class Pending:
         self.found: Array | None = None
 
 
-class Pipeline:
-    """A model whose later layers other ranks run, as rank 0 uses it.
-
-    Attributes:
-        config, backend, program: those of rank 0's layers.
-        n_stages: the number of ranks, which is the number of passes that may be under way.
-        is_broken: whether a pass was interrupted on this rank.
-    """
+class Pipeline(SharedModel):
+    """A model whose later layers other ranks run: as many passes may be under way as there are ranks."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
-        """Make the model.
-
-        Args:
-            model: rank 0's layers.
-            group: the ranks.
-            wake: wakes the other ranks after `rest`; None if they never sleep.
-        """
-        self._model, self._group, self._runner = model, group, StageRunner(model, group)
-        self.config, self.backend, self.program = model.config, model.backend, model.program
-        self._mirror, self._flight, self._wake = Mirror(), deque[Pending](), wake
-        self._rests = self.is_broken = False
+        super().__init__(model, group, wake)
+        self._runner, self._flight = StageRunner(model, group), deque[Pending]()
         self.n_stages = group.size
 
     @property
@@ -153,27 +131,14 @@ class Pipeline:
         """What each layer of the whole model keeps of a sequence."""
         return self._model.whole_kv_layers
 
-    def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
-        pending = self.submit(batch)
-        return None if pending is None else pending()
-
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted.
-
-        Raises:
-            DistributedError: an earlier pass was interrupted on this rank, so that the others wait for the rest of it.
-        """
-        if self.is_broken:
-            found, hint = "one that was interrupted", "start all ranks again"
-            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
+        self.check_unbroken()
         while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
             self._receive()
-        message = self._mirror.message(batch)
-        self.is_broken = True
-        self._tell(message)
-        logits = self._runner.run(message)
-        self.is_broken = False
+        with self.whole_pass():
+            message = self._mirror.message(batch)
+            self.tell(message)
+            logits = self._runner.run(message)
         if not batch.rows:
             return None
         pending = Pending(len(batch.rows))
@@ -202,32 +167,7 @@ class Pipeline:
         while self._flight:
             self._next_logits()
             self._flight.popleft()
-        self._tell({END: TIMELINE if timeline else ""})
+        self.tell({END: TIMELINE if timeline else ""})
         gathered = gather_values(self._group, self._runner.spans) if timeline else []
         self._group.close()
         return [[Span(*span) for span in spans] for spans in gathered]
-
-    def rest(self) -> None:
-        """Have the other ranks sleep until the next pass, because there is no work."""
-        if self._wake is not None and not self._rests:
-            self._tell({REST: True})
-            self._rests = True
-
-    def _tell(self, message: Message) -> None:
-        if self._rests and self._wake is not None:
-            self._wake()
-            self._rests = False
-        if self._group.size > 1:
-            send_message(self._group, message, self._group.next)
-
-    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
-        return self._mirror.pool(self.kv_layers, n_tokens, **options)
-
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-        return self.new_pool(n_tokens, **options).sequence()
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens."""
-        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)

@@ -8,15 +8,13 @@ message is sent, also on lazy backends.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
-from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.mirror import Message, Mirror, Replica, receive_message, send_message
-from mlx_engine.distributed.pipeline import END, REST
-from mlx_engine.errors import DistributedError
+from mlx_engine.distributed.leader import END, SharedModel, messages
+from mlx_engine.distributed.mirror import Message, Replica
 from mlx_engine.models.decoder import Decoder
 
 
@@ -29,17 +27,12 @@ def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = lamb
         sleep: waits until rank 0 has work again.
     """
     replica = Replica(model.backend, model.kv_layers)
-    while True:
-        message = receive_message(group, group.previous)
-        if group.next:
-            send_message(group, message, group.next)
+    for message in messages(group, sleep):
         if END in message:
-            return group.close()
-        if REST in message:
-            sleep()
-            continue
+            break
         with model.backend.session():
             _run(model, replica, message)
+    group.close()
 
 
 def _run(model: Decoder, replica: Replica, message: Message) -> Array | None:
@@ -51,83 +44,26 @@ def _run(model: Decoder, replica: Replica, message: Message) -> Array | None:
     return logits
 
 
-class TensorParallel:
-    """A model whose tensors several ranks share, as rank 0 uses it.
-
-    Attributes:
-        config, backend, program: those of rank 0's slices.
-        n_stages: the number of passes that may be under way, 1: all ranks run each pass together.
-        is_broken: whether a pass was interrupted on this rank.
-    """
-
-    n_stages = 1
+class TensorParallel(SharedModel):
+    """A model whose tensors several ranks share. All ranks run each pass together, so one may be under way."""
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
-        """Make the model.
-
-        Args:
-            model: the model with rank 0's slices, on a backend with the group.
-            group: the ranks.
-            wake: wakes the other ranks after `rest`; None if they never sleep.
-        """
-        self._model, self._group, self._wake, self._rests = model, group, wake, False
-        self.config: Any = model.config
-        self.backend, self.program = model.backend, model.program
-        self._mirror, self._replica = Mirror(), Replica(model.backend, model.kv_layers)
-        self.is_broken = False
+        super().__init__(model, group, wake)
+        self._replica = Replica(model.backend, model.kv_layers)
 
     @property
     def kv_layers(self) -> list[CacheLayer]:
         """What each layer keeps of a sequence on this rank."""
         return self._model.kv_layers
 
-    def forward(self, batch: Batch) -> Array | None:
-        """Run a forward pass on all ranks and return logits (R, V) of the wanted tokens, or None if there are none.
-
-        Raises:
-            DistributedError: an earlier pass was interrupted on this rank, so that the others wait for its exchanges.
-        """
-        if self.is_broken:
-            found, hint = "one that was interrupted", "start all ranks again"
-            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
-        message = {**self._mirror.message(batch), "best": batch.best}
-        self.is_broken = True
-        self._tell(message)
-        logits = _run(self._model, self._replica, message)
-        self.is_broken = False
-        return logits
-
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
-        """Run a forward pass. Return a function that returns its logits (R, V), or None if none are wanted."""
-        logits = self.forward(batch)
+        with self.whole_pass():
+            message = {**self._mirror.message(batch), "best": batch.best}
+            self.tell(message)
+            logits = _run(self._model, self._replica, message)
         return None if logits is None else lambda: logits
-
-    def rest(self) -> None:
-        """Have the other ranks sleep until the next pass, because there is no work."""
-        if self._wake is not None and not self._rests:
-            self._tell({REST: True})
-            self._rests = True
 
     def end(self) -> None:
         """End the run of the other ranks."""
-        self._tell({END: True})
+        self.tell({END: True})
         self._group.close()
-
-    def _tell(self, message: Message) -> None:
-        if self._rests and self._wake is not None:
-            self._wake()
-            self._rests = False
-        if self._group.size > 1:
-            send_message(self._group, message, self._group.next)
-
-    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
-        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
-        return self._mirror.pool(self.kv_layers, n_tokens, **options)
-
-    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
-        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
-        return self.new_pool(n_tokens, **options).sequence()
-
-    def scratch_kv(self, n_tokens: int) -> KVSequence:
-        """Return an empty KV cache for a single pass of `n_tokens` tokens."""
-        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)

@@ -1,0 +1,128 @@
+"""Rank 0 leads and the others follow: what all kinds of sharing have in common.
+
+Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank passes the message on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.parameters import Array
+from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.distributed.group import Group
+from mlx_engine.distributed.mirror import Message, Mirror, receive_message, send_message
+from mlx_engine.errors import DistributedError
+from mlx_engine.models.decoder import Decoder
+
+# Messages without a pass: the run ends, or nothing is to be done for a while.
+END, REST = "end", "rest"
+
+
+def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
+    """Yield rank 0's messages on another rank, passed on to the next one. The last message is that of the end.
+
+    Args:
+        group: the ranks.
+        sleep: waits until rank 0 has work again.
+    """
+    while True:
+        message = receive_message(group, group.previous)
+        if group.next:
+            send_message(group, message, group.next)
+        if REST in message:
+            sleep()
+            continue
+        yield message
+        if END in message:
+            return
+
+
+class SharedModel(ABC):
+    """A model that all ranks run together, as rank 0 uses it.
+
+    Attributes:
+        config, backend, program: those of rank 0's share.
+        n_stages: the number of passes that may be under way.
+        is_broken: whether a pass was interrupted on this rank.
+    """
+
+    n_stages = 1
+
+    def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None) -> None:
+        """Make the model.
+
+        Args:
+            model: rank 0's share.
+            group: the ranks.
+            wake: wakes the other ranks after `rest`; None if they never sleep.
+        """
+        self._model, self._group, self._wake, self._mirror = model, group, wake, Mirror()
+        self.config: Any = model.config
+        self.backend, self.program = model.backend, model.program
+        self._rests = self.is_broken = False
+
+    @property
+    @abstractmethod
+    def kv_layers(self) -> list[CacheLayer]:
+        """What each layer keeps of a sequence."""
+
+    @abstractmethod
+    def submit(self, batch: Batch) -> Callable[[], Array] | None:
+        """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted.
+
+        Raises:
+            DistributedError: an earlier pass was interrupted on this rank, so that the others wait for the rest of it.
+        """
+
+    def forward(self, batch: Batch) -> Array | None:
+        """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
+        logits = self.submit(batch)
+        return None if logits is None else logits()
+
+    def rest(self) -> None:
+        """Have the other ranks sleep until the next pass, because there is no work."""
+        if self._wake is not None and not self._rests:
+            self.tell({REST: True})
+            self._rests = True
+
+    def tell(self, message: Message) -> None:
+        """Send a message to the other ranks, after waking them if they sleep."""
+        if self._rests and self._wake is not None:
+            self._wake()
+            self._rests = False
+        if self._group.size > 1:
+            send_message(self._group, message, self._group.next)
+
+    @contextmanager
+    def whole_pass(self) -> Iterator[None]:
+        """Run rank 0's part of a pass inside; if it is interrupted, no other pass can begin."""
+        self.check_unbroken()
+        self.is_broken = True
+        yield
+        self.is_broken = False
+
+    def check_unbroken(self) -> None:
+        """Check that no pass was interrupted on this rank.
+
+        Raises:
+            DistributedError: one was, so that the other ranks wait for the rest of it.
+        """
+        if self.is_broken:
+            found, hint = "one that was interrupted", "start all ranks again"
+            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
+
+    def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
+        """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
+        return self._mirror.pool(self.kv_layers, n_tokens, **options)
+
+    def new_kv(self, n_tokens: int, **options: Any) -> KVSequence:
+        """Return the empty KV cache of a sequence of at most `n_tokens` tokens, in a pool of its own."""
+        return self.new_pool(n_tokens, **options).sequence()
+
+    def scratch_kv(self, n_tokens: int) -> KVSequence:
+        """Return an empty KV cache for a single pass of `n_tokens` tokens."""
+        return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
