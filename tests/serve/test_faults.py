@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
 import httpx
 import numpy as np
 import pytest
 
 from mlx_engine.backends.batch import Batch
 from mlx_engine.commands.app import app
+from mlx_engine.serve.app import refuse
 from mlx_engine.serve.connection import Patience
+from mlx_engine.serve.errors import ApiError
 from tests.serve.served import Served, chat_body, events, micro, request, served, wait_for
 from tests.serve.shapes import Failure, checked
 
@@ -240,6 +243,21 @@ def test_a_client_sees_why_its_large_body_is_refused(hasty: Served):
         connection.sendall(head + large)
         connection.shutdown(socket.SHUT_WR)
         assert error_of(read(connection)) == (413, "request_too_large")
+
+
+def test_what_a_client_still_sends_is_discarded_before_its_connection_is_closed():
+    """Closing a socket with unread data would reset the connection, and the reply would be lost."""
+    order, left = [], iter([True, True, False])
+
+    async def receive() -> dict[str, Any]:
+        order.append("read")
+        return {"type": "http.request", "body": b" ", "more_body": next(left)}
+
+    async def send(message: Any) -> None:
+        order.append("end" if message.get("more_body") is False else "reply")
+
+    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}), receive, send)
+    assert order == ["reply", "reply", "read", "read", "read", "end"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
