@@ -247,6 +247,7 @@ class MlxBackend(MlxStates):
 
     def kv_empty(self, n_kv_heads: int, head_dim: int, n_slots: int) -> Native:
         """Allocate on this backend's stream: a cache may be created outside of sessions, in any thread."""
+        self.guard.check()  # in a forked process MLX may wait for ever for a lock of a thread of the parent
         return mx.zeros((2, n_kv_heads, n_slots, head_dim), stream=self._stream)
 
     def kv_write(self, store: Native, slots: np.ndarray, k: Native, v: Native) -> Native:

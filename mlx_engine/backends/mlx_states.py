@@ -18,6 +18,7 @@ class MlxStates(Backend):
     _stream: mx.Stream
 
     def state_empty(self, shape: tuple[int, ...], n_slots: int) -> Native:
+        self.guard.check()  # as in `kv_empty`
         return [mx.zeros(shape, stream=self._stream)] * n_slots
 
     def state_nbytes(self, store: Native) -> int:

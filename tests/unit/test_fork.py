@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from mlx_engine.backends import create_backend
+from mlx_engine.errors import BackendUnavailableError
 from tests.scheduling import MICRO
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -104,6 +106,16 @@ def test_the_child_has_one_error_on_mlx():
         "backend 'mlx' is not available: this process was forked from the one that made the engine, and has none of "
         "MLX's threads; load the model in this process, or start the process by 'spawn' in place of 'fork'"
     }
+
+
+def test_a_child_allocates_nothing_on_mlx(monkeypatch: pytest.MonkeyPatch):
+    """MLX may wait for a lock that a thread of the parent held, so nothing of it is called before the error."""
+    backend, child = create_backend("mlx"), os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    with pytest.raises(BackendUnavailableError, match="was forked"):
+        backend.kv_empty(1, 8, 16)
+    with pytest.raises(BackendUnavailableError, match="was forked"):
+        backend.state_empty((1, 8), 2)
 
 
 def test_a_fork_does_not_wait_for_ever():
