@@ -35,6 +35,8 @@ LISTED = {
     ),
     "mlx_engine/backends/mlx_stream.py": ("tests/unit/test_engine_close.py",),
     "mlx_engine/backends/session_guard.py": ("tests/unit/test_fork.py",),
+    "mlx_engine/commands/__init__.py": ("tests/unit/test_completion.py",),
+    "mlx_engine/commands/chat.py": ("tests/unit/test_command_chat.py",),
     "mlx_engine/commands/signals.py": ("tests/unit/test_drafts.py",),
     "mlx_engine/prompts.py": ("tests/unit/test_bos.py",),
     "mlx_engine/serve/server.py": ("tests/serve/test_engine_thread.py",),

@@ -28,7 +28,7 @@ BROKEN = {
     "syntax": "{% for m in messages %}",
     "no such attribute": "{{ messages[0].a.b }}",
     "python's own": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "python's own in a namespace": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "python's own in a namespace": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}{{ messages[0].content }}",
     "changed messages": "{{ messages.append(1) }}",
     "a file": "{% include '/etc/passwd' %}",
     "a long range": "{% for i in range(10**9) %}x{% endfor %}",
