@@ -57,7 +57,7 @@ def test_python(builtin: Served):
     pytest.importorskip("openai")
     (source,) = blocks("python", builtin)
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True, timeout=60)
-    assert len(run.stdout) > 10
+    assert run.stdout  # a sampled answer, which may be short
 
 
 def test_editor(builtin: Served):
