@@ -19,12 +19,15 @@ _FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_
 # of all, so each format that a test needs is compiled anew. The first tests need few formats.
 LISTED = {
     **{f"kernels/cpu/{name}.py": (f"{_OPS}{name}",) for name in _FORMATS},
-    "kernels/cpu/affine": ("tests/unit/test_cpu_linear.py -k AFFINE",),
+    "kernels/cpu/activations.py": ("tests/golden/test_gpt_oss.py",),
+    "kernels/cpu/affine": ("tests/unit/test_cpu_linear.py -k AFFINE", "tests/golden/test_mlx_folders.py"),
     "kernels/cpu/attention": ("tests/unit/test_cpu_attention.py",),
     "kernels/cpu/convolution.py": (f"{_OPS}short_conv",),
     "kernels/cpu/delta_rule.py": (f"{_OPS}delta_net",),
     "kernels/cpu/experts.py": (f"{_OPS}norm_experts_add",),
-    "kernels/cpu/program.py": ("tests/unit/test_compiled_program.py",),
+    "kernels/cpu/pool.py": ("tests/unit/test_fork.py",),
+    "kernels/cpu/program.py": ("tests/unit/test_compiled_program.py", "tests/golden/test_gemma4.py"),
+    "kernels/cpu/sums.py": ("tests/unit/test_cpu_assembly.py",),
     "kernels/cpu/tile.py": ("tests/unit/test_cpu_gemm.py",),
     "kernels/cpu/": (
         f"{_OPS}'project_add or norm_gate_up or norm_up or norm_head'",
