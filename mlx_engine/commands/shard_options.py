@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
-from mlx_engine.errors import BackendUnavailableError, DistributedError, NotShardableError, OptionError, require
+from mlx_engine.errors import BackendUnavailableError, DistributedError, NotShardableError, OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -53,11 +53,13 @@ class ShardOptions:
         """
         if self.shard is None:
             require(self.split is None, option="--split", expected="--shard pipeline with it", found=self.split)
+            require(not self.timeline, option="--timeline", expected="--shard pipeline with it", found=Words("none"))
             yield None
             return
-        drawn = self.shard != "tensor" or not self.timeline
+        from mlx_engine.distributed.shard import TensorShard, join
+
+        drawn = self.shard != TensorShard.kind or not self.timeline
         require(drawn, option="--timeline", expected="--shard pipeline with it", found=self.shard)
-        from mlx_engine.distributed.shard import join
         from mlx_engine.distributed.split import parsed
 
         shard = join(self.shard, None if self.split is None else parsed(self.split))

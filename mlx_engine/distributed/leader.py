@@ -15,11 +15,16 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, receive_message, send_message
+from mlx_engine.distributed.timeline import Span
 from mlx_engine.errors import DistributedError
 from mlx_engine.models.decoder import Decoder
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
 END, REST = "end", "rest"
+
+
+def nothing() -> None:
+    """Do nothing, as a rank that never sleeps does where others wait for work."""
 
 
 def messages(group: Group, sleep: Callable[[], None]) -> Iterator[Message]:
@@ -88,6 +93,15 @@ class SharedModel(ABC):
         if self._wake is not None and not self._rests:
             self.tell({REST: True})
             self._rests = True
+
+    def end(self, *, timeline: bool = False) -> list[list[Span]]:
+        """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass.
+
+        Only pipelines return this: in other runs all ranks compute each pass together.
+        """
+        self.tell({END: ""})
+        self._group.close()
+        return []
 
     def tell(self, message: Message) -> None:
         """Send a message to the other ranks, after waking them if they sleep."""

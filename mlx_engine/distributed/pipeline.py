@@ -20,7 +20,7 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.leader import END, SharedModel, messages
+from mlx_engine.distributed.leader import END, SharedModel, messages, nothing
 from mlx_engine.distributed.mirror import Message, Replica
 from mlx_engine.distributed.timeline import MOST_SPANS, Span
 from mlx_engine.models.decoder import Decoder
@@ -89,7 +89,7 @@ class StageRunner:
             del self.spans[:MOST_SPANS]
 
 
-def follow(model: Decoder, group: Group, sleep: Callable[[], None] = lambda: None) -> None:
+def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
     """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run.
 
     Args:
@@ -163,7 +163,6 @@ class Pipeline(SharedModel):
         return cast(np.ndarray, self._group.receive(shape, np.float32, self._group.previous))
 
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
-        """End the run of the other ranks. With `timeline`, return when each rank computed its part of each pass."""
         while self._flight:
             self._next_logits()
             self._flight.popleft()

@@ -15,6 +15,7 @@ from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.agreement import agree, gather_values, version
 from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
+from mlx_engine.distributed.leader import SharedModel, nothing
 from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
@@ -43,6 +44,7 @@ class Shard(ABC):
 
     def __init__(self, group: Group, liveness: Liveness | None = None) -> None:
         self.group, self._liveness = group, liveness
+        self._model: SharedModel | None = None
         self.notes: tuple[str, ...] = ()
         self.timeline: list[str] = []
 
@@ -67,19 +69,32 @@ class Shard(ABC):
         """Return the plan of this rank's share of a model. Every rank calls it."""
 
     @abstractmethod
-    def lead(self, model: Model) -> Model:
-        """Return the whole model, as rank 0 uses it, from rank 0's share."""
+    def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
+        """Return the whole model, as rank 0 uses it, from rank 0's share; `wake` wakes ranks that sleep."""
 
     @abstractmethod
-    def follow(self, model: Model) -> None:
+    def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
 
-    @abstractmethod
+    def lead(self, model: Model) -> Model:
+        """Return the whole model, as rank 0 uses it, from rank 0's share."""
+        self._model = self.shared(cast(Decoder, model), None if self._liveness is None else self._liveness.wake)
+        return self._model
+
+    def follow(self, model: Model) -> None:
+        """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
+        self.run_passes(cast(Decoder, model), nothing if self._liveness is None else self._liveness.sleep)
+
     def end(self, *, timeline: bool) -> bool:
         """Have the other ranks end after the last pass, and make the time line if it is wanted. Called on rank 0.
 
         Return False if they cannot end so, because a pass was interrupted.
         """
+        model, self._model = self._model, None
+        if model is None or model.is_broken:
+            return False
+        self.timeline = drawing(model.end(timeline=timeline))
+        return True
 
     def close(self, code: int = 0, *, timeline: bool = False) -> None:
         """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line."""
@@ -107,7 +122,6 @@ class PipelineShard(Shard):
     def __init__(self, group: Group, split: Sequence[int] | None = None, liveness: Liveness | None = None) -> None:
         super().__init__(group, liveness)
         self._split = split
-        self._model: Pipeline | None = None
 
     def share(self, planned: Planned, backend: Backend) -> Planned:
         counts = self._split
@@ -120,22 +134,11 @@ class PipelineShard(Shard):
         self.notes = (f"pipeline of {self.group.size} ranks with layers {layers}",)
         return planned._replace(stage=stages[self.group.rank])
 
-    def lead(self, model: Model) -> Model:
-        wake = None if self._liveness is None else self._liveness.wake
-        self._model = Pipeline(cast(Decoder, model), self.group, wake)
-        return self._model
+    def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
+        return Pipeline(model, self.group, wake)
 
-    def follow(self, model: Model) -> None:
-        if self._liveness is None:
-            return follow(cast(Decoder, model), self.group)
-        return follow(cast(Decoder, model), self.group, self._liveness.sleep)
-
-    def end(self, *, timeline: bool) -> bool:
-        model, self._model = self._model, None
-        if model is None or model.is_broken:
-            return False
-        self.timeline = drawing(model.end(timeline=timeline))
-        return True
+    def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
+        follow(model, self.group, sleep)
 
 
 class TensorShard(Shard):
@@ -143,32 +146,17 @@ class TensorShard(Shard):
 
     kind = "tensor"
 
-    def __init__(self, group: Group, liveness: Liveness | None = None) -> None:
-        super().__init__(group, liveness)
-        self._model: TensorParallel | None = None
-
     def share(self, planned: Planned, backend: Backend) -> Planned:
         own = sliced(planned, self.group.rank, self.group.size)
         backend.group = self.group
         self.notes = (f"the tensors of every layer on {self.group.size} ranks",)
         return own
 
-    def lead(self, model: Model) -> Model:
-        wake = None if self._liveness is None else self._liveness.wake
-        self._model = TensorParallel(cast(Decoder, model), self.group, wake)
-        return self._model
+    def shared(self, model: Decoder, wake: Callable[[], None] | None) -> SharedModel:
+        return TensorParallel(model, self.group, wake)
 
-    def follow(self, model: Model) -> None:
-        if self._liveness is None:
-            return follow_tensor(cast(Decoder, model), self.group)
-        return follow_tensor(cast(Decoder, model), self.group, self._liveness.sleep)
-
-    def end(self, *, timeline: bool) -> bool:
-        model, self._model = self._model, None
-        if model is None or model.is_broken:
-            return False
-        model.end()
-        return True
+    def run_passes(self, model: Decoder, sleep: Callable[[], None]) -> None:
+        follow_tensor(model, self.group, sleep)
 
 
 # By the value of --shard: makes the share from the ranks, the split and their signs of life.

@@ -13,12 +13,12 @@ from mlx_engine.backends.batch import Batch
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
-from mlx_engine.distributed.leader import END, SharedModel, messages
+from mlx_engine.distributed.leader import END, SharedModel, messages, nothing
 from mlx_engine.distributed.mirror import Message, Replica
 from mlx_engine.models.decoder import Decoder
 
 
-def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = lambda: None) -> None:
+def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) -> None:
     """Run this rank's slices of every pass that rank 0 begins, until rank 0 ends the run.
 
     Args:
@@ -62,8 +62,3 @@ class TensorParallel(SharedModel):
             self.tell(message)
             logits = _run(self._model, self._replica, message)
         return None if logits is None else lambda: logits
-
-    def end(self) -> None:
-        """End the run of the other ranks."""
-        self.tell({END: True})
-        self._group.close()

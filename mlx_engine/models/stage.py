@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mlx_engine.backends.parameters import Layer
-from mlx_engine.errors import OptionError
 from mlx_engine.quant.types import F32, GGMLType
 
 # The weights outside of the layers. What is in neither list is small, and every rank reads it.
@@ -51,23 +50,14 @@ class Stage:
     def cut(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """Return the layers of the stage; the layers and columns that they refer to are counted from its first layer.
 
-        Raises:
-            OptionError: a layer shares the keys and values of a layer of another stage.
+        `distributed/split.py` makes no stage that shares the keys and values of a layer of another one.
         """
-        return tuple(self._moved(layers, i) for i in range(self.first, self.end))
+        return tuple(map(self._moved, layers[self.first : self.end]))
 
-    def _moved(self, layers: Sequence[Layer], i: int) -> Layer:
-        layer = layers[i]
+    def _moved(self, layer: Layer) -> Layer:
         if not self.first:
             return layer
         if layer.shares is not None:
-            if layer.shares < self.first:
-                firsts = [of.shares for of in layers if of.shares is not None]
-                expected = (
-                    f"a split that keeps layers {min(firsts)} to {len(layers) - 1} on one rank, because the last "
-                )
-                expected += "of them share the keys and values of the first"
-                raise OptionError(option="--split", expected=expected, found=self.first)
             layer = replace(layer, shares=layer.shares - self.first)
         if layer.per_layer is not None:
             first, end = layer.per_layer.columns

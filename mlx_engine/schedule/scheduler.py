@@ -282,7 +282,7 @@ class Scheduler:
 
     def _can_go_on(self, answer: Answer) -> bool:
         """Return whether an answer has unread tokens, and a pass may run them."""
-        if not answer.unread:  # machines compute its next token
+        if not answer.unread:  # a pass that is under way computes its next token
             return False
         n_pending = self._passes.n_pending(answer)
         return len(answer.output.token_ids) + n_pending < answer.output.max_tokens and not (answer.forks and n_pending)

@@ -207,6 +207,8 @@ def test_a_process_alone_has_nobody_to_share_with(monkeypatch, capsys):
         (["--shard", "pipeline"], "found a process alone"),
         (["--shard", "rows"], "--shard: expected pipeline or tensor, found 'rows'"),
         (["--split", "1,2"], "--split: expected --shard"),
+        (["--timeline"], "--timeline: expected --shard"),
+        (["--shard", "tensor", "--timeline"], "--timeline: expected --shard pipeline with it, found 'tensor'"),
     ):
         with pytest.raises(SystemExit) as ended:
             app(["generate", "-p", "x", *options])
