@@ -27,7 +27,7 @@ from tests.mutants.near import NOT_RUN, is_compiled, near
 from tests.mutants.plant import Mutant, lines, planted
 
 ROOT = Path(__file__).parents[2]
-NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis")
 
 # pytest's exit status if a test failed, and if all tests of the given files are deselected.
 FAILED, NOTHING_RAN = 1, 5
@@ -78,7 +78,7 @@ def _failure(
     `more` are environment variables.
     """
     # The copy comes first on the path, also in tests that start a process of their own.
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **more}
+    environment = {**os.environ, "PYTHONPATH": str(root), **more}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *words]
     command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
     try:
