@@ -15,9 +15,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Scores
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models import gemma3
-from mlx_engine.models.conditions import believable, divides, halves, n_embeddings, one_per_head
-from mlx_engine.models.config import Declared, Expected, Naming, declared, number, whole
-from mlx_engine.models.gemma3 import AttentionScale, Layer, LocalLayers, ScaledEmbeddings, scale_factor
+from mlx_engine.models.conditions import n_embeddings
+from mlx_engine.models.config import Expected, Naming, declared, whole
+from mlx_engine.models.gemma3 import AttentionScale, Layer, LocalLayers, ScaledEmbeddings, Sizes, scale_factor
 from mlx_engine.models.parameters import Parameters
 from mlx_engine.models.plan import Plan
 from mlx_engine.models.rotation import Rotation
@@ -60,26 +60,14 @@ class SoftCap:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
+class Config(Sizes):
     """The sizes of a Gemma 2 model. Tokens of local layers attend to the last `window` tokens.
 
     Fields have the defaults of transformers, because a config.json may omit them.
     """
 
-    n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)
-    hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
-    intermediate_size: int = whole("feed_forward_length", ("intermediate_size", 9216))
-    n_heads: int = whole("attention.head_count", ("num_attention_heads", 8))
-    n_kv_heads: int = whole(
-        ("attention.head_count_kv", one_per_head), ("num_key_value_heads", 4), condition=divides("n_heads")
-    )
-    head_dim: int = whole(
-        ("attention.key_length", 256), ("head_dim", 256),
-        repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
-    )  # fmt: skip
     vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 256_000))
     context_length: int = whole("context_length", ("max_position_embeddings", 8192))
-    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(rules=("linear",))
     attention_scale: float = declared(AttentionScale(LAYERS_OF_27B))
     score_softcap: float | None = declared(SoftCap("attn_logit_softcapping", 50.0))

@@ -117,11 +117,8 @@ def usual_scale(cfg: Any, layers_of_27b: int) -> float:
 
 
 @dataclass(frozen=True)
-class Config(Declared):
-    """The sizes of a Gemma 3 model. Tokens of local layers attend to the last `window` tokens.
-
-    Fields have the defaults of transformers, because a config.json may omit most of them.
-    """
+class Sizes(Declared):
+    """The sizes that Gemma 2 and Gemma 3 name and leave out alike."""
 
     n_layers: int = whole("block_count", ("num_hidden_layers", 26), condition=believable)
     hidden_size: int = whole("embedding_length", ("hidden_size", 2304))
@@ -134,9 +131,18 @@ class Config(Declared):
         ("attention.key_length", 256), ("head_dim", 256),
         repeated=("attention.value_length", "rope.dimension_count"), condition=halves,
     )  # fmt: skip
+    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
+
+
+@dataclass(frozen=True)
+class Config(Sizes):
+    """The sizes of a Gemma 3 model. Tokens of local layers attend to the last `window` tokens.
+
+    Fields have the defaults of transformers, because a config.json may omit most of them.
+    """
+
     vocab_size: int = whole(("vocab_size", n_embeddings), ("vocab_size", 262_208))
     context_length: int = whole("context_length", ("max_position_embeddings", 131_072))
-    norm_eps: float = number("attention.layer_norm_rms_epsilon", ("rms_norm_eps", 1e-6))
     rope: Rotation = rotation(theta=1e6, rules=("linear",), layers="full_attention")
     local_rope: Rotation = rotation(
         gguf="rope.freq_base_swa", hf="rope_local_base_freq", layers="sliding_attention", always=False
