@@ -134,7 +134,7 @@ def test_chunks_equal_one_pass(goldens: Goldens, name: str):
     ("backend", "chunk", "page"),
     [
         *(("simd", 1, 64), ("simd", 7, 64), ("simd", 200, 64), ("simd", 7, 5), (WITHOUT_JIT, 7, 5)),
-        *(("parallel", 64, 16), ("mlx", 7, 64), ("mlx", 64, 5)),
+        *(("parallel", 64, 16), ("mlx", 35, 64), ("mlx", 64, 5)),
     ],
 )
 def test_a_prompt_over_which_the_window_slides_many_times(backend: str, chunk: int, page: int):
