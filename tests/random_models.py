@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,9 @@ def random_model(architecture: str, type_name: str, backend: Backend) -> Model:
     return load_model(random_checkpoint(architecture, type_name), backend)
 
 
+@cache
 def _weight(name: str, shape: tuple[int, ...], type_name: str) -> Weight:
+    """Return the same values in every model: they are drawn from the tensor's name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
         is_factor = ("norm" in name and name.endswith("weight")) or "scale" in name

@@ -70,6 +70,15 @@ def check(be: Backend, case: OpCase) -> None:
         judge(case, want, got)
 
 
+def failure(name: str, case: OpCase) -> str | None:
+    """Return what is wrong with the case's results on this backend; None if they are correct."""
+    try:
+        check(backend(name), case)
+    except Exception as error:  # every backend is checked, also after one that raises
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def judge(case: OpCase, want: np.ndarray, got: np.ndarray) -> None:
     """Assert shape, dtype, finite values, and the case's bounds on the error."""
     assert got.shape == want.shape, f"{case.id}: shape {want.shape} expected, {got.shape} found"

@@ -106,10 +106,16 @@ def liar(op: str, lie: Callable[[np.ndarray], np.ndarray]) -> Backend:
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_a_lying_backend_is_caught_in_every_case(case: OpCase, lie: str):
-    with pytest.raises(AssertionError):
-        check(liar(case.op, LIES[lie]), case)
+def test_a_lying_backend_is_caught_in_every_case(lie: str):
+    assert [case.id for case in CASES if not fails_an_assertion(liar(case.op, LIES[lie]), case)] == []
+
+
+def fails_an_assertion(be: Backend, case: OpCase) -> bool:
+    try:
+        check(be, case)
+    except AssertionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("op", CROSSINGS)

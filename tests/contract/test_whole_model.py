@@ -1,5 +1,6 @@
 """A tiny Q8_0 model on every backend: equal logits for any chunking of the prompt and any batch."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ MODEL = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 IDS = [5, 9, 300, 17, 2, 44, 8]
 
 
+@cache
 def load(name: str) -> mlx_engine.Engine:
     return load_on(name, MODEL)
 

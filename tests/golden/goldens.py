@@ -111,6 +111,21 @@ def greedy(golden: Golden, i: int, backend: str, *, kv: bool) -> list[int]:
     return list(islice(run(pick, Metrics()), n))
 
 
+def logits_and_greedy(golden: Golden, i: int, backend: str, n: int | None = None) -> tuple[np.ndarray, list[int]]:
+    """Return the logits (T, V) of prompt i and the first n greedy ids after it, computed without reading it twice.
+
+    If n is None, there are as many ids as in the golden file.
+    """
+    model, prompt = engine(golden.checkpoint, backend).model, golden.prompt(i)
+    n = len(golden.greedy(i)) if n is None else n
+    kv = model.new_kv(len(prompt) + n - 1)
+    with model.backend.session():
+        logits = model.backend.host(forward(model, New(prompt, kv, wanted=None)))
+    first = int(logits[-1].argmax())
+    pick = Sampler(model.backend, Sampling(), [*prompt, first])
+    return logits, [first, *islice(decode(model, [first], kv, pick, Metrics()), n - 1)]
+
+
 def check_close(
     expected: np.ndarray, found: np.ndarray, each: float = TOLERANCE_OF_ONE, all_: float = TOLERANCE
 ) -> None:

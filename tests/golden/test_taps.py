@@ -11,12 +11,14 @@ import pytest
 from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
+from tests.contract.check import EMULATED
 from tests.golden.goldens import BACKENDS, DATA, VARIANTS, Golden, engine, first_divergence, variant
 
 # The checkpoints of `make_tap_goldens.py`.
 ARCHITECTURES = ("gemma2", "gemma3", "gpt2", "llama", "mistral", "qwen2")
 # Chunkings of the prompt; None is one pass without a KV cache.
-CUTS = (None, 1, 3)
+CUTS = {"one-pass": None, "token-by-token": 1, "chunks-of-3": 3}
+SLOW = ("scalar", EMULATED)
 
 
 def taps_of(golden: Golden, backend: str, chunk: int | None) -> dict[str, np.ndarray]:
@@ -46,18 +48,29 @@ def pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
-@pytest.mark.parametrize("chunk", CUTS, ids=["one-pass", "token-by-token", "chunks-of-3"])
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("backend", BACKENDS)
+def cells(names: Sequence[str]) -> pytest.MarkDecorator:
+    """All backends, files and cuts; the slow backends cut the first file only."""
+    params = [
+        pytest.param(
+            backend, name, chunk, id=f"{backend}-{name}-{label}",
+            marks=[pytest.mark.slow] * (backend in SLOW and name != names[0] and chunk is not None),
+        )
+        for backend in BACKENDS
+        for name in names
+        for label, chunk in CUTS.items()
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("backend", "name", "chunk"), params)
+
+
+@cells(VARIANTS)
 def test_no_value_diverges(backend: str, name: str, chunk: int | None):
     golden = variant(name)
-    divergence = first_divergence(golden.taps(), taps_of(golden, backend, chunk))
-    assert divergence is None
+    found = taps_of(golden, backend, chunk)
+    assert set(found) == set(golden.taps())
+    assert first_divergence(golden.taps(), found) is None
 
 
-@pytest.mark.parametrize("chunk", CUTS, ids=["one-pass", "token-by-token", "chunks-of-3"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@cells(ARCHITECTURES)
 def test_no_value_of_another_architecture_diverges(backend: str, name: str, chunk: int | None):
     """The names of the taps are also equal."""
     folder = DATA / f"{name}-micro"
@@ -67,13 +80,6 @@ def test_no_value_of_another_architecture_diverges(backend: str, name: str, chun
     found = tapped_values(folder / "hf", ids, backend, chunk)
     assert set(found) == {*expected, "logits"}
     assert first_divergence(expected, found) is None
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_both_name_the_same_values(backend: str, name: str):
-    golden = variant(name)
-    assert set(taps_of(golden, backend, None)) == set(golden.taps())
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,10 +15,19 @@ import mlx_engine
 from tests.page.app import app
 from tests.page.browser import SIZES, axe, chromium, opened, served, violations
 
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
+# The tests import Playwright themselves, because the import takes a quarter of a second whenever tests are collected.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("playwright") is None, reason="no Playwright"),
+    pytest.mark.skipif(chromium() is None, reason="no Chromium"),
+]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="no Chromium")]
+
+def expect(of: Any) -> Any:
+    """Return Playwright's assertions about a page's element, which wait until they hold."""
+    from playwright import sync_api
+
+    return sync_api.expect(of)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +37,9 @@ def engine() -> mlx_engine.Engine:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as play:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
         launched = play.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield launched
         launched.close()

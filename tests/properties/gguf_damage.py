@@ -95,6 +95,8 @@ def run(count, seed, folder, *, measure=False):
     path = Path(folder) / "damaged.gguf"
     for i in range(count):
         data = damaged(good, rng)
+        # A new file: to overwrite one takes some file systems milliseconds.
+        path.unlink(missing_ok=True)
         path.write_bytes(data)
         if measure:
             tracemalloc.start()
