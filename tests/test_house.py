@@ -75,7 +75,7 @@ def test_files_stay_small(path: Path):
 
 def test_messages_quote_values_and_not_words():
     """`found="nothing"` would be printed as: found 'nothing'. `Words` has no quotes."""
-    for path in SOURCES:
+    for path in (path for path in SOURCES if "found=" in path.read_text()):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         names = ("OptionError", "ContextLengthError", "require")
         checks = [call for call in calls if getattr(call.func, "id", None) in names]
