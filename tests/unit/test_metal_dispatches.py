@@ -182,7 +182,8 @@ def test_the_same_as_json(monkeypatch):
     result = CliRunner().invoke(app, ["backends", "--model", str(MICRO), "--json"])
     rows = {row["name"]: row for row in json.loads(result.stdout)["backends"]}
     decode = rows["metal"]["decode"]
-    assert (decode["per_layer"], decode["per_layer_from_1024_keys"], decode["per_step"]) == (7, 7, 7 * model.config.n_layers + 4)
+    assert (decode["per_layer"], decode["per_layer_from_1024_keys"]) == (7, 7)
+    assert decode["per_step"] == 7 * model.config.n_layers + 4
     linears = [part for layer in model.layers for part in vars(layer).values() if isinstance(part, Linear)]
     assert decode["weight_bytes"] == sum(linear.weight.nbytes for linear in [*linears, model.output])
     assert decode["bytes_per_token"] == decode["weight_bytes"] + decode["cache_bytes_per_token"]

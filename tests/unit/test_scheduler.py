@@ -32,9 +32,7 @@ SIZES = [(1, 512), (2, 7), (8, 1)]
 REST = [(slots, budget) for slots in (1, 2, 8) for budget in (1, 7, 512) if (slots, budget) not in SIZES]
 
 
-@pytest.mark.parametrize(
-    ("slots", "budget"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in REST)]
-)
+@pytest.mark.parametrize(("slots", "budget"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in REST)])
 def test_each_gets_the_tokens_that_it_gets_alone(
     engine: mlx_engine.Engine, expected: list[list[int]], slots: int, budget: int
 ):
