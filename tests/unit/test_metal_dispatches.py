@@ -165,14 +165,14 @@ def test_other_backends_have_no_dispatches():
 
 @NEEDS_COMPILER
 def test_the_command_says_what_a_token_costs(monkeypatch):
-    load(EMULATED, "builtin")
+    load(EMULATED, MICRO)
     monkeypatch.setenv(VARIABLE, "emulate")
-    result = CliRunner().invoke(app, ["backends", "--model", "builtin"])
+    result = CliRunner().invoke(app, ["backends", "--model", str(MICRO)])
     assert result.exit_code == 0, result.output
-    told = result.stdout.partition("One token of builtin on metal, as dispatched on Metal:\n")[2].splitlines()
+    told = result.stdout.partition(f"One token of {MICRO} on metal, as dispatched on Metal:\n")[2].splitlines()
     assert told[0].startswith("  7 dispatches per layer: attention, head_norm_rope, kv_write,")
-    assert told[1] == "  4 outside the 6 layers: argmax, embed_rows, norm_project, row_sums; 46 in all"
-    assert told[2].startswith("  2.60 MB of weights are read, and 6.1 kB of keys and values")
+    assert told[1] == "  4 outside the 3 layers: argmax, embed_rows, norm_project, row_sums; 25 in all"
+    assert told[2].startswith("  0.21 MB of weights are read, and 1.5 kB of keys and values")
 
 
 @NEEDS_COMPILER
