@@ -33,7 +33,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
-        ("CLI generate - MODEL <&-", 2, "prompt: expected an argument"),
+        ("CLI tokenize encode <&-", 2, "text: expected an argument"),
         ("CLI generate a MODEL > /dev/full", 1, "the output cannot be written"),
         ("CLI generate a MODEL --json > /dev/full", 1, "the output cannot be written"),
     ],
@@ -50,7 +50,7 @@ def test_an_accident_is_told_in_one_line(command: str, code: int, told: str):
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["tokenize", "encode"], 2, "text: expected an argument"),
+        (["generate", "-"], 2, "prompt: expected an argument"),
         (["generate", "a", "--model", ""], 1, "found an empty name"),
         (["generate", "a", "--model", "/"], 1, "found no config.json"),
     ],

@@ -96,7 +96,9 @@ def cost(node: dict[str, Any]) -> int:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize(("depth", "per_layer"), [(0, 7), (300, 7), (TWO_PASSES + 7, 7)])
+@pytest.mark.parametrize(
+    ("depth", "per_layer"), [(0, 7), pytest.param(300, 7, marks=pytest.mark.slow), (TWO_PASSES + 7, 7)]
+)
 def test_a_layer_takes_seven_dispatches_as_the_graph_says(story, depth: int, per_layer: int):
     found = dispatches(story, depth)
     assert sum(found.layer.values()) == per_layer

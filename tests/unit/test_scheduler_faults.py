@@ -11,7 +11,8 @@ from mlx_engine.schedule.uncached import Uncached
 from tests.scheduling import MICRO, PROMPTS, alone, ids, options, requests, run, scheduler_of
 
 
-@pytest.fixture(scope="module", params=["simd", "parallel", "mlx"])
+# `parallel` runs the compiled program of `simd`.
+@pytest.fixture(scope="module", params=["simd", pytest.param("parallel", marks=pytest.mark.slow), "mlx"])
 def engine(request: pytest.FixtureRequest) -> mlx_engine.Engine:
     return mlx_engine.load(MICRO, request.param)
 

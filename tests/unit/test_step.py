@@ -34,7 +34,8 @@ def step(model: Model, running: list[Running]) -> list[int]:
     return [ids[0] for _, ids in found.chosen]
 
 
-@pytest.fixture(scope="module", params=["simd", "parallel", "mlx"])
+# `parallel` runs the compiled program of `simd`.
+@pytest.fixture(scope="module", params=["simd", pytest.param("parallel", marks=pytest.mark.slow), "mlx"])
 def engine(request: pytest.FixtureRequest) -> mlx_engine.Engine:
     return mlx_engine.load(MICRO, request.param)
 
