@@ -1,10 +1,12 @@
 """What every test may rely on."""
 
+import functools
 import gc
 import logging
 from collections.abc import Iterator
 
 import pytest
+import typer.main
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from mlx_engine.backends import cores
@@ -15,6 +17,10 @@ from mlx_engine.observe import log
 # (`optimized_kernels`).
 OPTIMIZED = BUILDS["spaces"]
 BUILDS["spaces"] = UNOPTIMIZED
+
+# Typer makes all commands and their options anew whenever an application is called, which takes 20 ms, and would be
+# most of what the tests of commands take. A user's process calls it once. `typer.testing` imports this function, too.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def pytest_collection_finish() -> None:

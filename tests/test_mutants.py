@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cells import each
 from tests.mutants import MUTANTS
 from tests.mutants.__main__ import chosen
 from tests.mutants.executed import MOST_SECONDS, Executed
@@ -34,7 +35,7 @@ def total(values):
 '''
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@each("mutant", sorted(MUTANTS, key=lambda mutant: mutant.file))
 def test_bug_can_be_planted(mutant: Mutant):
     source = (ROOT / mutant.file).read_text()
     text = planted(mutant, source)
@@ -140,7 +141,7 @@ def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path)
     assert near(tmp_path, "mlx_engine/engine.py", {}) == []
 
 
-@pytest.mark.parametrize("start", LISTED)
+@each("start", LISTED)
 def test_listed_files_exist(start: str):
     assert list(ROOT.glob(f"{start}*"))
     assert [run for run in LISTED[start] if not (ROOT / run.split()[0]).exists()] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,23 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kernels.emulator import CompileError, LaunchError, MemoryFaultError, RaceError, Unwritten, library
+from kernels.emulator import CompileError, LaunchError, Library, MemoryFaultError, RaceError, Unwritten, library
 from kernels.emulator.declarations import without_twins
 from kernels.emulator.metal_parameters import parameters
 from kernels.emulator.vector_text import Rewriter
 from tests.emulator.whole import SOURCE
 
-LIBRARY = library(SOURCE)
 ARGUMENTS = np.dtype([("n", "i4"), ("scale", "f4"), ("offsets", "i8", 2)], align=True)
 
 
+@cache
+def kernels() -> Library:
+    """Return the kernels of our own, read when the first test runs: importing this file must be fast."""
+    return library(SOURCE)
+
+
 def run(name: str, buffers: Any, threads: int = 32, group: int = 32, *, constants: Any = None, **how: Any) -> Any:
-    function = LIBRARY.function(name, constants)
+    function = kernels().function(name, constants)
     return function(buffers, grid=(threads, 1, 1), threadgroup=(group, 1, 1), **how)
 
 
@@ -29,8 +35,8 @@ def out(*shape: int, dtype: Any = np.float32) -> Unwritten:
 
 
 def test_kernels_have_their_host_names() -> None:
-    assert {"scale_float", "scale_half", "places", "renamed"} <= set(LIBRARY.names)
-    assert "scale" not in LIBRARY.names, "a template is no kernel"
+    assert {"scale_float", "scale_half", "places", "renamed"} <= set(kernels().names)
+    assert "scale" not in kernels().names, "a template is no kernel"
 
 
 @pytest.mark.parametrize("build", ["spaces", "undefined", "races"])
@@ -133,9 +139,9 @@ def test_calls_that_do_not_fit_are_refused() -> None:
     with pytest.raises(LaunchError, match=r"expected also 2 \('y'\)"):
         run("scale_float", [x, given], constants={3: True}, threadgroup_memory={0: 128})
     with pytest.raises(LaunchError, match=r"expected a kernel such as(.|\n)*found 'scale'"):
-        LIBRARY.function("scale")
+        kernels().function("scale")
     with pytest.raises(LaunchError, match="function constant 99: expected one of 3"):
-        LIBRARY.function("places", {99: 1})
+        kernels().function("places", {99: 1})
     with pytest.raises(LaunchError, match=r"buffer 1 \('args', Arguments\)"):
         run("scale_float", [x, 3, out(8)], constants={3: True}, threadgroup_memory={0: 128})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 Node = ast.expr | ast.stmt
@@ -64,7 +65,7 @@ Span = tuple[Position, Position, int]
 
 def _places(mutant: Mutant, source: str) -> tuple[bool, list[Span]]:
     """Return whether the bug replaces expressions, and where they, or the statements, stand."""
-    scopes = [node for name, node in _scopes(ast.parse(source), "") if name == mutant.where]
+    scopes = [node for name, node in _scopes_of(source) if name == mutant.where]
     is_expression = _is_expression(mutant.old) and _is_expression(mutant.new)
     find = _expressions if is_expression else _statements
     spans = [span for scope in scopes for span in find(scope, mutant.old)]
@@ -72,6 +73,12 @@ def _places(mutant: Mutant, source: str) -> tuple[bool, list[Span]]:
         missing = f"the code {mutant.old!r}" if scopes else f"a function of this name, {mutant.where!r}"
         raise NotFoundError(f"mutant {mutant.name!r}: expected {missing} in {mutant.file}; change the mutant with it")
     return is_expression, spans
+
+
+@lru_cache(maxsize=1)
+def _scopes_of(source: str) -> list[tuple[str, ast.AST]]:
+    """Return the scopes of a file. They are kept for the next mutant, which is often of the same file."""
+    return list(_scopes(ast.parse(source), ""))
 
 
 def _scopes(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
@@ -85,9 +92,10 @@ def _scopes(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _expressions(scope: ast.AST, old: str) -> Iterator[Span]:
-    wanted = _dump(ast.parse(old, mode="eval").body)
+    expression = ast.parse(old, mode="eval").body
+    wanted = _dump(expression)
     for node in _below(scope):
-        if isinstance(node, ast.expr) and _dump(node) == wanted:
+        if type(node) is type(expression) and _dump(node) == wanted:
             yield _start(node), _end(node), 0
 
 
@@ -143,7 +151,8 @@ def _values(node: ast.AST, name: str) -> list[str]:
 
 
 def _all_same(found: Sequence[ast.AST], wanted: Sequence[ast.AST]) -> bool:
-    return [_dump(node) for node in found] == [_dump(node) for node in wanted]
+    # Dumping is slow, and nearly all statements are of another type.
+    return list(map(type, found)) == list(map(type, wanted)) and list(map(_dump, found)) == list(map(_dump, wanted))
 
 
 def _dump(node: ast.AST) -> str:

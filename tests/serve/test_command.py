@@ -79,9 +79,9 @@ def test_requests_leave_no_garbage():
         url = lines[-1].split()[2].replace("/chat/", "/")
         resident = []
         for _ in range(2):
-            assert {client.post(url, json={}).status_code for _ in range(300)} == {400}
+            assert {client.post(url, json={}).status_code for _ in range(160)} == {400}
             resident.append(psutil.Process(run.pid).memory_info().rss)
-        assert resident[1] - resident[0] < 2 << 20
+        assert resident[1] - resident[0] < 1 << 20
 
 
 def invoke(*arguments: str) -> Result:
@@ -115,12 +115,11 @@ def test_wrong_options_are_refused_before_anything_is_loaded():
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path):
-    command = [sys.executable, str(ROOT / "cli.py"), "serve", "--port", "0", "-m", str(tmp_path / "none.gguf")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 1
-    assert run.stderr.startswith("error: ")
-    assert "none.gguf" in run.stderr
-    assert "Traceback" not in run.stderr
+    result = invoke("--port", "0", "-m", str(tmp_path / "none.gguf"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "none.gguf" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

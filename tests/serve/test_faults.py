@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -142,20 +143,22 @@ def test_the_process_of_a_dead_engine_fails(monkeypatch: pytest.MonkeyPatch, fau
 # ---- clients that make the server wait ----
 
 
-@pytest.mark.parametrize("part", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"])
-def test_a_head_that_does_not_end(hasty: Served, part: bytes):
-    with socket.create_connection(hasty.address, timeout=10) as connection:
-        connection.sendall(part)
-        reply = read(connection)
-    assert reply == b"" if not part else error_of(reply) == (408, "request_timeout")
-
-
-def test_half_a_head_after_a_reply_does_not_stay(hasty: Served):
-    with socket.create_connection(hasty.address, timeout=10) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTT")
-        reply = read(connection)
-    assert reply.startswith(b"HTTP/1.1 200")
-    assert b"HTTP/1.1 408" in reply
+def test_a_head_that_does_not_end(hasty: Served):
+    """Nothing, a part of the first head, and a part of the second: all wait at the same time."""
+    parts = (
+        b"",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTT",
+    )
+    with ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(hasty.address, timeout=10)) for _ in parts]
+        for connection, part in zip(connections, parts, strict=True):
+            connection.sendall(part)
+        nothing, first, second = map(read, connections)
+    assert nothing == b""
+    assert error_of(first) == (408, "request_timeout")
+    assert second.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in second
 
 
 def test_a_reader_that_does_not_read_loses_its_connection(hasty: Served):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.serve.served import Served, chat_body
 
-openai = pytest.importorskip("openai")
+# Imported by the first test: it takes a second, and every process that runs tests imports this file.
+pytestmark = pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
+
+
+@pytest.fixture(scope="module")
+def openai() -> ModuleType:
+    return importlib.import_module("openai")
 
 
 def options(server: Served) -> dict[str, Any]:
@@ -18,7 +27,7 @@ def options(server: Served) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[Any]:
+def client(openai: ModuleType, server: Served) -> Iterator[Any]:
     with openai.OpenAI(**options(server)) as found:
         yield found
 
@@ -33,7 +42,7 @@ def text_of(chunks: list[Any]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == 0)
 
 
-def test_models(client: Any):
+def test_models(openai: ModuleType, client: Any):
     assert [model.id for model in client.models.list()] == ["micro"]
     assert client.models.retrieve("micro").owned_by == "mlx_engine"
     with pytest.raises(openai.NotFoundError):
@@ -51,7 +60,7 @@ def test_chat(client: Any):
     assert reply.mlx_engine["digests"] == stream[-1].mlx_engine["digests"]
 
 
-def test_asynchronous_chat(server: Served, client: Any):
+def test_asynchronous_chat(openai: ModuleType, server: Served, client: Any):
     async def run() -> tuple[Any, list[Any]]:
         async with openai.AsyncOpenAI(**options(server)) as found:
             reply = await found.chat.completions.create(**ask())
@@ -86,7 +95,7 @@ def openai_lenient(client: Any) -> Any:
     return client.with_options(_extra_kwargs={"_strict_response_validation": False})
 
 
-def test_errors_have_their_classes(client: Any):
+def test_errors_have_their_classes(openai: ModuleType, client: Any):
     with pytest.raises(openai.BadRequestError) as found:
         client.chat.completions.create(**ask(max_tokens=10**6))
     assert (found.value.code, found.value.param) == ("context_length_exceeded", "messages")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.commands.app import app
 from mlx_engine.errors import ContextLengthError, ModelError, OptionError, SourceError
 
 ROOT = Path(__file__).parents[2]
@@ -32,12 +33,9 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
-        ("CLI generate - MODEL <&-", 2, "prompt: expected an argument"),
         ("CLI tokenize encode <&-", 2, "text: expected an argument"),
         ("CLI generate a MODEL > /dev/full", 1, "the output cannot be written"),
         ("CLI generate a MODEL --json > /dev/full", 1, "the output cannot be written"),
-        ("CLI generate a --model ''", 1, "found an empty name"),
-        ("CLI generate a --model /", 1, "found no config.json"),
     ],
 )
 def test_an_accident_is_told_in_one_line(command: str, code: int, told: str):
@@ -47,6 +45,23 @@ def test_an_accident_is_told_in_one_line(command: str, code: int, told: str):
     assert result.returncode == code
     assert told in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["generate", "-"], 2, "prompt: expected an argument"),
+        (["generate", "a", "--model", ""], 1, "found an empty name"),
+        (["generate", "a", "--model", "/"], 1, "found no config.json"),
+    ],
+    ids=str,
+)
+def test_an_accident_without_stdin_is_told_in_one_line(monkeypatch, capsys, arguments: list[str], code: int, told: str):
+    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of a stream that is closed
+    with pytest.raises(SystemExit) as found:
+        app(arguments)
+    assert found.value.code == code
+    assert told in capsys.readouterr().err
 
 
 def test_without_stderr_the_text_still_comes():

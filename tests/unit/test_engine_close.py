@@ -16,6 +16,7 @@ import pytest
 import mlx_engine
 from mlx_engine.errors import ClosedError, NotCopyableError
 from mlx_engine.schedule.stream import Stream
+from tests.cells import each
 from tests.scheduling import MICRO, options, run
 
 TASKS = Path("/proc/self/task")
@@ -45,7 +46,7 @@ def closed(request: pytest.FixtureRequest) -> mlx_engine.Engine:
     return engine
 
 
-@pytest.mark.parametrize("call", CALLS)
+@each("call", CALLS)
 def test_every_call_on_a_closed_engine_raises_one_error(closed: mlx_engine.Engine, call: str):
     with pytest.raises(ClosedError, match="found one that has been closed; load the model again"):
         CALLS[call](closed)

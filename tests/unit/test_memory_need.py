@@ -14,6 +14,7 @@ from mlx_engine import opened
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.mapped_pages import is_view, release
 from mlx_engine.backends.memory import available_memory
+from mlx_engine.bench import roofline
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
 from mlx_engine.checkpoint.model_files import open_checkpoint
@@ -165,7 +166,8 @@ def test_commands_compare_before_they_read_a_weight(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_the_option_loads_a_model_anyway():
+def test_the_option_loads_a_model_anyway(monkeypatch):
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
     found = generate("a", "-n", 1, "-q", "--allow-too-large", model=HF)
     assert (found.code, found.err.count("warning: ")) == (0, 1)
     asked = "-m", HF, "-b", "simd", "-p", 4, "-r", 1, "--allow-too-large"

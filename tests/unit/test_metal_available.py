@@ -95,9 +95,9 @@ def test_another_value_is_no_wish_that_could_be_fulfilled(monkeypatch):
 
 @NEEDS_COMPILER
 def test_an_emulated_run_says_that_it_is_one(monkeypatch):
-    load(EMULATED, "builtin")
+    load(EMULATED, MICRO)
     monkeypatch.setenv(VARIABLE, "emulate")
-    command = ["generate", "Once upon a time", "--backend", "metal", "--kv", "--strict", "-n", "2"]
+    command = ["generate", "Once", "--model", str(MICRO), "--backend", "metal", "--kv", "--strict", "-n", "2"]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["backend"] == {"requested": "metal", "used": "metal", "device": "emulated on cpu"}

@@ -65,7 +65,8 @@ WAYS: Ways = {
 }
 
 
-@pytest.fixture(scope="module", params=["simd", "parallel", "mlx", "scalar"])
+# `parallel` runs the compiled program of `simd`.
+@pytest.fixture(scope="module", params=["simd", pytest.param("parallel", marks=pytest.mark.slow), "mlx", "scalar"])
 def failing(request: pytest.FixtureRequest, broken: Path) -> mlx_engine.Engine:
     return mlx_engine.load(broken, request.param)
 

@@ -10,6 +10,7 @@ from mlx_engine.errors import FormatError, UnsupportedTypeError
 from mlx_engine.quant.grids import grid
 from mlx_engine.quant.types import BY_ID, BY_NAME, F32, TYPES
 from mlx_engine.quant.weight import Weight
+from tests.cells import each
 
 READABLE = [type_.name for type_ in quant.readable_types()]
 WRITABLE = [type_.name for type_ in quant.writable_types()]
@@ -71,20 +72,20 @@ def test_the_type_table_is_that_of_the_gguf_package():
     assert {number: ours[number] for number in theirs} == theirs
 
 
-@pytest.mark.parametrize("number", [4, 5, 31, 32, 33, 36, 37, 38])
+@each("number", [4, 5, 31, 32, 33, 36, 37, 38])
 def test_removed_types_are_not_in_the_table(number):
     assert number not in BY_ID
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_random_bytes_mean_what_the_gguf_package_says(name):
     type_ = BY_NAME[name]
     raw = np.random.default_rng(1).integers(0, 256, (40, 8 * type_.block_bytes), dtype=np.uint8)
     assert_same_bits(quant.dequantize(raw, type_), oracle_dequantize(raw, name).reshape(-1))
 
 
-@pytest.mark.parametrize("name", READABLE)
-@pytest.mark.parametrize("fill", [0x00, 0xFF, 0x7C, 0x7F, 0x80, 0x01])
+@each("name", READABLE)
+@each("fill", [0x00, 0xFF, 0x7C, 0x7F, 0x80, 0x01])
 def test_blocks_of_one_byte_mean_what_the_gguf_package_says(name, fill):
     type_ = BY_NAME[name]
     raw = np.full((2, type_.block_bytes), fill, np.uint8)
@@ -98,22 +99,22 @@ def test_scales_of_one_byte_mean_what_the_gguf_package_says(name, scales):
     assert_same_bits(quant.dequantize(raw, BY_NAME[name]), oracle_dequantize(raw, name).reshape(-1))
 
 
-@pytest.mark.parametrize("name", ["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+@each("name", ["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
 def test_grids_are_those_of_the_gguf_package(name):
     theirs = getattr(quants, name)
     theirs.init_grid()
     np.testing.assert_array_equal(grid("IQ1" if name == "IQ1_S" else name), theirs.grid.reshape(theirs.grid_shape))
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
-@pytest.mark.parametrize("kind", KINDS)
+@each("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
+@each("kind", KINDS)
 def test_packed_floats_read_back_as_the_gguf_package_does(name, kind):
     raw = oracle_quantize(rows_of(kind), name)
     assert_same_bits(quant.dequantize(raw, BY_NAME[name]), oracle_dequantize(raw, name).reshape(-1).astype(np.float32))
 
 
-@pytest.mark.parametrize("name", WRITABLE)
-@pytest.mark.parametrize("kind", KINDS)
+@each("name", WRITABLE)
+@each("kind", KINDS)
 def test_floats_are_packed_into_the_bytes_of_the_gguf_package(name, kind):
     values = rows_of(kind)
     actual = quant.quantize(values, BY_NAME[name])
@@ -125,20 +126,21 @@ def test_floats_are_packed_into_the_bytes_of_the_gguf_package(name, kind):
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+@each("name", WRITABLE)
 def test_many_random_rows_are_packed_into_the_bytes_of_the_gguf_package(name):
     rng = np.random.default_rng(3)
     values = (rng.standard_normal((3000, 64)) * 10.0 ** rng.uniform(-12, 8, (3000, 1))).astype(np.float32)
     np.testing.assert_array_equal(quant.quantize(values, BY_NAME[name]), oracle_quantize(values, name).reshape(-1))
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_pieces_join_without_a_seam(name, monkeypatch):
     type_ = BY_NAME[name]
     raw = np.random.default_rng(2).integers(0, 128, 13 * type_.block_bytes, dtype=np.uint8)
     whole = quant.dequantize(raw, type_)
-    monkeypatch.setattr(quant, "_PIECE", 4 * type_.block_size)
-    assert_same_bits(quant.dequantize(raw, type_), whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(quant, "_PIECE", 4 * type_.block_size)
+        assert_same_bits(quant.dequantize(raw, type_), whole)
 
 
 def test_a_type_that_cannot_be_read_is_named_with_those_that_can():
@@ -155,7 +157,7 @@ def test_a_type_that_cannot_be_written_is_named_with_those_that_can():
         Weight.pack("w", np.zeros((1, 256)), BY_NAME["Q6_K"])
 
 
-@pytest.mark.parametrize("name", READABLE)
+@each("name", READABLE)
 def test_rows_are_those_of_the_whole_matrix(name):
     type_ = BY_NAME[name]
     raw = np.random.default_rng(4).integers(0, 128, 5 * 2 * type_.block_bytes, dtype=np.uint8)

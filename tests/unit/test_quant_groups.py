@@ -10,13 +10,14 @@ from mlx_engine.quant.group_types import GROUP_TYPES, affine, fixed
 from mlx_engine.quant.group_weight import GroupWeight, Parts, join, split
 from mlx_engine.quant.types import BY_NAME, TYPES
 from mlx_engine.quant.weight import Weight
+from tests.cells import each
 from tests.random_blocks import random_groups
 from tests.unit.test_quant import assert_same_bits
 
 SHAPE = (6, 256)
 DTYPES = {"F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32, "U8": mx.uint8}
 
-types = pytest.mark.parametrize("type_", GROUP_TYPES, ids=str)
+types = each("type_", GROUP_TYPES)
 
 
 def random_weight(type_, shape=SHAPE, seed=1):
@@ -40,14 +41,14 @@ def oracle(weight):
 
 
 @types
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_random_bytes_mean_what_mlx_says(type_, seed):
     weight = random_weight(type_, seed=seed)
     assert_same_bits(weight.dequantize(), oracle(weight))
 
 
 @types
-@pytest.mark.parametrize("fill", [0x00, 0xFF, 0x7C, 0x7F, 0x80, 0x01])
+@each("fill", [0x00, 0xFF, 0x7C, 0x7F, 0x80, 0x01])
 def test_blocks_of_one_byte_mean_what_mlx_says(type_, fill):
     weight = Weight("w", SHAPE, type_, np.full(type_.bytes_for(int(np.prod(SHAPE))), fill, np.uint8))
     assert_same_bits(weight.dequantize(), oracle(weight))
@@ -69,11 +70,12 @@ def test_blocks_are_the_parts_side_by_side(type_, monkeypatch):
     weight = random_weight(type_)
     parts = split(weight, type_)
     np.testing.assert_array_equal(join(type_, parts), weight.data)
-    monkeypatch.setattr("mlx_engine.quant.group_weight._PIECE", 3)
-    # New memory often has what was there before: here the very blocks that were just joined.
-    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 85, dtype))
     stored = GroupWeight("w", SHAPE, type_, parts)
-    np.testing.assert_array_equal(stored.data, weight.data)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlx_engine.quant.group_weight._PIECE", 3)
+        # New memory often has what was there before: here the very blocks that were just joined.
+        patch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 85, dtype))
+        np.testing.assert_array_equal(stored.data, weight.data)
     assert stored.nbytes == weight.nbytes
     assert split(stored, type_) is parts
 
@@ -122,7 +124,7 @@ def test_names_are_unique_and_no_name_of_ggufs():
     assert not {*quant.readable_types()} & {*GROUP_TYPES}
 
 
-@pytest.mark.parametrize("type_", [type_ for type_ in GROUP_TYPES if type_.has_biases], ids=str)
+@each("type_", [type_ for type_ in GROUP_TYPES if type_.has_biases])
 def test_the_twin_of_the_kernels_has_the_same_bits(type_):
     weight = random_groups(np.random.default_rng(1), "w", type_.name, *SHAPE)
     blocks = weight.data.reshape(-1, type_.block_bytes)

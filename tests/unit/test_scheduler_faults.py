@@ -11,9 +11,16 @@ from mlx_engine.schedule.uncached import Uncached
 from tests.scheduling import MICRO, PROMPTS, alone, ids, options, requests, run, scheduler_of
 
 
-@pytest.fixture(scope="module", params=["simd", "parallel", "mlx"])
+# `parallel` runs the compiled program of `simd`.
+@pytest.fixture(scope="module", params=["simd", pytest.param("parallel", marks=pytest.mark.slow), "mlx"])
 def engine(request: pytest.FixtureRequest) -> mlx_engine.Engine:
     return mlx_engine.load(MICRO, request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(engine: mlx_engine.Engine) -> list[list[int]]:
+    """The tokens that each request gets alone, before any fault."""
+    return alone(engine)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +28,9 @@ def simd() -> mlx_engine.Engine:
     return mlx_engine.load(MICRO, "simd")
 
 
-def test_a_failing_sampler_ends_its_request_alone(engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_sampler_ends_its_request_alone(
+    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
+):
     scheduler, found = scheduler_of(engine), requests(engine)
     for request in found:
         scheduler.submit(request)
@@ -35,12 +44,11 @@ def test_a_failing_sampler_ends_its_request_alone(engine: mlx_engine.Engine, mon
     ended = [request for report in run(scheduler) for request in report.ended]
     assert sorted(request.number for request in ended) == [request.number for request in found]
     assert isinstance(found[2].error, ZeroDivisionError)
-    want = alone(engine)
-    assert [request.output.token_ids for request in found if request is not found[2]] == want[:2] + want[3:]
-    assert found[2].output.token_ids == want[2][: len(found[2].output.token_ids)]
+    assert [request.output.token_ids for request in found if request is not found[2]] == expected[:2] + expected[3:]
+    assert found[2].output.token_ids == expected[2][: len(found[2].output.token_ids)]
 
 
-def test_a_text_that_cannot_be_decoded_ends_its_request_alone(engine: mlx_engine.Engine):
+def test_a_text_that_cannot_be_decoded_ends_its_request_alone(engine: mlx_engine.Engine, expected: list[list[int]]):
     class Failing:
         def add(self, token_id: int) -> str:
             raise UnicodeError("planted")
@@ -51,12 +59,11 @@ def test_a_text_that_cannot_be_decoded_ends_its_request_alone(engine: mlx_engine
         scheduler.submit(request)
     run(scheduler)
     assert isinstance(found[1].error, UnicodeError)
-    want = alone(engine)
-    assert ids(found)[:1] + ids(found)[2:] == want[:1] + want[2:]
+    assert ids(found)[:1] + ids(found)[2:] == expected[:1] + expected[2:]
 
 
 def test_a_kernel_that_fails_for_one_sequence_ends_its_request_alone(
-    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ):
     """The pass of all fails, and is repeated for each alone."""
     forward = engine.model.forward
@@ -66,7 +73,6 @@ def test_a_kernel_that_fails_for_one_sequence_ends_its_request_alone(
             raise MemoryError("planted")
         return forward(batch)
 
-    want = alone(engine)
     monkeypatch.setattr(engine.model, "forward", failing)
     scheduler, found = scheduler_of(engine), requests(engine)
     for request in found:
@@ -74,13 +80,13 @@ def test_a_kernel_that_fails_for_one_sequence_ends_its_request_alone(
     run(scheduler)
     assert isinstance(found[0].error, MemoryError)
     assert found[0].output.token_ids == []
-    for request, tokens in zip(found[1:], want[1:], strict=True):
+    for request, tokens in zip(found[1:], expected[1:], strict=True):
         assert request.output.token_ids == tokens or isinstance(request.error, MemoryError)
-    assert [request.output.token_ids for request in found[3:]] == want[3:]
+    assert [request.output.token_ids for request in found[3:]] == expected[3:]
 
 
 def test_if_every_pass_fails_all_requests_end_and_the_scheduler_can_be_used(
-    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ):
     scheduler, found = scheduler_of(engine), requests(engine)
     for request in found:
@@ -94,7 +100,7 @@ def test_if_every_pass_fails_all_requests_end_and_the_scheduler_can_be_used(
     for request in again:
         scheduler.submit(request)
     run(scheduler)
-    assert ids(again) == alone(engine)
+    assert ids(again) == expected
 
 
 class Interrupted(BaseException):
@@ -102,7 +108,9 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.parametrize("passes", [1, 2, 5])
-def test_a_scheduler_that_was_interrupted_refuses_to_continue(engine: mlx_engine.Engine, passes: int):
+def test_a_scheduler_that_was_interrupted_refuses_to_continue(
+    engine: mlx_engine.Engine, passes: int, expected: list[list[int]]
+):
     """The step may have stopped anywhere. Another scheduler on the same model gives the same tokens."""
     original, seen = engine.model.backend, []
 
@@ -132,7 +140,7 @@ def test_a_scheduler_that_was_interrupted_refuses_to_continue(engine: mlx_engine
         run(scheduler)
     finally:
         engine.model.backend = original
-    assert ids(again) == alone(engine)
+    assert ids(again) == expected
 
 
 # ---- forks, refusals, streams that are dropped ----

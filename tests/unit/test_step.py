@@ -34,7 +34,8 @@ def step(model: Model, running: list[Running]) -> list[int]:
     return [ids[0] for _, ids in found.chosen]
 
 
-@pytest.fixture(scope="module", params=["simd", "parallel", "mlx"])
+# `parallel` runs the compiled program of `simd`.
+@pytest.fixture(scope="module", params=["simd", pytest.param("parallel", marks=pytest.mark.slow), "mlx"])
 def engine(request: pytest.FixtureRequest) -> mlx_engine.Engine:
     return mlx_engine.load(MICRO, request.param)
 
@@ -54,22 +55,24 @@ def sequences(model: Model, *, room: int = N, page: int = 4) -> list[Running]:
     ]
 
 
+@pytest.fixture(scope="module")
 def alone(engine: mlx_engine.Engine) -> list[list[int]]:
+    """The tokens that each sequence gets alone."""
     options = [vars(sampling) for sampling in SAMPLINGS]
     return [
         engine.generate(prompt, N, ignore_eos=True, **of).token_ids for prompt, of in zip(PROMPTS, options, strict=True)
     ]
 
 
-def test_each_gets_the_tokens_that_it_gets_alone(engine: mlx_engine.Engine):
+def test_each_gets_the_tokens_that_it_gets_alone(engine: mlx_engine.Engine, alone: list[list[int]]):
     running = sequences(engine.model)
     with engine.backend.session():
         steps = [step(engine.model, running) for _ in range(N)]
-    assert [list(ids) for ids in zip(*steps, strict=True)] == alone(engine)
+    assert [list(ids) for ids in zip(*steps, strict=True)] == alone
     assert [of.kv.length for of in running] == [len(prompt) + N - 1 for prompt in PROMPTS]
 
 
-def test_a_sequence_may_come_later_and_another_may_go(engine: mlx_engine.Engine):
+def test_a_sequence_may_come_later_and_another_may_go(engine: mlx_engine.Engine, alone: list[list[int]]):
     """The i-th begins at step 2 i, beside those that are at their later tokens, and ends with its last token."""
     waiting, running, found = list(enumerate(sequences(engine.model))), {}, [list[int]() for _ in PROMPTS]
     with engine.backend.session():
@@ -82,14 +85,14 @@ def test_a_sequence_may_come_later_and_another_may_go(engine: mlx_engine.Engine)
                 running.pop(number).kv.close()
             if not running:
                 break
-    assert found == alone(engine)
+    assert found == alone
 
 
-def test_a_sequence_that_is_computed_again_draws_the_same_tokens(engine: mlx_engine.Engine):
+def test_a_sequence_that_is_computed_again_draws_the_same_tokens(engine: mlx_engine.Engine, alone: list[list[int]]):
     """Its pages were given back; its prompt then has the tokens that were written."""
-    model, want = engine.model, alone(engine)
+    model = engine.model
     with engine.backend.session():
-        for prompt, sampling, ids in zip(PROMPTS, SAMPLINGS, want, strict=True):
+        for prompt, sampling, ids in zip(PROMPTS, SAMPLINGS, alone, strict=True):
             read = [*prompt, *ids[:5]]
             again = Running(model.new_kv(40), Sampler(model.backend, sampling, read), read)
             assert [step(model, [again])[0] for _ in range(N - 5)] == ids[5:]
@@ -126,7 +129,7 @@ class Interrupted(BaseException):
 
 
 @pytest.mark.parametrize("at", ["blk.0.attn_q", "blk.2.layer_out"])
-def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, at: str):
+def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, alone: list[list[int]], at: str):
     model, running = engine.model, sequences(engine.model)
     original = model.backend
 
@@ -145,14 +148,14 @@ def test_an_interrupted_step_counts_for_no_sequence(engine: mlx_engine.Engine, a
             model.backend = original
         assert state(running) == before
         steps += [step(model, running) for _ in range(N - 3)]
-    assert [list(ids) for ids in zip(*steps, strict=True)] == alone(engine)
+    assert [list(ids) for ids in zip(*steps, strict=True)] == alone
 
 
 def test_a_step_that_is_interrupted_in_the_choice_counts_for_no_sequence(
-    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: mlx_engine.Engine, monkeypatch: pytest.MonkeyPatch, alone: list[list[int]]
 ):
     """A lazy backend computes the pass there. The step that follows gives what it would have given."""
-    want, running, be = alone(engine), sequences(engine.model), engine.backend
+    running, be = sequences(engine.model), engine.backend
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -166,7 +169,7 @@ def test_a_step_that_is_interrupted_in_the_choice_counts_for_no_sequence(
             monkeypatch.undo()
         assert [one.kv.length for one in running] == [len(prompt) + 2 for prompt in PROMPTS]
         found += [step(engine.model, running) for _ in range(N - 3)]
-    assert [list(tokens) for tokens in zip(*found, strict=True)] == want
+    assert [list(tokens) for tokens in zip(*found, strict=True)] == alone
 
 
 def test_a_refused_batch_keeps_no_pages(model: Model):

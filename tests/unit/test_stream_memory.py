@@ -31,7 +31,6 @@ def pools() -> Iterator[list[weakref.ref[KVPool]]]:
         made.append(weakref.ref(self))
         init(self, *args, **options)  # type: ignore[arg-type]
 
-    gc.collect()
     gc.disable()
     with mock.patch.object(KVPool, "__init__", noted):
         yield made
