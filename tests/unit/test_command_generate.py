@@ -34,6 +34,11 @@ def generate(*args, model=MODEL, backend="simd", stdin=None):
     return cli("generate", "--model", model, "--backend", backend, *args, stdin=stdin)
 
 
+def process(*args, timeout=60, **kwargs):
+    command = [sys.executable, "cli.py", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, **kwargs)
+
+
 def only_line(result):
     """The one line on stderr of a run that wrote nothing else."""
     assert result.out == ""
