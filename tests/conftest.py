@@ -3,8 +3,10 @@
 import gc
 import logging
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+import typer.testing
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from mlx_engine.backends import cores
@@ -15,6 +17,10 @@ from mlx_engine.observe import log
 # (`optimized_kernels`).
 OPTIMIZED = BUILDS["spaces"]
 BUILDS["spaces"] = UNOPTIMIZED
+
+# The test runner would build the parser of all commands anew for each invocation, which takes longer than most tests of
+# a command. A process of a user builds it once, too.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 def pytest_collection_finish() -> None:
