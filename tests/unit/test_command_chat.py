@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.unit.test_command_generate import MODEL, ROOT, cli, process
+from tests.unit.test_command_generate import MODEL, ROOT, cli
 from tests.unit.test_generate_options import plain  # noqa: F401 - a fixture
 
 TURN = re.compile(r"\[(\d+) tokens in \d+\.\d\d s, \d+\.\d tokens/s\]")
@@ -22,12 +22,12 @@ def chat(script, *args, model="builtin"):
 
 
 def test_a_script_of_two_turns_is_answered():
-    run = process("chat", input=b"What is the capital of France?\n\nWho are you?\n")
-    assert run.returncode == 0, run.stderr
-    first, second = run.stdout.decode().splitlines()
+    result = chat("What is the capital of France?\n\nWho are you?\n")
+    assert result.code == 0, result.err
+    first, second = result.out.splitlines()
     assert "Paris" in first
     assert "built-in model" in second
-    lines = run.stderr.decode().splitlines()
+    lines = result.err.splitlines()
     assert "context 512 tokens; /help" in lines[0]
     assert lines[1].startswith("This is the small built-in model. It tells short stories")
     assert [bool(TURN.fullmatch(line)) for line in lines[-2:]] == [True, True]

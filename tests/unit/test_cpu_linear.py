@@ -329,12 +329,12 @@ def test_rows_of_any_length_have_the_same_bits_in_any_pass(k: int):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("t", [1, 4, 9, 16, 20])
-def test_products_are_those_of_the_order_in_numpy(kind: str, t: int):
-    rng = np.random.default_rng(t)
-    layer, x = Layer(rng, kind, 21, K), normal(rng, t, K)
+def test_products_are_those_of_the_order_in_numpy(kind: str):
+    rng = np.random.default_rng(4)
+    layer, x = Layer(rng, kind, 21, K), normal(rng, 20, K)
     want = order_numpy.dot(layer.matrix.astype(np.float32), x[:, None])
-    np.testing.assert_array_equal(BE.linear(x, layer.linear), want)
+    for t in (1, 4, 9, 16, 20):
+        np.testing.assert_array_equal(BE.linear(x[:t], layer.linear), want[:t], err_msg=f"{t} tokens")
 
 
 @pytest.mark.parametrize("kind", FORMATS[1:])

@@ -12,6 +12,10 @@ pytest.importorskip("numba")
 from kernels.cpu import q8_0
 from kernels.cpu.layout import LANES
 from kernels.cpu.vectors import PART
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.quant import BY_NAME
+from mlx_engine.quant.weight import Weight
 
 
 def test_every_quant_of_a_byte_expands_to_itself():
@@ -39,10 +43,9 @@ def test_a_product_with_a_unit_vector_is_the_weight_itself():
     made = np.empty(4, layout.Q8_0)
     made["d"], made["qs"] = [6e-8, -6.1e-5, 65504, 0.37], rng.integers(-128, 128, (4, 32), dtype=np.int8)
     want = made["d"].astype(np.float64)[:, None] * made["qs"]
-    at = made.ctypes.data
-    rows = (at, at + 34, at + 68, at + 102)
-    for column in range(32):
-        x, y = np.zeros(32, dtype=np.float32), np.zeros(4, dtype=np.float32)
-        x[column] = 1
-        q8_0.four_rows(1, rows, rows, 34, 1, 32, x, 0, y, 0, 1, 4, 0, 0)
-        np.testing.assert_array_equal(y, want[:, column])
+    be = create_backend("simd")
+    matrix = Linear("w", be.prepare(Weight("w", (4, 32), BY_NAME["Q8_0"], made.view(np.uint8))))
+    units = np.eye(32, dtype=np.float32)
+    alone = np.concatenate([be.linear(x[None], matrix) for x in units])
+    np.testing.assert_array_equal(alone.T, want)
+    np.testing.assert_array_equal(be.linear(units, matrix).T, want)

@@ -28,7 +28,14 @@ main()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="systems with SIGBUS")
-@pytest.mark.parametrize(("backend", "kind"), [("parallel", "gguf"), ("simd", "gguf"), ("parallel", "folder")])
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("simd", "gguf"),
+        ("parallel", "folder"),
+        pytest.param("parallel", "gguf", marks=pytest.mark.slow),
+    ],
+)
 def test_a_truncated_file_ends_the_run_with_one_line(tmp_path, backend, kind):
     if kind == "gguf":
         model = weights = Path(shutil.copy(DATA / "model-q8_0.gguf", tmp_path / "model.gguf"))

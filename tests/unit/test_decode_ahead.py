@@ -134,9 +134,9 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_ids_are_those_of_an_eager_backend(model: Model, eager: Model, name: str):
-    want = run(eager, 30, SAMPLINGS[name])
-    assert run(model, 30, SAMPLINGS[name]) == want
-    assert run(model, 30, SAMPLINGS[name], overlap=False) == want
+    want = run(eager, 20, SAMPLINGS[name])
+    assert run(model, 20, SAMPLINGS[name]) == want
+    assert run(model, 20, SAMPLINGS[name], overlap=False) == want
 
 
 @pytest.mark.parametrize("name", ["sampled", "penalised"])

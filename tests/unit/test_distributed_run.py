@@ -18,6 +18,7 @@ from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
 from tests import ranks
+from tests.unit.test_command_generate import generate
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 
 PLENTY = 1 << 40
@@ -189,13 +190,13 @@ def test_a_time_line_shows_who_computed_when():
 
 
 def test_processes_generate_what_one_process_does(tmp_path):
+    alone = generate("-p", "Once upon", "-n", "12", "--json", model="builtin")
     command = ["cli.py", "generate", "-p", "Once upon", "-n", "12", "-b", "simd", "--json"]
-    (alone,) = ranks.run(tmp_path, 1, command)
     (code, out, err), other = ranks.run(tmp_path, 2, [*command, "--shard", "pipeline", "--split", "4,2"])
     assert (code, err) == (0, "")
     assert other == (0, "", "")
     keys = "token_ids", "text", "prompt_ids", "finish_reason"
-    one, two = ranks.last_json(alone[1]), ranks.last_json(out)
+    one, two = ranks.last_json(alone.out), ranks.last_json(out)
     assert [two[key] for key in keys] == [one[key] for key in keys]
 
 
