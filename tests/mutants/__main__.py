@@ -31,8 +31,9 @@ NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", ".*_cache", ".hypo
 
 # pytest's exit status if a test failed, and if all tests of the given files are deselected.
 FAILED, NOTHING_RAN = 1, 5
-# A bug may keep the tests from ending. Those near a bug take a minute, all of them five in one process.
-NEAR_SECONDS, ALL_SECONDS = 360, 1800
+# A bug may keep the tests from ending. The first ones take `executed.MOST_SECONDS`, those near a bug as long, all of
+# them five minutes in one process.
+FIRST_SECONDS, NEAR_SECONDS, ALL_SECONDS = 180, 360, 1800
 
 
 def first_failure(mutant: Mutant, executed: Executed) -> str | None:
@@ -49,7 +50,7 @@ def first_failure(mutant: Mutant, executed: Executed) -> str | None:
         tests = [] if is_compiled(mutant.file) else executed.tests(mutant.file, lines(mutant, source))
         # A bug that keeps a test from being collected is left to the whole files: pytest's status is that of a mistyped
         # name.
-        if tests and (caught := fails(tests, only=FAILED)):
+        if tests and (caught := fails(tests, only=FAILED, seconds=FIRST_SECONDS)):
             return caught
         runs = near(root, mutant.file, executed.seconds_of_files)
         return next(filter(None, map(fails, runs)), None) or fails([], seconds=ALL_SECONDS)

@@ -205,9 +205,7 @@ def test_a_prompt_that_exceeds_the_context_asked_for_is_wrong_use(options):
     ids=" ".join,
 )  # fmt: skip
 def test_wrong_use_is_exit_2_before_the_model_is_looked_for(options):
-    start = time.monotonic()
     result = generate("a", *options, model="nope.gguf")
-    assert time.monotonic() - start < 1
     assert (result.code, result.out) == (2, "")
     assert "nope" not in result.err
     assert options[0].strip("-").partition("-")[0] in result.err
