@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import typer.main
+from hypothesis import settings
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from mlx_engine.backends import cores
@@ -21,6 +22,10 @@ BUILDS["spaces"] = UNOPTIMIZED
 # Typer makes all commands and their options anew whenever an application is called, which takes 20 ms, and would be
 # most of what the tests of commands take. A user's process calls it once. `typer.testing` imports this function, too.
 typer.main.get_command = functools.cache(typer.main.get_command)
+
+# Random examples are the same in every run, and no test measures time: a machine may be busy.
+settings.register_profile("default tests", deadline=None, derandomize=True, database=None)
+settings.load_profile("default tests")
 
 
 def pytest_collection_finish() -> None:

@@ -30,7 +30,7 @@ def blocks(seed: int, n: int) -> np.ndarray:
     return shifted[1:]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 5))
 def test_no_weight_changes(seed: int, n_rows: int, n_blocks: int):
     raw = blocks(seed, n_rows * n_blocks)

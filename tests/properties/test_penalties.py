@@ -23,7 +23,7 @@ SCALAR, SIMD, MLX, MLX_FLOAT32 = ScalarBackend(), SimdBackend(), MlxBackend(), M
 MLX_FLOAT32.name, MLX_FLOAT32._real = "mlx-float32", mx.float32
 BACKENDS = (SCALAR, SIMD, MLX, MLX_FLOAT32)
 V = 24
-FAST = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+FAST = settings(max_examples=80)
 # An example on a lazy backend takes milliseconds.
 ON_BACKENDS = settings(FAST, max_examples=40)
 

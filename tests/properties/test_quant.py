@@ -16,7 +16,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 
 
 @pytest.mark.parametrize("name", READABLE)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_bytes_mean_what_the_gguf_package_says(name, data):
     type_ = BY_NAME[name]
@@ -25,13 +25,13 @@ def test_any_bytes_mean_what_the_gguf_package_says(name, data):
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=hnp.arrays(np.float32, (2, 32), elements=FLOATS))
 def test_any_floats_are_packed_into_the_bytes_of_the_gguf_package(name, values):
     np.testing.assert_array_equal(quant.quantize(values, BY_NAME[name]), oracle_quantize(values, name).reshape(-1))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=hnp.arrays(np.float32, (1, 32), elements=st.floats(-1e4, 1e4, width=32)))
 def test_q8_0_is_within_half_a_step_and_the_rounding_of_its_scale(values):
     q8_0 = BY_NAME["Q8_0"]
@@ -43,7 +43,7 @@ def test_q8_0_is_within_half_a_step_and_the_rounding_of_its_scale(values):
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "F16", "BF16", "F32"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=hnp.arrays(np.float32, (1, 32), elements=st.floats(-1e4, 1e4, width=32)))
 def test_unpacked_weights_pack_to_weights_as_near(name, values):
     type_ = BY_NAME[name]

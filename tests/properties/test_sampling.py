@@ -86,7 +86,7 @@ def naive_probabilities(logits, sampling):
 
 
 @given(LOGITS, FILTERS)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 def test_the_definition_is_the_naive_one(logits, filters):
     sampling = Sampling(**filters)
     want, close = naive_probabilities(logits.tolist(), sampling)
@@ -95,7 +95,7 @@ def test_the_definition_is_the_naive_one(logits, filters):
 
 
 @given(LOGITS, st.lists(st.integers(0, 23), max_size=12), st.floats(0.1, 10))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_the_penalty_is_the_naive_one(logits, recent, penalty):
     recent = [i for i in recent if i < len(logits)]
     before = logits.copy()
@@ -140,7 +140,7 @@ def transformed(warpers, logits, sampling, recent):
 
 
 @given(DISTINCT, FILTERS, st.sampled_from([1.0, 1.3, 0.5]), st.lists(st.integers(0, 23), min_size=1, max_size=8))
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80)
 def test_the_definition_is_that_of_transformers(warpers, logits, filters, penalty, recent):
     """Logits are distinct: of equal logits at the limit, transformers' top-k keeps all, ours the lowest ids."""
     recent = [i for i in recent if i < len(logits)]
@@ -154,7 +154,7 @@ def test_the_definition_is_that_of_transformers(warpers, logits, filters, penalt
 
 
 @given(DISTINCT, st.lists(st.integers(0, 23), min_size=1, max_size=8), st.floats(0.1, 10))
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50)
 def test_the_penalty_is_that_of_transformers(warpers, logits, recent, penalty):
     recent = [i for i in recent if i < len(logits)]
     want = warpers("RepetitionPenaltyLogitsProcessor", logits, penalty, recent=recent)
@@ -165,7 +165,7 @@ def test_the_penalty_is_that_of_transformers(warpers, logits, recent, penalty):
 
 
 @given(LOGITS, st.integers(1, 30), TEMPERATURES)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_top_k_keeps_the_k_most_likely_and_of_equal_ones_the_lowest_ids(logits, k, temperature):
     kept = np.flatnonzero(probabilities(logits, Sampling(temperature, top_k=k)))
     assert kept.tolist() == sorted(sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:k])
@@ -193,7 +193,7 @@ def test_top_p_keeps_the_token_that_reaches_p_and_none_after_it(top_p, kept):
 
 
 @given(LOGITS, st.floats(0.01, 0.99), TEMPERATURES)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_top_p_is_the_smallest_set_that_reaches_p(logits, top_p, temperature):
     p = probabilities(logits, Sampling(temperature))
     kept = set(np.flatnonzero(probabilities(logits, Sampling(temperature, top_p=top_p))).tolist())
@@ -215,7 +215,7 @@ def test_min_p_of_1_keeps_all_that_are_most_likely():
 
 
 @given(LOGITS, FILTERS)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_probabilities_sum_to_1_and_the_most_likely_always_stays(logits, filters):
     p = probabilities(logits, Sampling(**filters))
     assert p.sum() == pytest.approx(1, abs=1e-12)
@@ -223,7 +223,7 @@ def test_probabilities_sum_to_1_and_the_most_likely_always_stays(logits, filters
 
 
 @given(LOGITS, FILTERS, DRAWS)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_a_draw_is_a_token_that_was_kept_at_its_place_in_the_running_sum(logits, filters, u):
     p = probabilities(logits, Sampling(**filters))
     chosen = draw(p, u)
@@ -247,7 +247,7 @@ def chosen(backend, logits, sampling, recent, u):
 
 @pytest.mark.parametrize("other", BACKENDS[1:], ids=lambda b: b.name)
 @given(LOGITS, FILTERS, st.sampled_from([1.0, 1.2, 0.7]), st.lists(st.integers(0, 23), max_size=6), DRAWS)
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits, filters, penalty, recent, u):
     recent = [i for i in recent if i < len(logits)]
     sampling = Sampling(**filters, repetition_penalty=penalty)
@@ -264,7 +264,7 @@ def test_every_backend_chooses_what_scalar_does_for_the_same_draw(other, logits,
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(LOGITS, st.lists(st.integers(0, 23), max_size=6), st.sampled_from([1.0, 1.5]), DRAWS)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, penalty, u):
     recent = [i for i in recent if i < len(logits)]
     got = chosen(backend, logits, Sampling(repetition_penalty=penalty), recent, u)
@@ -276,7 +276,7 @@ def test_temperature_0_is_argmax_after_the_penalty(backend, logits, recent, pena
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
 @given(DISTINCT, st.floats(1e-9, 1, exclude_max=True), st.sampled_from([1e-4, 1e-8, 1e-30, 1e-300]))
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50)
 def test_a_tiny_temperature_is_argmax(backend, logits, u, temperature):
     assert chosen(backend, logits, Sampling(temperature), [], u) == int(np.argmax(logits))
 

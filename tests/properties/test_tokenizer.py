@@ -36,7 +36,7 @@ ANY_TEXT = st.text() | st.lists(FRAGMENTS | st.characters(exclude_categories=["C
 SPM_TEXT = ANY_TEXT.map(
     lambda text: text.replace("▁", "_")
 )  # SPM writes spaces as this character, so it cannot distinguish them
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 
 
 def tiny_byte_level() -> Tokenizer:

@@ -172,7 +172,7 @@ FORGED = st.lists(
 
 
 @given(FORGED, FORGED)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @pytest.mark.parametrize("name", ["chatml", "turns"])
 def test_no_message_makes_a_control_token_or_changes_a_word(name, system, text):
     tokenizer = TOKENIZERS[name]()

@@ -109,7 +109,7 @@ anywhere = {
 }  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(name=formats, seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([32, 33, 40, 72])), **anywhere)
 def test_rows_of_four_places(
     name: str, seed: int, n: int, rows: tuple[int, ...], n_vectors: int, count: int, gaps: tuple[int, int, int]
@@ -132,7 +132,7 @@ def test_the_smallest_and_the_largest_powers_of_two_are_exact():
         np.testing.assert_array_equal(found, exact("MXFP4", blocks))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(seed=seeds, n=st.one_of(st.integers(1, 9), st.sampled_from([64, 65, 80, 129])), **anywhere)
 def test_rows_of_float32_of_four_places(
     seed: int, n: int, rows: tuple[int, ...], n_vectors: int, count: int, gaps: tuple[int, int, int]
@@ -150,7 +150,7 @@ def orders(n: int) -> st.SearchStrategy[tuple[int, int, np.ndarray]]:
     return st.sampled_from([(LANES, PART, own), (PART, n // parts, in_parts)])
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(formats, seeds, st.integers(1, 12), st.integers(0, 5), st.data())
 def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
     name: str, seed: int, n_blocks: int, to: int, data: st.DataObject
@@ -169,7 +169,7 @@ def test_expanded_blocks_are_those_of_the_gguf_package_bit_for_bit(
     np.testing.assert_array_equal(FORMATS[name](blocks).reshape(-1), exact(name, blocks))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(seeds, st.integers(0, 70), st.integers(0, 3), st.integers(0, 3), st.data())
 def test_copied_rows_end_with_zeros(seed: int, n: int, at: int, to: int, data: st.DataObject):
     weights = np.random.default_rng(seed).standard_normal(at + n + 1).astype(np.float32)

@@ -51,7 +51,7 @@ def test_a_tile_has_as_many_vectors_as_fit_into_registers():
     assert VECTORS <= tile.MOST_VECTORS
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     seed=seeds, n_vectors=st.integers(1, VECTORS), n=columns, offsets=st.tuples(*[st.integers(0, 3)] * 3),
     gaps=st.tuples(*[st.integers(0, 5)] * 3), one_row=st.booleans(),
@@ -81,7 +81,7 @@ def test_dot_products_are_summed_in_the_order_that_numpy_defines(
         np.testing.assert_array_equal(np.delete(y, places), np.delete(before, places))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     seed=seeds, n_sums=st.integers(1, VECTORS), n=st.integers(0, 130), width=st.integers(1, 18).map(lambda n: 16 * n),
     offsets=st.tuples(*[st.integers(0, 3)] * 3), gaps=st.tuples(*[st.integers(0, 5)] * 3), begun=st.integers(0, 130),
@@ -120,7 +120,7 @@ def test_the_order_can_be_seen():
         assert np.count_nonzero(found != other) > 32
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(*[st.floats(-(2.0**20), 2.0**20, width=32)] * 3)
 def test_a_multiply_add_is_rounded_once(a: float, b: float, c: float):
     exact = Fraction(a) * Fraction(b) + Fraction(c)

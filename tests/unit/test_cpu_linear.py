@@ -76,7 +76,7 @@ def exact(
     return want, (2 * x.shape[1] + 8) * U * size
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(seed=seeds, t=tokens, n=heights, kind_k=columns, bias=st.booleans())
 def test_products(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool):
     rng = np.random.default_rng(seed)
@@ -121,7 +121,7 @@ def test_many_chunks_of_stored_rows(t: int, n: int):
     assert (np.abs(BE.linear(x, layer.linear) - want) <= bound).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(seed=seeds, t=tokens, n=heights, kind_k=columns, bias=st.booleans())
 def test_residuals_are_added_once(seed: int, t: int, n: int, kind_k: tuple[str, int], bias: bool):
     rng = np.random.default_rng(seed)
@@ -130,7 +130,7 @@ def test_residuals_are_added_once(seed: int, t: int, n: int, kind_k: tuple[str, 
     assert (np.abs(BE.project_add(x, layer.linear, residual) - want) <= bound).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(seed=seeds, t=tokens, n=st.tuples(heights, heights, heights), kind_k=columns, data=st.data())
 def test_several_matrices_of_one_normed_input(
     seed: int, t: int, n: tuple[int, int, int], kind_k: tuple[str, int], data: st.DataObject
@@ -150,7 +150,7 @@ def test_several_matrices_of_one_normed_input(
     assert (np.abs(np.concatenate(found, axis=1) - want) <= bound).all()
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     seed=seeds, t=tokens, n=heights, kind_k=columns, activation=st.sampled_from(["silu", "gelu"]),
     scale=st.sampled_from([1.0, 30.0]),
@@ -205,7 +205,7 @@ def check_gated(x: np.ndarray, weight: np.ndarray, gate: Layer, up: Layer, activ
     assert (np.abs(found - want) <= bound).all()
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     seed=seeds, t=tokens, n=heights, kind_k=columns, activation=st.sampled_from(["silu", "gelu"]), bias=st.booleans()
 )
@@ -233,7 +233,7 @@ def whole(norm: Norm, x: np.ndarray) -> np.ndarray:
     return out.reshape(x.shape)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     seed=seeds, t=tokens, n=st.one_of(st.integers(2, 40), st.sampled_from([GEMM_ROWS + 1, 300])), kind_k=columns,
     layer=st.tuples(st.booleans(), st.booleans()), bias=st.booleans(),

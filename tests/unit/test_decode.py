@@ -314,7 +314,7 @@ def test_a_finished_stream_stays_finished():
 
 
 @given(st.text(min_size=1, max_size=8))
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40)
 def test_no_piece_holds_half_a_character(text):
     _, stream = scripted([*text.encode("utf-8", "ignore"), EOS], Bytes())
     pieces = list(stream)

@@ -197,7 +197,7 @@ def tokenizer(request):
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
 @given(turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_a_conversation_keeps_its_ids_and_its_text(tokenizer, turns, seed):
     history, messages, kept = History(tokenizer), [], []
     with pytest.MonkeyPatch.context() as patch:

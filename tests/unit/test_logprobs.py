@@ -61,7 +61,7 @@ def test_a_certain_token_has_log_probability_zero():
 
 
 @given(st.floats(1.0, 2e5) | st.floats(1e-300, 1e300))
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 def test_the_logarithm_is_the_c_library_s(x: float):
     assert natural_log(x) == pytest.approx(math.log(x), rel=4e-16, abs=1e-16)
 
@@ -71,7 +71,7 @@ def test_the_logarithm_is_the_c_library_s(x: float):
 
 # Few distinct values make many ties.
 @given(st.integers(1, 5000), st.integers(0, 20), st.integers(1, 40), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_the_top_is_sorted_by_likelihood_then_by_id(n: int, n_top: int, n_values: int, seed: int):
     row = np.random.default_rng(seed).integers(0, n_values, n).astype(np.float32)
     want = sorted(range(n), key=lambda i: (-row[i], i))[:n_top]

@@ -108,7 +108,7 @@ def test_what_is_undefined_is_null_in_the_summary():
     assert summary["per_forward_ms"] is None
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(1e-6, 10), min_size=2, max_size=40))
 def test_decode_is_tokens_after_the_first_over_their_time(seconds):
     rate = recorded(*seconds).decode_tokens_per_second

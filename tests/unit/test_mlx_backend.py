@@ -65,7 +65,7 @@ def q8_0(scales: np.ndarray, codes: np.ndarray) -> Weight:
 # ---- weights ----
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
 def test_every_weight_keeps_its_value(be: MlxBackend, n: int, blocks: int, seed: int):
     """Whatever the bytes say: subnormal scales, negative ones, and those whose bias would be no float16."""

@@ -213,7 +213,7 @@ def test_a_file_cut_at_any_byte_is_one_format_error(opened):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 def test_a_file_with_any_bytes_changed_opens_or_is_one_error(tmp_path_factory, data):
     damaged = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 3))):

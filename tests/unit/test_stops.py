@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlx_engine.decode.stops import StopStrings
 
-LAW = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+LAW = settings(max_examples=100)
 
 # Two letters make overlaps and false starts likely.
 TEXTS = st.text("ab", max_size=30)
