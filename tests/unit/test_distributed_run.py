@@ -6,12 +6,15 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mlx_engine.backends import create_backend
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.distributed import agreement
+from mlx_engine.distributed import agreement, split
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
@@ -21,6 +24,7 @@ from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
 from mlx_engine.models.outline import outlined
+from mlx_engine.quant.weight import Weight
 from tests import ranks
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 
@@ -66,6 +70,21 @@ def test_bytes_are_those_of_the_weights_and_of_keys_and_values(name: str):
     assert head == same_head > 0
     assert sum(empty) - pool_nbytes(kept, 64) == sum(held([part]) for part in parts.layers)
     assert sum(filled) - sum(empty) == pool_nbytes(kept, 128) - pool_nbytes(kept, 64) > 0
+
+
+def test_the_matrix_of_the_speed_test_is_not_kept(monkeypatch):
+    monkeypatch.setattr(split, "REPETITIONS", 1)
+    backend = create_backend("parallel", threads=1)
+    prepare, found = backend.prepare, list[weakref.ref[np.ndarray]]()
+
+    def prepared(weight: Weight) -> Any:
+        matrix = prepare(weight)
+        found.append(weakref.ref(matrix.data))
+        return matrix
+
+    monkeypatch.setattr(backend, "prepare", prepared)
+    assert split.measured_speed(backend) > 0
+    assert [data() for data in found] == [None]
 
 
 def test_ranks_that_differ_are_named():
