@@ -38,7 +38,7 @@ MODULES = (
 )  # fmt: skip
 VOCAB = 64
 SIZES: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
     "num_key_value_heads": 1, "vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": None,
     "eos_token_id": None, "pad_token_id": None, "attn_implementation": "eager", "tie_word_embeddings": True,
 }  # fmt: skip

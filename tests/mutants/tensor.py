@@ -21,7 +21,7 @@ MUTANTS = [
     Mutant("copies of a KV head are normed as further heads", DEALS, "OfHeads.ranges",
            "self.are_normed and size > self.heads.n_kv_heads", "False"),
     Mutant("every rank uses the first of the normed KV heads", TENSOR, "RankSlices._columns",
-           "Columns(first, last, of, are_all_here=held == of)", "Columns(0, last - first, of, are_all_here=held == of)"),
+           "Columns(first, last, of,", "Columns(0, last - first, of,"),
     Mutant("KV heads of another rank", DEALS, "Heads.keys", "first // self.ratio", "0"),
     Mutant("sections are not cut alike", DEALS, "Pieces.ranges", "self.n * width", "width"),
     Mutant("columns are cut inside of blocks", SLICES, "_Deals._types",
