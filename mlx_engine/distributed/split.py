@@ -26,7 +26,7 @@ from mlx_engine.quant.weight import Weight
 
 OPTION = "--split"
 # The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine; and the repetitions.
-N_OUTPUTS, N_INPUTS, REPETITIONS = 2048, 4096, 8
+N_OUTPUTS, N_INPUTS, REPETITIONS = 2048, 4096, 32
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
 # Tokens in the cache for which ranks are balanced. Splits for an empty cache are slower at depth: keys and values of
