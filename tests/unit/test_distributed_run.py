@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mlx_engine.backends import create_backend
+from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed import agreement, split
 from mlx_engine.distributed.agreement import agree, gather_values
@@ -24,6 +25,7 @@ from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
 from mlx_engine.models.outline import outlined
+from mlx_engine.quant.types import Q8_0
 from mlx_engine.quant.weight import Weight
 from tests import ranks
 from tests.unit.test_distributed_pipeline import DATA, planned_of
@@ -85,6 +87,17 @@ def test_the_matrix_of_the_speed_test_is_not_kept(monkeypatch):
     monkeypatch.setattr(backend, "prepare", prepared)
     assert split.measured_speed(backend) > 0
     assert [data() for data in found] == [None]
+
+
+def test_nothing_is_kept_of_a_discarded_matrix_that_would_be_read_ahead():
+    backend = create_backend("parallel", threads=1)
+    linear = Linear("x", backend.prepare(Weight.pack("x", np.ones((32, 64)), Q8_0)))
+    with backend.session():
+        backend.linear(backend.array(np.ones((1, 64), dtype=np.float32)), linear)
+    data = weakref.ref(linear.weight.data)
+    backend.discard(linear)
+    del linear
+    assert data() is None
 
 
 def test_ranks_that_differ_are_named():
