@@ -25,8 +25,10 @@ from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 OPTION = "--split"
-# The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine; and the repetitions.
-N_OUTPUTS, N_INPUTS, REPETITIONS = 2048, 4096, 32
+# The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine. It is repeated for some
+# seconds, and a few times at least. The median counts: of ranks that share a machine, the last one to measure is alone
+# for some repetitions.
+N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
 # Tokens in the cache for which ranks are balanced. Splits for an empty cache are slower at depth: keys and values of
@@ -128,12 +130,12 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
 def measured_speed(backend: Backend) -> float:
     """Return the bytes of a float32 matrix that a backend multiplies with one row in a second."""
     weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
-    seconds = math.inf
+    ends = list[float]()
     with backend.session():
         linear, x = Linear("speed", backend.prepare(weight)), backend.array(np.ones((1, N_INPUTS), dtype=np.float32))
-        for _ in range(REPETITIONS):
-            start = time.perf_counter()
+        began = time.perf_counter()
+        while len(ends) < REPETITIONS or ends[-1] - began < SECONDS:
             backend.wait(backend.linear(x, linear))
-            seconds = min(seconds, time.perf_counter() - start)
+            ends.append(time.perf_counter())
     backend.discard(linear)
-    return weight.nbytes / seconds
+    return weight.nbytes / float(np.median(np.diff([began, *ends])))

@@ -69,9 +69,7 @@ class RankSlices:
             n_keys = self.shape(f"blk.{i}.attn_{'k' if layer.attn_v is None else 'v'}.weight")[0]
             changed["n_kv_heads"] = n_keys // (layer.head_dim or self.planned.config.head_dim)
         if layer.norms_rows:
-            changed["own_columns"] = tuple(
-                self._columns(i, *names) for names in (("attn_q",) * 2, ("attn_k", "attn_v"))
-            )
+            changed["own_columns"] = self._columns(i, "attn_q", "attn_q"), self._columns(i, "attn_k", "attn_v")
         return replace(layer, **changed)
 
     def _columns(self, i: int, name: str, like: str) -> Columns:
