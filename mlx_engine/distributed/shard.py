@@ -19,7 +19,15 @@ from mlx_engine.distributed.leader import SharedModel, nothing
 from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
 from mlx_engine.distributed.model_parts import model_parts
 from mlx_engine.distributed.pipeline import Pipeline, follow
-from mlx_engine.distributed.split import CONTEXT, Machine, best_split, layer_bytes, measured_speed, stages_of
+from mlx_engine.distributed.split import (
+    CONTEXT,
+    best_split,
+    layer_bytes,
+    machines_of,
+    measured_speed,
+    stages_of,
+    this_computer,
+)  # fmt: skip
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.distributed.timeline import drawing
@@ -128,8 +136,8 @@ class PipelineShard(Shard):
     def share(self, planned: Planned, backend: Backend) -> Planned:
         counts = self._split
         if counts is None:
-            mine = [measured_speed(backend), available_memory()]
-            machines = [Machine(*of) for of in gather_values(self.group, mine)]
+            mine = [this_computer(), measured_speed(backend), available_memory()]
+            machines = machines_of([(name, speed, memory) for name, speed, memory in gather_values(self.group, mine)])
             parts = model_parts(outlined(planned, backend))
             sizes = layer_bytes(parts, min(CONTEXT, int(planned.config.context_length)))
             counts = gather_values(self.group, best_split(*sizes, machines, parts.cuts))[0]

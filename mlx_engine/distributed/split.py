@@ -7,7 +7,9 @@ both.
 from __future__ import annotations
 
 import math
+import platform
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -125,6 +127,24 @@ def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cu
             found=f"{free} GiB on the ranks", hint="add a machine, or convert the model to a smaller type",
         )  # fmt: skip
     return found
+
+
+def machines_of(measured: Sequence[tuple[str, float, int]]) -> list[Machine]:
+    """Return what each rank can do, from the computer, the speed and the free memory that each rank has measured.
+
+    Ranks on one computer get their mean speed, because they disturb each other's measurement, and an equal part of the
+    memory.
+    """
+    made = []
+    for name, _, memory in measured:
+        speeds = [speed for of, speed, _ in measured if of == name]
+        made.append(Machine(sum(speeds) / len(speeds), memory // len(speeds)))
+    return made
+
+
+def this_computer() -> str:
+    """Return a name that no other computer of a run has."""
+    return f"{platform.node()} {uuid.getnode()}"
 
 
 def measured_speed(backend: Backend) -> float:

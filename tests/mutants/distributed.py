@@ -44,6 +44,7 @@ MUTANTS = [
            "np.ctypeslib.as_array((ctypes.c_uint64 * (NBYTES // 8)).from_address(first)).any()", "False"),
     Mutant("every rank prepares the embedding table", "mlx_engine/models/parameters.py", "Parameters.table",
            "self._slices is None and (self.stage is None or self.stage.is_last)", "True"),
+    Mutant("every rank takes a computer's memory", SPLIT, "machines_of", "memory // len(speeds)", "memory"),
     Mutant("keys and values take no bytes", SPLIT, "layer_bytes", "pool_nbytes([part.kept], n_tokens)", "0"),
     Mutant("layers are cut from those whose keys they share", SPLIT, "stages_of", "end > latest", "False"),
     Mutant("ranks that differ are accepted", AGREEMENT, "agree", "first.get(name) != of.get(name)", "False"),

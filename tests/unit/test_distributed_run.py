@@ -21,7 +21,7 @@ from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
 from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.model_parts import held, model_parts
-from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, parsed, stages_of
+from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, machines_of, parsed, stages_of
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
 from mlx_engine.models.outline import outlined
@@ -44,6 +44,11 @@ def test_the_slowest_rank_is_as_fast_as_can_be():
     assert best_split([10] * 8, 0, [EQUAL[0], Machine(1e9, 25)], anywhere) == [6, 2]
     assert best_split([10] * 8, 5, [EQUAL[0], Machine(1e9, 24)], anywhere) == [7, 1]  # and memory
     assert best_split([10] * 8, 0, EQUAL, [1, 2]) == [2, 6]
+
+
+def test_ranks_of_one_computer_are_equal():
+    found = machines_of([("a", 1e9, 100), ("b", 2e9, 50), ("a", 3e9, 90)])
+    assert found == [Machine(2e9, 50), Machine(2e9, 50), Machine(2e9, 45)]
 
 
 def test_a_split_that_is_not_possible_is_refused():
