@@ -70,8 +70,8 @@ class Backend(Primitives):
         """Return whether `embed` reads this table as it is stored. If not, it reads the result of `prepare`."""
         return False
 
-    def leave_in_file(self, table: Array) -> None:
-        """Take notice that passes read only some rows of a prepared matrix, so that `read_ahead` leaves it out."""
+    def discard(self, linear: Linear) -> None:
+        """Drop what this backend keeps of a linear layer that no model has, so that its memory becomes free."""
 
     def read_ahead(self) -> None:
         """Start reading mapped weights into memory. Called once, after a model has been built."""

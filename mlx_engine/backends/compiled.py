@@ -96,8 +96,9 @@ class CompiledBackend(CompiledStates):
         """Leave tables of other types in the file: a pass reads a few rows of a table that may have a gigabyte."""
         return not _is_multiplied_as_stored(table)
 
-    def leave_in_file(self, table: Native) -> None:
-        self._mapped = [data for data in self._mapped if data is not table.data]
+    def discard(self, linear: Linear) -> None:
+        self._mapped = [data for data in self._mapped if data is not linear.weight.data]
+        self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
 
     def read_ahead(self) -> None:
         """Touch every memory page of the weights on a background thread, so that the first pass has no page faults."""

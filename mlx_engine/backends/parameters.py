@@ -118,11 +118,16 @@ class PerLayer:
 
 
 class Columns(NamedTuple):
-    """The columns [first, last) of `of`: those that this rank has of a projection."""
+    """The columns [first, last) of `of`: those of a projection that this rank uses.
+
+    Attributes:
+        are_all_here: whether this rank computes all columns, so that it needs none of other ranks.
+    """
 
     first: int
     last: int
     of: int
+    are_all_here: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,7 +138,7 @@ class Layer:
         mixer: what the layer has in place of attention; None for attention, which has attn_q, attn_k and attn_v.
         attn_gate: a projection whose sigmoid is multiplied with the output of attention.
         norms_rows: whether attn_q_norm and attn_k_norm norm whole projections (H*E and G*E values), not single heads.
-        own_columns: of queries and of keys, the columns that this rank has, if it has not all and `norms_rows` is set.
+        own_columns: of queries and of keys, the columns that this rank uses, if not all and `norms_rows` is set.
         window: number of latest tokens that a token attends to, itself included; None for all tokens.
         scores: the scale of the attention scores, their soft cap and sinks; None if the layer has a mixer.
         attn_output: the projection of the output of attention or of the mixer.

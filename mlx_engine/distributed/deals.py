@@ -72,7 +72,7 @@ class Heads:
         n_kv_heads: G, a divisor of H.
         head_dim: E.
         block: weights of a block of the output projection's type, whose columns are cut between blocks.
-        equal: whether all ranks must have as many heads, and none the same, because a norm reads the heads of all.
+        equal: whether all ranks must have as many heads, because a norm reads the heads of all.
     """
 
     n_heads: int
@@ -95,8 +95,8 @@ class Heads:
     def fits(self, size: int) -> bool:
         """Return whether the heads can be dealt to `size` ranks."""
         n, _ = self._pieces(size)
-        if size <= self.n_kv_heads or self.equal:
-            return size <= self.n_kv_heads and is_even(n, size) and not (self.equal and n % size)
+        if size <= self.n_kv_heads:
+            return is_even(n, size) and not (self.equal and n % size)
         return n > 0 and n % size == 0 and size % self.n_kv_heads == 0
 
     def queries(self, rank: int, size: int) -> tuple[int, int]:
@@ -116,17 +116,23 @@ class Heads:
 
 @dataclass(frozen=True)
 class OfHeads(Deal):
-    """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide."""
+    """An axis of query heads, or of KV heads if `are_keys`; a head is `width` wide.
+
+    If `are_normed`, keys are not cut where ranks have copies of a KV head: a norm reads every head once.
+    """
 
     heads: Heads
     width: int
     are_keys: bool = False
+    are_normed: bool = False
 
     def fits(self, size: int) -> bool:
         return self.heads.fits(size)
 
     def ranges(self, rank: int, size: int) -> Ranges:
         first, last = (self.heads.keys if self.are_keys else self.heads.queries)(rank, size)
+        if self.are_normed and size > self.heads.n_kv_heads:
+            first, last = 0, self.heads.n_kv_heads
         return ((first * self.width, last * self.width),)
 
     def __str__(self) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from mlx_engine.distributed.ring_buffers import released
 from mlx_engine.errors import DistributedError
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class Ring(Group):
 
         self._mx = mx
         try:
-            self._group = mx.distributed.init(strict=True, backend="ring")
+            with released():
+                self._group = mx.distributed.init(strict=True, backend="ring")
         except (RuntimeError, ValueError) as error:
             raise DistributedError(
                 "ring", "neighbours that answer", str(error), "start all ranks with mlx.launch"

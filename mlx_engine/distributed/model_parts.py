@@ -139,6 +139,11 @@ def model_parts(outlined: Outlined) -> ModelParts:
     )
 
 
+def held(parts: Sequence[Part]) -> int:
+    """Return the bytes of parts; an array that several parts share counts once."""
+    return sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())
+
+
 def _layer(layer: Layer, kept: CacheLayer | None, attended: CacheLayer | None) -> Part:
     kv = attended if isinstance(attended, KVLayer) else None
     queries = 0 if kv is None or layer.attn_q is None else layer.attn_q.weight.shape[0]

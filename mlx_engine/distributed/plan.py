@@ -15,7 +15,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.balance import balanced
 from mlx_engine.distributed.hosts import Host
-from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work
+from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, held
 from mlx_engine.errors import Words, require
 from mlx_engine.models.need import ACTIVATIONS
 
@@ -167,11 +167,6 @@ def _rank(model: ModelParts, host: Host, asked: Asked, layers: range, *, is_firs
 
 def _workspace(model: ModelParts, *, is_last: bool) -> int:
     return FLOAT_BYTES * (ACTIVATIONS * LONGEST_PASS * model.widest + (model.vocab_size if is_last else 0))
-
-
-def held(parts: Sequence[Part]) -> int:
-    """Return the bytes of parts; an array that several parts share counts once."""
-    return sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())
 
 
 class _Runs:

@@ -17,14 +17,24 @@ from mlx_engine.distributed.agreement import agree, gather_values, version
 from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
 from mlx_engine.distributed.leader import SharedModel, nothing
 from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
+from mlx_engine.distributed.model_parts import model_parts
 from mlx_engine.distributed.pipeline import Pipeline, follow
-from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
+from mlx_engine.distributed.split import (
+    CONTEXT,
+    best_split,
+    layer_bytes,
+    machines_of,
+    measured_speed,
+    stages_of,
+    this_computer,
+)  # fmt: skip
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
 from mlx_engine.distributed.timeline import drawing
 from mlx_engine.errors import OptionError, Words
 from mlx_engine.models import Model, Planned
 from mlx_engine.models.decoder import Decoder
+from mlx_engine.models.outline import outlined
 
 # Seconds until all ranks must have been started.
 JOINING = 30.0
@@ -126,9 +136,11 @@ class PipelineShard(Shard):
     def share(self, planned: Planned, backend: Backend) -> Planned:
         counts = self._split
         if counts is None:
-            mine = [measured_speed(backend), available_memory()]
-            machines = [Machine(*of) for of in gather_values(self.group, mine)]
-            counts = best_split(*layer_bytes(planned), machines, latest_cut(planned.config))
+            mine = [this_computer(), measured_speed(backend), available_memory()]
+            machines = machines_of([(name, speed, memory) for name, speed, memory in gather_values(self.group, mine)])
+            parts = model_parts(outlined(planned, backend))
+            sizes = layer_bytes(parts, min(CONTEXT, int(planned.config.context_length)))
+            counts = gather_values(self.group, best_split(*sizes, machines, parts.cuts))[0]
         stages = stages_of(counts, self.group.size, planned.config)
         layers = ", ".join(f"{stage.first} to {stage.end - 1}" for stage in stages)
         self.notes = (f"pipeline of {self.group.size} ranks with layers {layers}",)

@@ -26,7 +26,8 @@ ROWS, COLUMNS = 0, 1
 # What is cut, by the name of the tensor without its layer and ending: the deal of its axis, and the axis.
 CUT = {
     **dict.fromkeys(("attn_q", "attn_gate"), ("queries", ROWS)),
-    **dict.fromkeys(("attn_k", "attn_v"), ("keys", ROWS)),
+    "attn_k": ("keys", ROWS),
+    "attn_v": ("values", ROWS),
     "attn_sinks": ("sinks", ROWS),
     "attn_output": ("queries", COLUMNS),
     **dict.fromkeys(("ffn_gate", "ffn_up"), ("ffn", ROWS)),
@@ -163,7 +164,7 @@ class _Deals:
         tensors = self._planned.tensors
         if layer is None:
             return Vocabulary(self._config.vocab_size)
-        if kind in ("queries", "keys", "sinks"):
+        if kind in ("queries", "keys", "values", "sinks"):
             return self._heads(layer, kind)
         if kind.startswith("delta"):
             return self._delta(layer, kind)
@@ -176,7 +177,8 @@ class _Deals:
         norm = self._planned.tensors.get(f"blk.{layer}.attn_q_norm.weight")
         of_rows = norm is not None and norm.shape != (of.head_dim,)
         heads = Heads(n_heads, of.n_kv_heads, of.head_dim, self._attention, equal=of_rows)
-        return OfHeads(heads, 1 if kind == "sinks" else of.head_dim, are_keys=kind == "keys")
+        width, of_kv = 1 if kind == "sinks" else of.head_dim, kind in ("keys", "values")
+        return OfHeads(heads, width, are_keys=of_kv, are_normed=of_rows and kind == "keys")
 
     def _delta(self, layer: int, kind: str) -> Deal:
         """Return a deal by key heads: value head h reads key head h % n_key_heads, so they lie in as many sections."""

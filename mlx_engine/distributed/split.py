@@ -1,28 +1,41 @@
-"""The split of a pipeline: which layers each rank runs, by the bytes of layers and the speed and memory of machines."""
+"""The split of a pipeline: which layers each rank runs, by the bytes of layers and the speed and memory of machines.
+
+The bytes of a layer are its weights, and the keys and values of one sequence: a rank holds both, and each pass reads
+both.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
+import platform
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.parameters import Linear
+from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.distributed.balance import balanced
+from mlx_engine.distributed.model_parts import ModelParts, held
 from mlx_engine.errors import NotEnoughMemoryError, OptionError, Words, require
-from mlx_engine.models import Planned
 from mlx_engine.models.stage import Stage
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
 OPTION = "--split"
-# The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine; and the repetitions.
-N_OUTPUTS, N_INPUTS, REPETITIONS = 2048, 4096, 8
+# The sides of the matrix, 32 MiB in float32, whose product with one row measures a machine. It is repeated for some
+# seconds, and a few times at least. The median counts: of ranks that share a machine, the last one to measure is alone
+# for some repetitions.
+N_OUTPUTS, N_INPUTS, SECONDS, REPETITIONS = 2048, 4096, 0.2, 3
 # Speeds are rounded to powers of the root of 2, so that equal machines get equal shares in every run.
 STEP = 0.5
+# Tokens in the cache for which ranks are balanced. Splits for an empty cache are slower at depth: keys and values of
+# 4,096 tokens of Qwen3 0.6B are twice the weights of a layer, and the head has none.
+CONTEXT = 4096
 
 
 class Machine(NamedTuple):
@@ -74,82 +87,75 @@ def latest_cut(config: Any) -> int:
     return min((owner for owner in owners if owner is not None), default=n_layers)
 
 
-def layer_bytes(planned: Planned) -> tuple[list[int], int, int]:
-    """Return the stored bytes of each layer's weights, of the embedding tables, and of the head."""
-    n_layers = int(planned.config.n_layers)
-    first, last = Stage(0, 1, n_layers + 1), Stage(n_layers, n_layers + 1, n_layers + 1)
-    is_tied = "output.weight" not in planned.tensors
-    layers, embedding, head = [0] * n_layers, 0, 0
-    for name, tensor in planned.tensors.items():
-        stored = tensor.stored(planned.checkpoint.naming)
-        nbytes = planned.checkpoint.weight(stored.name).type.bytes_for(math.prod(tensor.shape))
-        if name.startswith("blk."):
-            layers[int(name.split(".")[1])] += nbytes
-            continue
-        embedding += nbytes * first.reads(name, is_tied=is_tied)
-        head += nbytes * last.reads(name, is_tied=is_tied)
-    return layers, embedding, head
+def layer_bytes(model: ModelParts, n_tokens: int) -> tuple[list[int], int]:
+    """Return the bytes of each layer with keys and values of `n_tokens` tokens, and the bytes of the head."""
+    caches = [0 if part.kept is None else pool_nbytes([part.kept], n_tokens) for part in model.layers]
+    return [held([part]) + nbytes for part, nbytes in zip(model.layers, caches, strict=True)], held([model.head])
 
 
-def best_split(
-    layers: Sequence[int], embedding: int, head: int, machines: Sequence[Machine], latest: int | None = None
-) -> list[int]:
-    """Return the number of layers of each rank for which the slowest rank is fastest; of equal ones the first.
+def best_split(layers: Sequence[int], head: int, machines: Sequence[Machine], cuts: Collection[int]) -> list[int]:
+    """Return the number of layers of each rank for which the slowest rank is fastest; of equal ones the most even.
 
-    A rank takes the time of its layers' bytes; the last one also that of the head. The embedding table takes memory
-    of the first rank, and no time.
+    A rank takes the time of its layers' bytes; the last one also that of the head. Embedding tables stay in the file.
 
     Args:
         layers: bytes of each layer.
-        embedding: bytes of the embedding tables.
         head: bytes of the head.
         machines: speed and memory of each rank.
-        latest: the last layer before which the model may be cut.
+        cuts: the indices of layers that may be the first of a rank.
 
     Raises:
         NotEnoughMemoryError: no split fits into the memory of the ranks.
         OptionError: there are more ranks than layers that can be cut apart.
     """
-    n, size = len(layers), len(machines)
-    latest = n if latest is None else latest
-    found = Words(f"{size} ranks")
-    require(size <= min(n, latest + 1), option=OPTION, expected=f"at most {min(n, latest + 1)} ranks", found=found)
-    sums = [0, *np.cumsum(layers).tolist()]
+    n, size, most = len(layers), len(machines), len(cuts) + 1
+    require(size <= most, option=OPTION, expected=f"at most {most} ranks", found=Words(f"{size} ranks"))
+    sums = list(accumulate(layers, initial=0))
+    sums[-1] += head
     fastest = max(machine.speed for machine in machines)
     speeds = [2.0 ** (STEP * round(math.log2(machine.speed / fastest) / STEP)) for machine in machines]
-    # best[end]: the time of the slowest rank so far if the layers before `end` are distributed, and the ends before.
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-    for rank, machine in enumerate(machines):
-        after: dict[int, tuple[float, list[int]]] = {}
-        for first, (slowest, ends) in best.items():
-            is_last = rank == size - 1
-            for end in [n] if is_last else range(first + 1, min(latest, n - 1) + 1):
-                nbytes = sums[end] - sums[first] + head * is_last
-                if end <= first or nbytes + embedding * (rank == 0) > machine.memory:
-                    continue
-                time_ = max(slowest, nbytes / speeds[rank])
-                if end not in after or time_ < after[end][0]:
-                    after[end] = time_, [*ends, end]
-        best = after
-    if n not in best:
+
+    def time_of(rank: int, first: int, end: int) -> float:
+        nbytes = sums[end] - sums[first]
+        return nbytes / speeds[rank] if nbytes <= machines[rank].memory else math.inf
+
+    found = balanced(n, size, cuts, time_of)
+    if found is None:
         free = ", ".join(f"{machine.memory / 2**30:.1f}" for machine in machines)
-        needed = (sums[-1] + embedding + head) / 2**30
         raise NotEnoughMemoryError(
-            where=OPTION, needed=f"{needed:.1f} GiB of memory in a contiguous split", found=f"{free} GiB on the ranks",
-            hint="add a machine, or convert the model to a smaller type",
+            where=OPTION, needed=f"{sums[-1] / 2**30:.1f} GiB of memory in a contiguous split",
+            found=f"{free} GiB on the ranks", hint="add a machine, or convert the model to a smaller type",
         )  # fmt: skip
-    return [end - first for first, end in itertools.pairwise([0, *best[n][1]])]
+    return found
+
+
+def machines_of(measured: Sequence[tuple[str, float, int]]) -> list[Machine]:
+    """Return what each rank can do, from the computer, the speed and the free memory that each rank has measured.
+
+    Ranks on one computer get their mean speed, because they disturb each other's measurement, and an equal part of the
+    memory.
+    """
+    made = []
+    for name, _, memory in measured:
+        speeds = [speed for of, speed, _ in measured if of == name]
+        made.append(Machine(sum(speeds) / len(speeds), memory // len(speeds)))
+    return made
+
+
+def this_computer() -> str:
+    """Return a name that no other computer of a run has."""
+    return f"{platform.node()} {uuid.getnode()}"
 
 
 def measured_speed(backend: Backend) -> float:
     """Return the bytes of a float32 matrix that a backend multiplies with one row in a second."""
     weight = Weight.pack("speed", np.ones((N_OUTPUTS, N_INPUTS), dtype=np.float32), F32)
-    seconds = math.inf
+    ends = list[float]()
     with backend.session():
         linear, x = Linear("speed", backend.prepare(weight)), backend.array(np.ones((1, N_INPUTS), dtype=np.float32))
-        for _ in range(REPETITIONS):
-            start = time.perf_counter()
+        began = time.perf_counter()
+        while len(ends) < REPETITIONS or ends[-1] - began < SECONDS:
             backend.wait(backend.linear(x, linear))
-            seconds = min(seconds, time.perf_counter() - start)
-    backend.leave_in_file(linear.weight)
-    return weight.nbytes / seconds
+            ends.append(time.perf_counter())
+    backend.discard(linear)
+    return weight.nbytes / float(np.median(np.diff([began, *ends])))

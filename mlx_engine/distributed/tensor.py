@@ -66,16 +66,18 @@ class RankSlices:
             return replace(layer, mixer=self._mixer(i, layer.mixer))
         changed: dict[str, Any] = {}
         if layer.attn_k is not None:
-            n_keys = self.shape(f"blk.{i}.attn_k.weight")[0]
+            n_keys = self.shape(f"blk.{i}.attn_{'k' if layer.attn_v is None else 'v'}.weight")[0]
             changed["n_kv_heads"] = n_keys // (layer.head_dim or self.planned.config.head_dim)
         if layer.norms_rows:
-            changed["own_columns"] = tuple(self._columns(f"blk.{i}.{name}.weight") for name in ("attn_q", "attn_k"))
+            changed["own_columns"] = self._columns(i, "attn_q", "attn_q"), self._columns(i, "attn_k", "attn_v")
         return replace(layer, **changed)
 
-    def _columns(self, name: str) -> Columns:
-        """Return the rows of a projection that this rank has, where all ranks have as many."""
-        n = self.shape(name)[0]
-        return Columns(self.rank * n, (self.rank + 1) * n, self.planned.tensors[name].shape[0])
+    def _columns(self, i: int, name: str, like: str) -> Columns:
+        """Return which rows of a projection this rank uses: those that it has of `like`, which has the same heads."""
+        held, of = self.shape(f"blk.{i}.{name}.weight")[0], self.planned.tensors[f"blk.{i}.{name}.weight"].shape[0]
+        found = self.slices.ranges(f"blk.{i}.{like}.weight", self.rank, self.size)
+        ((first, last),) = ((0, of),) if found is None else found[1]
+        return Columns(first, last, of, are_all_here=held == of)
 
     def _mixer(self, i: int, mixer: Mixer) -> Mixer:
         """Return a mixer with this rank's heads or channels, and a state of their size."""

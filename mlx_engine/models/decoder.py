@@ -112,6 +112,8 @@ def _normed_row(be: Backend, x: Array, linear: Linear, norm: Norm, own: Columns 
     """Return a projection whose rows are normed whole; with `own`, this rank's columns of the rows of all ranks."""
     if own is None:
         return be.project_norm(x, linear, norm)
+    if own.are_all_here:
+        return be.columns(be.project_norm(x, linear, norm), own.first, own.last)
     rows = be.note(linear.name, be.all_columns(be.linear(x, linear), own.of))
     return be.columns(be.norm(rows, norm), own.first, own.last)
 

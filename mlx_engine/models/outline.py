@@ -127,9 +127,6 @@ class OutlineBackend:
         self.n_left += table.nbytes if is_left else 0
         return is_left
 
-    def leave_in_file(self, table: Outline) -> None:
-        """Do nothing: no weight is read."""
-
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
         """Return the outlines of several matrices, which may be stacked: their bytes stay the same."""
         return matrices

@@ -68,16 +68,14 @@ class Parameters:
     def table(self, name: str) -> Array | Weight:
         """Return an embedding table (V, D), in its stored type.
 
-        Ranks that share tensors leave the whole table in the file, of which a pass reads a few rows.
+        A rank that does not have the whole head leaves the table in the file, of which a pass reads a few rows.
         """
         weight = self._stored(f"{name}.weight")
         if is_elsewhere(weight):
             return cast(Array, weight)
-        if self._slices is None and not self._backend.embeds_stored(weight):
-            prepared = self._prepare(f"{name}.weight", weight)
-            if self.stage is not None and not self.stage.is_last:  # another rank has the head, which may be this table
-                self._backend.leave_in_file(prepared)
-            return prepared
+        has_head = self._slices is None and (self.stage is None or self.stage.is_last)
+        if has_head and not self._backend.embeds_stored(weight):
+            return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
         return weight

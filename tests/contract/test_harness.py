@@ -35,7 +35,7 @@ NOT_OPERATIONS = {
         "read_ahead",
     ),
     *("warm_up", "embeds_stored", "stack", "tap", "note", "compile", "kv_append", "sum_exp", "state_empty"),
-    *("state_nbytes", "leave_in_file"),
+    *("state_nbytes", "discard"),
 }
 
 

@@ -38,7 +38,7 @@ MODULES = (
 )  # fmt: skip
 VOCAB = 64
 SIZES: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
     "num_key_value_heads": 1, "vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": None,
     "eos_token_id": None, "pad_token_id": None, "attn_implementation": "eager", "tie_word_embeddings": True,
 }  # fmt: skip
@@ -59,24 +59,26 @@ MULTIPLIERS = {
     "embedding_multiplier": 1.5, "attention_multiplier": 0.125, "residual_multiplier": 0.22, "logits_scaling": 8.0,
     "rms_norm_eps": 0.05,
 }  # fmt: skip
+# Heads of 16, where their size is not a setting.
+NO_HEAD_DIM = {"hidden_size": 64}
 # What is different from SIZES; AROUND are settings of layers that these models do not have.
 AROUND = {
-    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "num_local_experts": 0,
     "num_experts_per_tok": 0,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 4, "rope_parameters": {**PLAIN, "rope_theta": 5e4}},
     "phi3": {
-        "model_type": "phi3", "rope_parameters": LONGROPE, "original_max_position_embeddings": 64,
+        "model_type": "phi3", **NO_HEAD_DIM, "rope_parameters": LONGROPE, "original_max_position_embeddings": 64,
         "sliding_window": 20,
     },
     "ministral3": {
         "model_type": "ministral3", "tie_word_embeddings": False,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
     },
-    "granite": {"model_type": "granite", "rope_parameters": PLAIN, **MULTIPLIERS},
+    "granite": {"model_type": "granite", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS},
     "granite4": {
-        "model_type": "granitemoehybrid", "rope_parameters": PLAIN, **MULTIPLIERS, **AROUND,
+        "model_type": "granitemoehybrid", **NO_HEAD_DIM, "rope_parameters": PLAIN, **MULTIPLIERS, **AROUND,
         "shared_intermediate_size": 64, "position_embedding_type": "rope", "layer_types": ["full_attention"] * 2,
     },
     # Like E2B: inputs for each layer, and layers that share keys and values, with an FFN of twice the width.
@@ -102,9 +104,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
         "experts_implementation": "eager",
     },
-    "olmo2": {"model_type": "olmo2", "rope_parameters": PLAIN, "tie_word_embeddings": False},
+    "olmo2": {"model_type": "olmo2", **NO_HEAD_DIM, "rope_parameters": PLAIN, "tie_word_embeddings": False},
     "olmo3": {
-        "model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
+        "model_type": "olmo3", **NO_HEAD_DIM, "num_hidden_layers": 4, "sliding_window": 8, "tie_word_embeddings": False,
         "rope_parameters": {
             "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },

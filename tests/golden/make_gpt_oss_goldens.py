@@ -27,7 +27,7 @@ from tests.golden.make_llama_goldens import clear_choices
 
 VOCAB, SEEDS, PROMPTS = 64, range(100), (5, 41)
 CONFIG = GptOssConfig(
-    hidden_size=64, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
     head_dim=16, vocab_size=VOCAB, max_position_embeddings=512, num_local_experts=5, num_experts_per_tok=2,
     sliding_window=8, bos_token_id=None, eos_token_id=None, pad_token_id=None, attn_implementation="eager",
     experts_implementation="eager", rope_parameters={

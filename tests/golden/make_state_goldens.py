@@ -57,11 +57,12 @@ MODELS = {
     "qwen3_5moe": (
         modeling_qwen3_5_moe.Qwen3_5MoeForCausalLM,
         Qwen3_5MoeTextConfig(
-            **SIZES, num_hidden_layers=2, head_dim=32, layer_types=["linear_attention", "full_attention"],
-            linear_key_head_dim=32, linear_value_head_dim=32, linear_num_key_heads=1, linear_num_value_heads=2,
+            **{**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}, num_hidden_layers=2, head_dim=32,
+            layer_types=["linear_attention", "full_attention"], linear_num_key_heads=4, linear_num_value_heads=8,
+            linear_key_head_dim=16, linear_value_head_dim=32,
             rope_parameters=PARTIAL, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32,
             shared_expert_intermediate_size=32, experts_implementation="eager",
-        ), 1,
+        ), 3,
     ),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from tests.mutants.plant import Mutant
 MUTANTS = [
     Mutant(
         "a shared array counts twice",
-        "mlx_engine/distributed/plan.py",
+        "mlx_engine/distributed/model_parts.py",
         "held",
         "sum({id(array): array.nbytes for part in parts for array in part.arrays}.values())",
         "sum([array.nbytes for part in parts for array in part.arrays])",

@@ -96,6 +96,17 @@ def counts_of(folder: Path, size: int) -> list[int]:
     return [1] * (size - 1) + [config.n_layers - size + 1]
 
 
+def test_the_table_of_a_rank_without_the_head_stays_in_the_file():
+    def table(size: int) -> Any:
+        planned = planned_of(DATA / "llama-micro")
+        stage = stages_of(counts_of(DATA / "llama-micro", size), size, planned.config)[0]
+        model: Any = planned._replace(stage=stage).build(create_backend("mlx")).model
+        return model.token_embd
+
+    assert isinstance(table(2), Weight)
+    assert not isinstance(table(1), Weight)
+
+
 def marked(backend: str, folder: Path, size: int):
     """Mark all but the fastest cases as slow: every architecture runs on one backend, some run on others."""
     is_fast = (backend, size) == ("parallel", 4) or (folder.name in ("llama-micro", "lfm2-micro") and size == 2)

@@ -6,17 +6,27 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
+from typing import Any
 
+import numpy as np
 import pytest
 
-from mlx_engine.distributed import agreement
+from mlx_engine.backends import create_backend
+from mlx_engine.backends.parameters import Linear
+from mlx_engine.cache.size import pool_nbytes
+from mlx_engine.distributed import agreement, split
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
 from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, parsed, stages_of
+from mlx_engine.distributed.model_parts import held, model_parts
+from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, machines_of, parsed, stages_of
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
+from mlx_engine.models.outline import outlined
+from mlx_engine.quant.types import Q8_0
+from mlx_engine.quant.weight import Weight
 from tests import ranks
 from tests.unit.test_command_generate import generate
 from tests.unit.test_distributed_pipeline import DATA, planned_of
@@ -26,21 +36,27 @@ EQUAL = [Machine(1e9, PLENTY)] * 2
 
 
 def test_the_slowest_rank_is_as_fast_as_can_be():
-    assert best_split([10] * 8, 0, 0, EQUAL) == [4, 4]
-    assert best_split([10] * 8, 40, 40, EQUAL) == [6, 2]  # the head takes time, the embedding table does not
-    assert best_split([10] * 8, 0, 0, [Machine(1e9, PLENTY), Machine(3e9, PLENTY)]) == [2, 6]
-    assert best_split([10] * 8, 0, 0, [Machine(1e9, PLENTY), Machine(1.1e9, PLENTY)]) == [4, 4]
-    assert best_split([30, 10, 10, 10], 0, 0, [EQUAL[0]] * 3) == [1, 1, 2]
-    assert best_split([10] * 8, 0, 0, [EQUAL[0], Machine(1e9, 25)]) == [6, 2]
-    assert best_split([10] * 8, 5, 0, [Machine(1e9, 24), EQUAL[0]]) == [1, 7]
-    assert best_split([10] * 8, 0, 0, EQUAL, latest=2) == [2, 6]
+    anywhere = range(1, 8)
+    assert best_split([10] * 8, 0, EQUAL, anywhere) == [4, 4]
+    assert best_split([10] * 8, 40, EQUAL, anywhere) == [6, 2]  # the head takes time
+    assert best_split([10] * 8, 0, [Machine(1e9, PLENTY), Machine(3e9, PLENTY)], anywhere) == [2, 6]
+    assert best_split([10] * 8, 0, [Machine(1e9, PLENTY), Machine(1.1e9, PLENTY)], anywhere) == [4, 4]
+    assert best_split([30, 10, 10, 10], 0, [EQUAL[0]] * 3, range(1, 4)) in ([1, 1, 2], [1, 2, 1])
+    assert best_split([10] * 8, 0, [EQUAL[0], Machine(1e9, 25)], anywhere) == [6, 2]
+    assert best_split([10] * 8, 5, [EQUAL[0], Machine(1e9, 24)], anywhere) == [7, 1]  # and memory
+    assert best_split([10] * 8, 0, EQUAL, [1, 2]) == [2, 6]
+
+
+def test_ranks_of_one_computer_are_equal():
+    found = machines_of([("a", 1e9, 100), ("b", 2e9, 50), ("a", 3e9, 90)])
+    assert found == [Machine(2e9, 50), Machine(2e9, 50), Machine(2e9, 45)]
 
 
 def test_a_split_that_is_not_possible_is_refused():
     with pytest.raises(NotEnoughMemoryError, match="--split: expected"):
-        best_split([1 << 30] * 8, 0, 0, [Machine(1e9, 3 << 30)] * 2)
+        best_split([1 << 30] * 8, 0, [Machine(1e9, 3 << 30)] * 2, range(1, 8))
     with pytest.raises(OptionError, match="at most 2 ranks, found 3 ranks"):
-        best_split([10] * 8, 0, 0, [EQUAL[0]] * 3, latest=1)
+        best_split([10] * 8, 0, [EQUAL[0]] * 3, [1])
     for text in ("", "20,", "20;8", "0,28", "-1,3"):
         with pytest.raises(OptionError, match="such as 20,8"):
             parsed(text)
@@ -53,13 +69,41 @@ def test_a_split_that_is_not_possible_is_refused():
     assert latest_cut(config) == 3
 
 
-def test_bytes_are_those_of_the_file():
-    planned = planned_of(DATA / "llama-micro")
-    layers, embedding, head = layer_bytes(planned)
-    found = [planned.checkpoint.weight(tensor.stored("hf").name).nbytes for tensor in planned.tensors.values()]
-    assert len(layers) == 3
-    assert sum(layers) + embedding + head == sum(found)
-    assert min(*layers, embedding, head) > 0
+@pytest.mark.parametrize("name", ["llama-micro", "gemma4e-micro"])
+def test_bytes_are_those_of_the_weights_and_of_keys_and_values(name: str):
+    planned, backend = planned_of(DATA / name), create_backend("parallel", threads=1)
+    outline = outlined(planned, backend)
+    parts, kept = model_parts(outline), outline.model.kv_layers
+    (empty, head), (filled, same_head) = (layer_bytes(parts, n) for n in (64, 128))
+    assert head == same_head > 0
+    assert sum(empty) - pool_nbytes(kept, 64) == sum(held([part]) for part in parts.layers)
+    assert sum(filled) - sum(empty) == pool_nbytes(kept, 128) - pool_nbytes(kept, 64) > 0
+
+
+def test_the_matrix_of_the_speed_test_is_not_kept(monkeypatch):
+    monkeypatch.setattr(split, "SECONDS", 0.0)
+    backend = create_backend("parallel", threads=1)
+    prepare, found = backend.prepare, list[weakref.ref[np.ndarray]]()
+
+    def prepared(weight: Weight) -> Any:
+        matrix = prepare(weight)
+        found.append(weakref.ref(matrix.data))
+        return matrix
+
+    monkeypatch.setattr(backend, "prepare", prepared)
+    assert split.measured_speed(backend) > 0
+    assert [data() for data in found] == [None]
+
+
+def test_nothing_is_kept_of_a_discarded_matrix_that_would_be_read_ahead():
+    backend = create_backend("parallel", threads=1)
+    linear = Linear("x", backend.prepare(Weight.pack("x", np.ones((32, 64)), Q8_0)))
+    with backend.session():
+        backend.linear(backend.array(np.ones((1, 64), dtype=np.float32)), linear)
+    data = weakref.ref(linear.weight.data)
+    backend.discard(linear)
+    del linear
+    assert data() is None
 
 
 def test_ranks_that_differ_are_named():

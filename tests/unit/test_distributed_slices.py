@@ -65,7 +65,7 @@ def test_a_rank_has_the_query_heads_that_read_its_kv_heads():
         (Heads(6, 2, 64, block=1), [1, 2, 6]),  # four ranks cannot share three queries of a KV head
         (Heads(8, 8, 64, block=256), [1, 2]),  # four heads fill a block
         (Heads(8, 2, 128, block=256), [1, 2, 4]),
-        (Heads(8, 4, 64, block=1, equal=True), [1, 2, 4]),
+        (Heads(8, 4, 64, block=1, equal=True), [1, 2, 4, 8]),
     ],
 )
 def test_numbers_of_ranks_that_fit_the_heads(heads: Heads, fitting: list[int]):

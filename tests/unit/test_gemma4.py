@@ -159,10 +159,10 @@ def test_sizes_that_forecasts_read():
     """The second table is looked up and not multiplied; attention of layers that share keys and values reads them."""
     found = sizes(open_checkpoint(FOLDER), lambda type_: 2.0)
     assert found.cached == 3 * 2 * (16 + 32) * 4
-    assert found.scored == 3 * 2 * 2 * (16 + 32)
-    local, everywhere = (2 * 32 * 32 + 2 * 16 * 32, 2 * 64 * 32 + 2 * 32 * 32)
+    assert found.scored == 3 * 2 * 4 * (16 + 32)
+    local, everywhere = (2 * 64 * 32 + 2 * 16 * 32, 2 * 128 * 32 + 2 * 32 * 32)
     ffn, inputs = 3 * 64 * 32, 2 * 32 * 32
-    shared = 2 * 32 * 32 + 2 * 64 * 32 + 4 * ffn
+    shared = 2 * 64 * 32 + 2 * 128 * 32 + 4 * ffn
     assert found.layers == 2 * (local + everywhere) + 4 * ffn + shared + 6 * inputs + 6 * 32 * 32
 
 

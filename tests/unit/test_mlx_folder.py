@@ -244,8 +244,8 @@ def test_settings_have_the_names_that_mlx_lm_reads():
 @pytest.mark.parametrize(
     ("name", "stored", "shape"),
     [
-        ("phi3", "model.layers.0.self_attn.qkv_proj", (64, 32)),
-        ("granite4", "model.layers.0.mlp.up_proj", (64, 32)),
+        ("phi3", "model.layers.0.self_attn.qkv_proj", (96, 64)),
+        ("granite4", "model.layers.0.mlp.up_proj", (64, 64)),
         ("qwen3moe", "model.layers.1.mlp.switch_mlp.down_proj", None),
         ("mixtral", "model.layers.1.block_sparse_moe.switch_mlp.gate_proj", None),
     ],

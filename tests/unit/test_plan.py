@@ -17,8 +17,8 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.sources import BUILTIN
 from mlx_engine.distributed.balance import balanced
 from mlx_engine.distributed.hosts import Host, Link
-from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, model_parts
-from mlx_engine.distributed.plan import Asked, held, pipeline, smallest
+from mlx_engine.distributed.model_parts import ModelParts, Part, Pass, Work, held, model_parts
+from mlx_engine.distributed.plan import Asked, pipeline, smallest
 from mlx_engine.distributed.times import Timing
 from mlx_engine.errors import OptionError, UnsupportedConfigError
 from mlx_engine.models import plan_model

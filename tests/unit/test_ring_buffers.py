@@ -1,0 +1,44 @@
+"""The memory that MLX's ring does not use is given back; other memory stays."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+import pytest
+
+from mlx_engine.distributed.ring_buffers import NBYTES, released
+
+PAGE = mmap.PAGESIZE
+ADDRESS = ctypes.c_void_p
+pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def mapped(nbytes: int, fill: int = 0) -> mmap.mmap:
+    """Return private memory between two pages without access, so that the system joins it with no other memory."""
+    memory = mmap.mmap(-1, nbytes + 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = (ctypes.c_char * len(memory)).from_buffer(memory)
+    first = ctypes.addressof(view)
+    ctypes.memset(first + PAGE, 0, nbytes)
+    view[nbytes] = bytes([fill])
+    for at in (first, first + PAGE + nbytes):
+        assert ctypes.CDLL(None).mprotect(ADDRESS(at), ctypes.c_size_t(PAGE), 0) == 0
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "fill", "n_mappings", "expected"),
+    [(NBYTES + PAGE, 0, 1, 0), (NBYTES + PAGE, 1, 1, 1), (NBYTES + 2 * PAGE, 0, 1, 1), (NBYTES + PAGE, 0, 2, 2)],
+)
+def test_zeros_of_the_size_of_the_buffers_are_given_back(nbytes: int, fill: int, n_mappings: int, expected: int):
+    before = resident()
+    with released():
+        memory = [mapped(nbytes, fill) for _ in range(n_mappings)]
+        assert resident() - before >= n_mappings * NBYTES
+    assert (resident() - before + NBYTES // 2) // NBYTES == expected
+    assert all(of[nbytes] == fill for of in memory)
