@@ -31,6 +31,12 @@ def start(folder: Path, size: int, command: Sequence[str | Path]) -> list[subpro
     return made
 
 
+def free_port() -> int:
+    """Return a port that was free just now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
 def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = 60.0) -> list[tuple[int, str, str]]:
     """Return exit code, stdout and stderr of each rank; kill those that do not end in time."""
     found = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
-from mlx_engine.errors import BackendUnavailableError, DistributedError, NotShardableError, OptionError, Words, require
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, Words, require
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -68,9 +68,9 @@ class ShardOptions:
         try:
             yield shard
         except BaseException as error:
-            shard.close(exit_code(error))
-            if not shard.is_leader and isinstance(error, DistributedError | OptionError | NotShardableError):
-                raise typer.Exit(exit_code(error)) from None  # all ranks have it, and rank 0 prints it
+            shard.close(exit_code(error), error=str(error) or type(error).__name__)
+            if not shard.is_leader and isinstance(error, EngineError | MemoryError):
+                raise typer.Exit(exit_code(error)) from None  # rank 0 prints it
             raise
         shard.close(timeline=self.timeline)
         for line in shard.timeline:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     A = TypeVar("A", np.ndarray, mx.array)
 
-# The file of addresses that `mlx.launch` makes; it is not there, or empty, in a process that runs alone.
-HOSTFILE = "MLX_HOSTFILE"
+# What `mlx.launch` sets: the file of addresses, not there or empty in a process that runs alone; and the rank.
+HOSTFILE, RANK = "MLX_HOSTFILE", "MLX_RANK"
 
 
 class Group(ABC):
@@ -188,4 +188,4 @@ class Ring(Group):
 def launched() -> bool:
     """Return whether `mlx.launch` has started this process as one of several."""
     path = Path(os.environ.get(HOSTFILE) or os.devnull)
-    return path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank
+    return RANK in os.environ and path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank

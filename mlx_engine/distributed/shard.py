@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.agreement import agree, gather_values, version
-from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
+from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
 from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
+from mlx_engine.distributed.liveness import FAILED, LIMIT, Liveness
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
 from mlx_engine.distributed.tensor import sliced
@@ -25,9 +25,6 @@ from mlx_engine.distributed.timeline import drawing
 from mlx_engine.errors import OptionError, Words
 from mlx_engine.models import Model, Planned
 from mlx_engine.models.decoder import Decoder
-
-# Seconds until all ranks must have been started.
-JOINING = 30.0
 
 
 class Shard(ABC):
@@ -96,8 +93,11 @@ class Shard(ABC):
         self.timeline = drawing(model.end(timeline=timeline))
         return True
 
-    def close(self, code: int = 0, *, timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line."""
+    def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
+        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line.
+
+        Rank 0 prints the error of another rank.
+        """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
         if self._liveness is None:
@@ -105,7 +105,7 @@ class Shard(ABC):
         if self.is_leader:
             self._liveness.close(code)
         else:
-            self._liveness.leave(code)
+            self._liveness.leave(code, error)
 
 
 class PipelineShard(Shard):
@@ -171,7 +171,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
 
     Raises:
         OptionError: there is no such kind of sharing, or the process was not started by `mlx.launch`.
-        DistributedError: a neighbour cannot be reached.
+        DistributedError: the other ranks cannot be reached.
     """
     if kind not in KINDS:
         raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
@@ -180,15 +180,14 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     if not launched():
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
         raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
-    hosts = [of[0].rpartition(":")[0] for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    line = f"error: --shard: expected {len(hosts)} ranks within {JOINING:.0f} s, found too few; start them all"
-    watch = threading.Timer(JOINING, end_process, (FAILED, line))
-    watch.daemon = True
-    watch.start()
-    group = Ring()
-    liveness = Liveness(group.rank, hosts)
-    port = liveness.listen() if group.rank == 0 else 0
-    liveness.start(gather_values(group, port)[0])
-    watch.cancel()
+    addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
+    liveness = Liveness(int(os.environ[RANK]), [host for host, _, _ in addresses])
+    liveness.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
+    # MLX keeps the GIL while it connects the ranks, so that no thread of Python could end its wait for a stopped rank.
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    try:
+        group = Ring()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     group.on_loss = liveness.wait
     return KINDS[kind](group, split, liveness)

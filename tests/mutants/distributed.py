@@ -46,7 +46,11 @@ MUTANTS = [
     Mutant("a rank without signs of life is waited for", LIVENESS, "_line",
            "peer.settimeout(limit)", "peer.settimeout(None)"),
     Mutant("the other ranks are not told who is gone", LIVENESS, "Liveness._give_up",
-           'self._tell_all(f"gone {rank}\\n")', "pass"),
+           'self._tell_all(f"gone {ranks}\\n")', "pass"),
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",
-           "line if self.rank == 0 or (rank == 0 and self.rank == 1) else None", "line"),
+           "line if self.rank == 0 or (0 in ranks and self.rank == 1) else None", "line"),
+    Mutant("all ranks must join at once", LIVENESS, "Liveness._admit",
+           "                deadline = time.monotonic() + self._joining", "                pass"),
+    Mutant("whoever connects is a rank", LIVENESS, "Liveness._admit", "rank not in missing", "rank is None"),
+    Mutant("the error of a rank is printed by nobody", LIVENESS, "Liveness._listen_to", 'word == "failed"', "False"),
 ]  # fmt: skip

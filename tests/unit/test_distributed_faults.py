@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -67,16 +66,10 @@ class Watched:
                 stream.close()
 
 
-def free_port() -> int:
-    """Return a port that was free just now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 def running_at(moment: str, folder: Path, victim: int) -> Watched:
     """Return ranks that have reached a moment of their run."""
     if moment == "serve":
-        port = free_port()
+        port = ranks.free_port()
         options = ["-b", "simd", "--port", str(port), "--shard", "pipeline", "--split", "2,2,2"]
         watched = Watched(folder, ["cli.py", "serve", *options])
         watched.wait_for(lambda: "Listening" in "".join(watched.err[0]))

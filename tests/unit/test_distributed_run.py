@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from benchmarks.relay import connected
 from mlx_engine.distributed import agreement
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
@@ -71,20 +72,34 @@ def test_ranks_that_differ_are_named():
 
 
 class Ends:
-    """Three ranks whose ends are recorded in place of ending the process."""
+    """Three ranks whose ends are recorded in place of ending the process; those that are missing never join."""
 
-    def __init__(self, limit: float = 5.0) -> None:
+    def __init__(
+        self, limit: float = 5.0, *, joining: float = 5.0, missing: tuple[int, ...] = (), pause: float = 0.0
+    ) -> None:
         self.found: dict[int, tuple[int, str | None]] = {}
+        self.raised: dict[int, DistributedError] = {}
         hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
         self.ranks = [
-            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=limit) for rank in range(len(hosts))
+            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=limit, joining=joining)
+            for rank in range(len(hosts))
         ]
-        port = self.ranks[0].listen()
-        threads = [threading.Thread(target=rank.start, args=(port,)) for rank in self.ranks]
+        port = ranks.free_port()
+        threads = [
+            threading.Thread(target=self.join, args=(rank, port)) for rank in self.ranks if rank.rank not in missing
+        ]
         for thread in threads:
             thread.start()
+            time.sleep(pause)
         for thread in threads:
             thread.join()
+
+    def join(self, rank: Liveness, port: int) -> None:
+        """Join; note the error."""
+        try:
+            rank.join(port)
+        except DistributedError as error:
+            self.raised[rank.rank] = error
 
     def end_of(self, rank: int):
         return lambda code, line: self.found.update({rank: (code, line)})
@@ -148,6 +163,52 @@ def test_a_rank_without_signs_of_life_is_named():
     assert "rank 2 (127.0.0.3): expected to run until the end, found that it has given no sign" in str(found[0][1])
     assert found[1] == (1, None)
     ends.close()
+
+
+@pytest.mark.parametrize(("missing", "printing"), [((1,), 0), ((1, 2), 0), ((0,), 1)])
+def test_ranks_that_do_not_join_are_named(missing: tuple[int, ...], printing: int):
+    ends = Ends(joining=0.2, missing=missing)
+    there = {0, 1, 2} - set(missing)
+    assert set(ends.raised) == there
+    found = ends.wait(*there)
+    named = ", ".join(f"rank {rank} (127.0.0.{rank + 1})" for rank in missing)
+    line = (
+        f"error: {named}: expected to join within 0.2 s of the others, found missing; all ranks end, start them again"
+    )
+    assert found == {rank: (1, line if rank == printing else None) for rank in there}
+    ends.close()
+
+
+def test_each_rank_that_joins_gives_the_others_more_time():
+    ends = Ends(limit=0.3, joining=0.5, pause=0.3)  # rank 2 is 0.6 s later than rank 0
+    assert (ends.found, ends.raised) == ({}, {})
+    ends.close()
+
+
+def test_who_says_no_number_of_a_rank_is_none():
+    port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
+    pair = [Liveness(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
+    joining = threading.Thread(target=pair[0].join, args=(port,))
+    joining.start()
+    for said in (b"GET / HTTP/1.1\n", b"7\n", b""):
+        with connected(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+    pair[1].join(port)
+    joining.join(5)
+    assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
+    for rank in pair:
+        rank._is_ending = True
+        rank._peers[1 - rank.rank].close()
+
+
+def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
+    ends.ranks[1]._tell_all("failed memory: expected enough memory, found none\n")
+    found = ends.wait(0, 2)
+    assert found[0] == (
+        1,
+        "error: rank 1 (127.0.0.2): memory: expected enough memory, found none; all ranks end, start them again",
+    )
+    assert found[2] == (1, None)
 
 
 def test_all_ranks_end_with_the_code_of_rank_0(ends: Ends):
