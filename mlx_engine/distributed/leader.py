@@ -113,10 +113,19 @@ class SharedModel(ABC):
 
     @contextmanager
     def whole_pass(self) -> Iterator[None]:
-        """Run rank 0's part of a pass inside; if it is interrupted, no other pass can begin."""
+        """Run rank 0's part of a pass inside; if it is interrupted, no other pass can begin.
+
+        Raises:
+            DistributedError: the pass has failed, or an earlier one was interrupted: the other ranks wait for the rest.
+        """
         self.check_unbroken()
         self.is_broken = True
-        yield
+        try:
+            yield
+        except DistributedError:
+            raise
+        except Exception as error:
+            raise _incomplete(f"one that ended with {type(error).__name__}: {error}") from error
         self.is_broken = False
 
     def check_unbroken(self) -> None:
@@ -126,8 +135,7 @@ class SharedModel(ABC):
             DistributedError: one was, so that the other ranks wait for the rest of it.
         """
         if self.is_broken:
-            found, hint = "one that was interrupted", "start all ranks again"
-            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
+            raise _incomplete("one that was interrupted")
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
@@ -140,3 +148,7 @@ class SharedModel(ABC):
     def scratch_kv(self, n_tokens: int) -> KVSequence:
         """Return an empty KV cache for a single pass of `n_tokens` tokens."""
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
+
+
+def _incomplete(found: str) -> DistributedError:
+    return DistributedError("rank 0", "all passes to be complete", found, "start all ranks again")

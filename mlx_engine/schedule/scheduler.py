@@ -23,7 +23,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
-from mlx_engine.errors import CacheFullError, ContextLengthError, Words
+from mlx_engine.errors import CacheFullError, ContextLengthError, DistributedError, Words
 from mlx_engine.models import Model
 from mlx_engine.schedule.accounting import account
 from mlx_engine.schedule.answer import Answer, answer_of
@@ -296,6 +296,8 @@ class Scheduler:
         """Run a pass over all answers; if it fails, run one for each answer alone."""
         try:
             return self._run_with_room(self._plan)
+        except DistributedError:  # no request's fault: the run has ended
+            raise
         except Exception as error:
             if not self._passes.is_idle:  # the tokens of submitted passes cannot be computed
                 for answer in self._passes.sequences:

@@ -50,7 +50,8 @@ MUTANTS = [
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",
            "line if self.rank == 0 or (0 in ranks and self.rank == 1) else None", "line"),
     Mutant("all ranks must join at once", LIVENESS, "Liveness._admit",
-           "                deadline = time.monotonic() + self._joining", "                pass"),
+           "self._listen(rank, peer)\ndeadline = time.monotonic() + self._joining",
+           "self._listen(rank, peer)"),
     Mutant("whoever connects is a rank", LIVENESS, "Liveness._admit", "rank not in missing", "rank is None"),
     Mutant("the error of a rank is printed by nobody", LIVENESS, "Liveness._listen_to", 'word == "failed"', "False"),
 ]  # fmt: skip

@@ -288,10 +288,26 @@ def test_after_an_interrupted_pass_no_other_begins():
     stage = stages_of([1, 2], 2, planned.config)[0]
     model = planned._replace(stage=stage).build(create_backend("parallel", threads=1)).model
     pipeline = Pipeline(model, LocalGroup.make(2)[0])
-    with mock.patch.object(pipeline._runner, "run", side_effect=MemoryError), pytest.raises(MemoryError):
+    full = mock.patch.object(pipeline._runner, "run", side_effect=MemoryError("full"))
+    with full, pytest.raises(DistributedError, match="found one that ended with MemoryError: full; start"):
         forward(pipeline, New([1], pipeline.scratch_kv(1)))
     with pytest.raises(DistributedError, match="found one that was interrupted; start all ranks again"):
         forward(pipeline, New([1], pipeline.scratch_kv(1)))
+
+
+def test_a_pass_that_fails_on_rank_0_is_no_fault_of_a_request():
+    def run(engine: Engine) -> bool:
+        scheduler = engine.scheduler(slots=2)
+        for _ in range(2):
+            scheduler.submit(engine.request([1, 2], Options.of(4)))
+        with (
+            mock.patch.object(engine.model._runner, "run", side_effect=MemoryError("full")),
+            pytest.raises(DistributedError, match="rank 0: expected all passes to be complete"),
+        ):
+            scheduler.step()
+        return scheduler.is_sound
+
+    assert not shared_engine(DATA / "llama-micro" / "hf", [3], run)
 
 
 def test_pools_that_are_gone_are_dropped_by_the_ranks():
