@@ -18,7 +18,7 @@ SIZE = 3
 # Seconds in which all must have ended; the machine may be busy with other tests.
 LIMIT, SLACK = 10.0, 3.0
 MOMENTS = ("load", "prefill", "decode", "serve")
-PROMPTS = {"prefill": "once upon a time there was " * 15, "decode": "Once upon"}
+PROMPTS = {"prefill": "once upon a time there was " * 6, "decode": "Once upon"}
 SHARED = ["--shard", "pipeline", "--split", "2,2,2"]
 
 

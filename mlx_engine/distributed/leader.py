@@ -15,8 +15,10 @@ from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, receive_message, send_message
+from mlx_engine.distributed.search import FOUND, SEARCH, Search
 from mlx_engine.distributed.timeline import Span
 from mlx_engine.errors import DistributedError
+from mlx_engine.models import FirstFault
 from mlx_engine.models.decoder import Decoder
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
@@ -68,7 +70,8 @@ class SharedModel(ABC):
         self._model, self._group, self._wake, self._mirror = model, group, wake, Mirror()
         self.config: Any = model.config
         self.backend, self.program = model.backend, model.program
-        self._rests = self.is_broken = False
+        self._rests = self.is_broken = self._is_searching = False
+        self._search = Search(model, group)
 
     @property
     @abstractmethod
@@ -87,6 +90,28 @@ class SharedModel(ABC):
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
         logits = self.submit(batch)
         return None if logits is None else logits()
+
+    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
+        """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.
+
+        The ranks run these passes with every operation in its composed form.
+        """
+        self._is_searching = True
+        try:
+            run()
+        finally:
+            self._is_searching = False
+        self.settle()
+        self.tell({FOUND: True})
+        return self._search.end()
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for all passes that have begun."""
+
+    def message(self, batch: Batch) -> Message:
+        """Return the message of a pass."""
+        message = self._mirror.message(batch)
+        return {**message, SEARCH: True} if self._is_searching else message
 
     def rest(self) -> None:
         """Have the other ranks sleep until the next pass, because there is no work."""

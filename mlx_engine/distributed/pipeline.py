@@ -22,6 +22,7 @@ from mlx_engine.distributed.agreement import gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import END, SharedModel, messages, nothing
 from mlx_engine.distributed.mirror import Message, Replica
+from mlx_engine.distributed.search import FOUND, Search
 from mlx_engine.distributed.timeline import MOST_SPANS, Span
 from mlx_engine.models.decoder import Decoder
 
@@ -36,8 +37,8 @@ class StageRunner:
         spans: when this rank computed its part of each pass.
     """
 
-    def __init__(self, model: Decoder, group: Group) -> None:
-        self._model, self._group, self.spans = model, group, list[Span]()
+    def __init__(self, model: Decoder, group: Group, search: Search) -> None:
+        self._model, self._group, self._search, self.spans = model, group, search, list[Span]()
         self._replica = Replica(model.backend, model.kv_layers, model.stage.first)
         per_layer = model.layers[0].per_layer
         # The width of hidden states, and of the inputs of this rank's layers and of all layers after them.
@@ -51,10 +52,11 @@ class StageRunner:
 
         The other ranks send the hidden states (T, ...) to the next one.
         """
-        be, model, stage = self._model.backend, self._model, self._model.stage
+        model, stage = self._search.model_of(message), self._model.stage
+        be = model.backend
         batch, began = self._replica.apply(message), time.time()
         if stage.is_first:
-            x = model.embed(batch.ids, batch.positions)
+            x = be.note("embed", model.embed(batch.ids, batch.positions))
         else:
             x = be.array(self._group.receive((len(batch.positions), self._width), np.float32, self._group.previous))
             began = time.time()
@@ -63,7 +65,7 @@ class StageRunner:
             rest = be.columns(x, self._hidden + self._own, self._width)
             x = be.columns(x, 0, self._hidden + self._own)
         if stage.is_last:
-            logits = self._last(x, batch)
+            logits = self._last(model, x, batch)
             self._note(batch, began)
             return logits
         y = be.host(model.program.run(x, replace(batch, wanted=batch.lengths)))
@@ -72,12 +74,13 @@ class StageRunner:
         self._group.send(np.ascontiguousarray(y, dtype=np.float32), self._group.next)
         return None
 
-    def _last(self, x: Array, batch: Batch) -> Array | None:
-        be, y = self._model.backend, self._model.program.run(x, batch)
+    @staticmethod
+    def _last(model: Decoder, x: Array, batch: Batch) -> Array | None:
+        be, y = model.backend, model.program.run(x, batch)
         if batch.want == "none":
             be.wait(batch.stores.arrays)  # nobody asks for y
             return None
-        logits = self._model.head(y)
+        logits = be.note("output", model.head(y))
         be.wait(logits)
         return logits
 
@@ -97,12 +100,16 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
         group: the ranks.
         sleep: waits until rank 0 has work again.
     """
-    runner, be = StageRunner(model, group), model.backend
+    search = Search(model, group)
+    runner, be = StageRunner(model, group, search), model.backend
     for message in messages(group, sleep):
         if message.get(END) == TIMELINE:
             gather_values(group, runner.spans)
         if END in message:
             break
+        if FOUND in message:
+            search.end()
+            continue
         with be.session():
             logits = runner.run(message)
             if logits is not None:
@@ -123,7 +130,7 @@ class Pipeline(SharedModel):
 
     def __init__(self, model: Decoder, group: Group, wake: Callable[[], None] | None = None) -> None:
         super().__init__(model, group, wake)
-        self._runner, self._flight = StageRunner(model, group), deque[Pending]()
+        self._runner, self._flight = StageRunner(model, group, self._search), deque[Pending]()
         self.n_stages = group.size
 
     @property
@@ -136,7 +143,7 @@ class Pipeline(SharedModel):
         while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
             self._receive()
         with self.whole_pass():
-            message = self._mirror.message(batch)
+            message = self.message(batch)
             self.tell(message)
             logits = self._runner.run(message)
         if not batch.rows:
@@ -152,6 +159,10 @@ class Pipeline(SharedModel):
         while pending.found is None:
             self._receive()
         return pending.found
+
+    def settle(self) -> None:
+        while self._flight:
+            self._receive()
 
     def _receive(self) -> None:
         """Receive the logits of the oldest pass under way."""

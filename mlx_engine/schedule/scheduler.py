@@ -289,16 +289,15 @@ class Scheduler:
 
     def _alone(self, answer: Answer) -> list[Part]:
         """Return the next part of one answer, unless it runs already."""
-        is_ready = answer in self.running and self._passes.is_idle
-        return [answer.part(self._budget)] if is_ready else []
+        return [answer.part(self._budget)] if answer in self.running and self._passes.is_idle else []
 
     def _run(self) -> Step:
         """Run a pass over all answers; if it fails, run one for each answer alone."""
         try:
             return self._run_with_room(self._plan)
-        except DistributedError:  # no request's fault: the run has ended
-            raise
         except Exception as error:
+            if isinstance(error, DistributedError):  # no request's fault
+                raise
             if not self._passes.is_idle:  # the tokens of submitted passes cannot be computed
                 for answer in self._passes.sequences:
                     self._fail(cast(Answer, answer), error)

@@ -4,6 +4,7 @@ from tests.mutants.plant import Mutant
 
 GROUP, MIRROR, PIPELINE = (f"mlx_engine/distributed/{name}.py" for name in ("group", "mirror", "pipeline"))
 SPLIT, AGREEMENT, LIVENESS = (f"mlx_engine/distributed/{name}.py" for name in ("split", "agreement", "liveness"))
+SEARCH = "mlx_engine/distributed/search.py"
 STAGE, PASSES, SCHEDULER = (
     "mlx_engine/models/stage.py",
     "mlx_engine/decode/passes.py",
@@ -49,6 +50,11 @@ MUTANTS = [
            'self._tell_all(f"gone {ranks}\\n")', "pass"),
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",
            "line if self.rank == 0 or (0 in ranks and self.rank == 1) else None", "line"),
+    Mutant("the first fault is that of the last rank", SEARCH, "Search.end", "min(faults)", "max(faults)"),
+    Mutant("layers of a fault are counted from the stage", SEARCH, "Search._counted",
+           "what in COUNTED", "False"),
+    Mutant("a pass that fails on rank 0 is one request's fault", SCHEDULER, "Scheduler._run",
+           "isinstance(error, DistributedError)", "False"),
     Mutant("all ranks must join at once", LIVENESS, "Liveness._admit",
            "self._listen(rank, peer)\ndeadline = time.monotonic() + self._joining",
            "self._listen(rank, peer)"),
