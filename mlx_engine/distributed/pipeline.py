@@ -1,7 +1,8 @@
 """Pipeline: each rank runs some layers of every forward pass, and hidden states travel from rank to rank.
 
 Rank 0 embeds the tokens and begins each pass. The last rank computes logits, which travel back to rank 0. While later
-ranks run a pass, rank 0 begins others, of other sequences or of the next tokens of a prompt. Every rank runs passes in
+ranks run a pass, rank 0 begins others, of other sequences or of the next tokens of a prompt. If the samplers need the
+largest logits alone, no others travel. Every rank runs passes in
 the order in which rank 0 begins them, so that the sums of each pass are those of one process.
 """
 
@@ -16,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.best import packed, packs, unpacked
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.agreement import gather_values
@@ -113,15 +115,22 @@ def follow(model: Decoder, group: Group, sleep: Callable[[], None] = nothing) ->
         with be.session():
             logits = runner.run(message)
             if logits is not None:
-                group.send(np.ascontiguousarray(be.host(logits)), 0)
+                found, best = be.host(logits), message["best"]
+                group.send(np.ascontiguousarray(found if best is None else packed(found, best)), 0)
     group.close()
 
 
 class Pending:
-    """A pass that has begun, whose logits have perhaps not arrived."""
+    """A pass that has begun, whose logits have perhaps not arrived.
 
-    def __init__(self, n_rows: int) -> None:
-        self.n_rows = n_rows
+    Attributes:
+        n_rows: rows of logits.
+        best: how many of the largest logits of a row the last rank sends; None for all.
+        found: the logits.
+    """
+
+    def __init__(self, n_rows: int, best: int | None) -> None:
+        self.n_rows, self.best = n_rows, best
         self.found: Array | None = None
 
 
@@ -143,17 +152,21 @@ class Pipeline(SharedModel):
         while len(self._flight) >= self._group.size:  # the last rank waits if nobody receives its logits
             self._receive()
         with self.whole_pass():
-            message = self.message(batch)
+            message = {**self.message(batch), "best": self._best(batch)}
             self.tell(message)
             logits = self._runner.run(message)
         if not batch.rows:
             return None
-        pending = Pending(len(batch.rows))
+        pending = Pending(len(batch.rows), self._best(batch))
         if self._group.size == 1:
             pending.found = logits
         else:
             self._flight.append(pending)
         return lambda: self._logits(pending)
+
+    def _best(self, batch: Batch) -> int | None:
+        """Return how many of the largest logits of a row travel; None for all, if they are fewer bytes."""
+        return batch.best if packs(batch.best, int(self.config.vocab_size)) else None
 
     def _logits(self, pending: Pending) -> Array:
         while pending.found is None:
@@ -170,8 +183,10 @@ class Pipeline(SharedModel):
         self._flight.popleft()
 
     def _next_logits(self) -> np.ndarray:
-        shape = self._flight[0].n_rows, int(self.config.vocab_size)
-        return cast(np.ndarray, self._group.receive(shape, np.float32, self._group.previous))
+        n, n_rows, best = int(self.config.vocab_size), self._flight[0].n_rows, self._flight[0].best
+        shape = (n_rows, n) if best is None else (n_rows, 2, best)
+        found = cast(np.ndarray, self._group.receive(shape, np.float32, self._group.previous))
+        return found if best is None else unpacked(found[None], n)
 
     def end(self, *, timeline: bool = False) -> list[list[Span]]:
         while self._flight:

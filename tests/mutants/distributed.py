@@ -50,6 +50,7 @@ MUTANTS = [
            'self._tell_all(f"gone {ranks}\\n")', "pass"),
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",
            "line if self.rank == 0 or (0 in ranks and self.rank == 1) else None", "line"),
+    Mutant("all logits travel", PIPELINE, "Pipeline._best", "batch.best", "None"),
     Mutant("the first fault is that of the last rank", SEARCH, "Search.end", "min(faults)", "max(faults)"),
     Mutant("layers of a fault are counted from the stage", SEARCH, "Search._counted",
            "what in COUNTED", "False"),

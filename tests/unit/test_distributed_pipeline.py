@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,6 +281,42 @@ def test_logits_that_are_not_finite_fail_their_request_alone():
         return [type(of.error) for of in engine.generate_batch([[1, 2], [3]], max_tokens=2)]
 
     assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) == [NotFiniteError] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        ({}, 2 * 1),
+        ({"temperature": 1.3, "top_k": 5, "seed": [1, 2, 3, 4, 5, 6]}, 2 * 5),
+        ({"temperature": 1.3, "top_k": [5, 3, 2, 9, 1, 4], "top_p": 0.9, "seed": 7}, 2 * 9),
+        ({"temperature": 1.3, "seed": 7}, None),
+        ({"logprobs": 2}, None),
+        ({"repetition_penalty": 1.2}, None),
+        ({"temperature": 1.3, "top_k": 10_000, "seed": 7}, None),
+    ],
+    ids=["greedy", "top-k", "several", "all", "logprobs", "penalty", "top-k of all"],
+)
+def test_the_largest_logits_alone_travel_if_they_suffice(options: dict[str, Any], width: int | None):
+    source, widths = DATA / "llama-micro" / "hf", set[int]()
+
+    def tokens(engine: Engine) -> list[list[int]]:
+        made = engine.generate_batch(PROMPTS, max_tokens=8, ignore_eos=True, **options)
+        return [of.token_ids for of in made]
+
+    def run(engine: Engine) -> list[list[int]]:
+        receive = engine.model._group.receive
+
+        def noted(shape: Sequence[int], *of: Any) -> Any:
+            widths.add(int(np.prod(shape[1:])))
+            return receive(shape, *of)
+
+        with mock.patch.object(engine.model._group, "receive", noted):
+            return tokens(engine)
+
+    with mlx_engine.load(source, "parallel", threads=1) as whole:
+        expected, vocab_size = tokens(whole), whole.config.vocab_size
+    assert shared_engine(source, [1, 2], run) == expected
+    assert max(widths) == (vocab_size if width is None else width)
 
 
 def test_after_an_interrupted_pass_no_other_begins():
