@@ -6,15 +6,18 @@ Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.memory import available_memory
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, receive_message, send_message
+from mlx_engine.distributed.room import Room, least_room
 from mlx_engine.distributed.search import FOUND, SEARCH, Search
 from mlx_engine.distributed.timeline import Span
 from mlx_engine.errors import DistributedError
@@ -55,6 +58,7 @@ class SharedModel(ABC):
         config, backend, program: those of rank 0's share.
         n_stages: the number of passes that may be under way.
         is_broken: whether a pass was interrupted on this rank.
+        rooms: what memory each rank has free.
     """
 
     n_stages = 1
@@ -72,6 +76,7 @@ class SharedModel(ABC):
         self.backend, self.program = model.backend, model.program
         self._rests = self.is_broken = self._is_searching = False
         self._search = Search(model, group)
+        self.rooms: Sequence[Room] = ()
 
     @property
     @abstractmethod
@@ -90,6 +95,15 @@ class SharedModel(ABC):
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
         logits = self.submit(batch)
         return None if logits is None else logits()
+
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits it.
+
+        The memory is that after loading.
+        """
+        if not self.rooms:
+            return available_memory(), 0
+        return least_room(self.rooms, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
 
     def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
         """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.

@@ -18,6 +18,7 @@ from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
 from mlx_engine.distributed.leader import SharedModel, nothing
 from mlx_engine.distributed.liveness import FAILED, LIMIT, Liveness
 from mlx_engine.distributed.pipeline import Pipeline, follow
+from mlx_engine.distributed.room import rooms
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, measured_speed, stages_of
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.tensor_run import TensorParallel, follow_tensor
@@ -76,10 +77,12 @@ class Shard(ABC):
     def lead(self, model: Model) -> Model:
         """Return the whole model, as rank 0 uses it, from rank 0's share."""
         self._model = self.shared(cast(Decoder, model), None if self._liveness is None else self._liveness.wake)
+        self._model.rooms = rooms(self.group, cast(Decoder, model))
         return self._model
 
     def follow(self, model: Model) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
+        rooms(self.group, cast(Decoder, model))
         self.run_passes(cast(Decoder, model), nothing if self._liveness is None else self._liveness.sleep)
 
     def end(self, *, timeline: bool) -> bool:

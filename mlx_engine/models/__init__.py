@@ -76,6 +76,9 @@ class Staged(Protocol):
 
     n_stages: int
 
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes of keys and values fit into all machines, and the rank whose memory is the limit."""
+
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
 

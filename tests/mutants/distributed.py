@@ -4,7 +4,7 @@ from tests.mutants.plant import Mutant
 
 GROUP, MIRROR, PIPELINE = (f"mlx_engine/distributed/{name}.py" for name in ("group", "mirror", "pipeline"))
 SPLIT, AGREEMENT, LIVENESS = (f"mlx_engine/distributed/{name}.py" for name in ("split", "agreement", "liveness"))
-SEARCH = "mlx_engine/distributed/search.py"
+ROOM, SEARCH = (f"mlx_engine/distributed/{name}.py" for name in ("room", "search"))
 STAGE, PASSES, SCHEDULER = (
     "mlx_engine/models/stage.py",
     "mlx_engine/decode/passes.py",
@@ -50,6 +50,9 @@ MUTANTS = [
            'self._tell_all(f"gone {ranks}\\n")', "pass"),
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",
            "line if self.rank == 0 or (0 in ranks and self.rank == 1) else None", "line"),
+    Mutant("ranks on one machine have its memory twice", ROOM, "least_room",
+           "of.free // together[of.machine] * kv // of.kv", "of.free * kv // of.kv"),
+    Mutant("rank 0 alone limits the pool", ROOM, "least_room", "enumerate(ranks)", "enumerate(ranks[:1])"),
     Mutant("all logits travel", PIPELINE, "Pipeline._best", "batch.best", "None"),
     Mutant("the first fault is that of the last rank", SEARCH, "Search.end", "min(faults)", "max(faults)"),
     Mutant("layers of a fault are counted from the stage", SEARCH, "Search._counted",

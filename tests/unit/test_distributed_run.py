@@ -10,14 +10,18 @@ import time
 import pytest
 
 from benchmarks.relay import connected
-from mlx_engine.distributed import agreement
+from mlx_engine.distributed import agreement, room
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
 from mlx_engine.distributed.local import run_ranks
+from mlx_engine.distributed.room import Room, least_room
+from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, parsed, stages_of
 from mlx_engine.distributed.timeline import Span, busy, drawing
+from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
+from mlx_engine.schedule.memory import pool_for
 from tests import ranks
 from tests.unit.test_distributed_pipeline import DATA, planned_of
 
@@ -60,6 +64,39 @@ def test_bytes_are_those_of_the_file():
     assert len(layers) == 3
     assert sum(layers) + embedding + head == sum(found)
     assert min(*layers, embedding, head) > 0
+
+
+def test_the_rank_with_the_least_memory_limits_keys_and_values():
+    one, two = Room("a", 1000, 10), Room("b", 1000, 30)
+    assert least_room([one, two], 40) == (1000 * 40 // 30, 1)
+    assert least_room([one, two._replace(free=9000)], 40) == (4000, 0)
+    assert least_room([one, two._replace(machine="a")], 40) == (500 * 40 // 30, 1)  # one memory for both
+    assert least_room([one._replace(kv=0), two], 30) == (1000, 1)
+    assert least_room([one, two], 10) == (1000 * 10 // 30, 1)
+
+
+def test_a_pool_fits_into_the_memory_of_every_rank(monkeypatch: pytest.MonkeyPatch):
+    free = threading.local()
+    monkeypatch.setattr(room, "available_memory", lambda: free.bytes)
+    monkeypatch.setattr(room.platform, "node", lambda: free.name)
+
+    def run(group: Group) -> tuple[int, int] | None:
+        free.bytes, free.name = (1 << 30, 6 << 20)[group.rank], str(group.rank)
+        shard = PipelineShard(group, [1, 2])
+        opened = open_source(DATA / "llama-micro" / "hf", "scalar", shard=shard)
+        if group.rank:
+            opened.follow()
+            return None
+        with Engine(opened) as engine:
+            found = engine.model.room()
+            pool = pool_for(engine.model, 64)
+            assert pool.nbytes <= found[0] // 2
+            with pytest.raises(OptionError, match="bytes, for which the memory of rank 1 suffices"):
+                pool_for(engine.model, 64, found[0] + 1)
+            shard.close()
+        return found
+
+    assert run_ranks(2, run)[0] == (9 << 20, 1)  # two of three layers are on rank 1
 
 
 def test_ranks_that_differ_are_named():

@@ -103,13 +103,22 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("victim", range(SIZE))
-@pytest.mark.parametrize(("stopped", "running"), [(1.0, 0.2), (SILENCE - 1.5, 0.3)])
-def test_a_rank_that_is_stopped_again_and_again_is_waited_for(tmp_path, victim: int, stopped: float, running: float):
-    prompt, n = PROMPTS["decode"], N_TOKENS
-    watched = Watched(ranks.start(tmp_path, SIZE, [*generate(prompt, n), *SHARED]))
+def test_a_rank_that_is_stopped_again_and_again_is_waited_for(tmp_path, victim: int):
+    prompt = PROMPTS["decode"]
+    watched = Watched(ranks.start(tmp_path, SIZE, [*generate(prompt, N_TOKENS), *SHARED]))
     try:
-        with pulses(watched.processes[victim].pid, stopped, running):
+        with pulses(watched.processes[victim].pid, stopped=1.0, running=0.3):
             check_tokens(watched, prompt)
+    finally:
+        watched.close()
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+def test_a_rank_that_is_mostly_stopped_is_waited_for(tmp_path, victim: int):
+    watched = running_at("decode", tmp_path, victim, n=N_TOKENS)
+    try:
+        with pulses(watched.processes[victim].pid, stopped=SILENCE - 1.5, running=0.3):
+            check_tokens(watched, PROMPTS["decode"])
     finally:
         watched.close()
 
