@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -159,12 +160,17 @@ class Ends:
         """End all ranks, and their threads."""
         for rank in range(3):
             self.cut(rank)
-        for thread in threading.enumerate():
-            if thread.name.startswith(("rank ", "signs of life")):
-                thread.join(5)
-        for rank in self.ranks:
-            for peer in rank._peers.values():
-                peer.close()
+        closed(self.ranks)
+
+
+def closed(ended: Sequence[Liveness]) -> None:
+    """Wait for the threads of ranks that have ended, and close their connections."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(("rank ", "signs of life")):
+            thread.join(5)
+    for rank in ended:
+        for peer in rank._peers.values():
+            peer.close()
 
 
 @pytest.fixture
@@ -235,7 +241,8 @@ def test_who_says_no_number_of_a_rank_is_none():
     assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
     for rank in pair:
         rank._is_ending = True
-        rank._peers[1 - rank.rank].close()
+        rank._peers[1 - rank.rank].shutdown(socket.SHUT_RDWR)
+    closed(pair)
 
 
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
