@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from mlx_engine.distributed.stalls import Report, Stalls
 from mlx_engine.errors import DistributedError
 
 # Seconds between signs of life, and without one after which a rank is given up: all end within 10 s.
@@ -54,14 +55,19 @@ class Liveness:
         interval: seconds between signs of life.
         limit: seconds without one after which a rank is given up.
         joining: seconds after the last rank that joined, in which another must join.
+
+    Attributes:
+        report: returns what this rank has exchanged with its neighbours.
     """
+
+    report: Callable[[], Report] = staticmethod(Report)
 
     def __init__(
         self, rank: int, hosts: Sequence[str], *, end: End = end_process, interval: float = INTERVAL,
         limit: float = LIMIT, joining: float = JOINING,
     ) -> None:  # fmt: skip
         self.rank, self._hosts, self._end, self._interval, self._limit = rank, hosts, end, interval, limit
-        self._joining = joining
+        self._joining, self._stalls = joining, Stalls(len(hosts), interval, limit)
         self._peers: dict[int, socket.socket] = {}
         self._left: set[int] = set()
         self._lock, self._is_ending = threading.Lock(), False
@@ -162,8 +168,18 @@ class Liveness:
 
     def _beat(self) -> None:
         while not self._is_ending:
-            self._tell_all(".\n")
+            report = self.report()
+            self._tell_all(f". {' '.join(map(str, report))}\n")
+            if self.rank == 0:
+                self._note(0, report)
             time.sleep(self._interval)
+
+    def _note(self, rank: int, report: Report) -> None:
+        """Note a rank's report, on rank 0; end the run if a message to this rank was lost."""
+        if self._stalls.is_stalled(rank, report):
+            before = (rank - 1) % len(self._hosts)
+            found = f"expected each message to arrive, found that one to rank {rank} ({self._hosts[rank]}) does not"
+            self._give_up([before], found)
 
     def _tell_all(self, text: str) -> None:
         for rank, peer in list(self._peers.items()):  # others may join meanwhile
@@ -177,7 +193,9 @@ class Liveness:
         try:
             while True:
                 word, _, rest = _line(peer, self._limit).partition(" ")
-                if word == "bye":
+                if word == "." and self.rank == 0:
+                    self._note(rank, Report(*map(int, rest.split())))
+                elif word == "bye":
                     is_told, code = True, int(rest)
                     if code:
                         return self._stop(code, None)

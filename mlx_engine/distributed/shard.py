@@ -192,5 +192,5 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         group = Ring()
     finally:
         faulthandler.cancel_dump_traceback_later()
-    group.on_loss = liveness.wait
+    group.on_loss, liveness.report = liveness.wait, lambda: group.report
     return KINDS[kind](group, split, liveness)

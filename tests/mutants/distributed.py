@@ -4,7 +4,7 @@ from tests.mutants.plant import Mutant
 
 GROUP, MIRROR, PIPELINE = (f"mlx_engine/distributed/{name}.py" for name in ("group", "mirror", "pipeline"))
 SPLIT, AGREEMENT, LIVENESS = (f"mlx_engine/distributed/{name}.py" for name in ("split", "agreement", "liveness"))
-ROOM, SEARCH = (f"mlx_engine/distributed/{name}.py" for name in ("room", "search"))
+ROOM, SEARCH, STALLS = (f"mlx_engine/distributed/{name}.py" for name in ("room", "search", "stalls"))
 STAGE, PASSES, SCHEDULER = (
     "mlx_engine/models/stage.py",
     "mlx_engine/decode/passes.py",
@@ -53,6 +53,9 @@ MUTANTS = [
     Mutant("ranks on one machine have its memory twice", ROOM, "least_room",
            "of.free // together[of.machine] * kv // of.kv", "of.free * kv // of.kv"),
     Mutant("rank 0 alone limits the pool", ROOM, "least_room", "enumerate(ranks)", "enumerate(ranks[:1])"),
+    Mutant("a rank that waits for one that computes is a stall", STALLS, "Stalls.is_stalled",
+           "self._sent[(rank - 1) % self._size] < report.awaited", "False"),
+    Mutant("a long message has no more time", STALLS, "Stalls.is_stalled", "report.nbytes / SLOWEST", "0"),
     Mutant("all logits travel", PIPELINE, "Pipeline._best", "batch.best", "None"),
     Mutant("the first fault is that of the last rank", SEARCH, "Search.end", "min(faults)", "max(faults)"),
     Mutant("layers of a fault are counted from the stage", SEARCH, "Search._counted",

@@ -19,6 +19,7 @@ from mlx_engine.distributed.local import run_ranks
 from mlx_engine.distributed.room import Room, least_room
 from mlx_engine.distributed.shard import PipelineShard
 from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, parsed, stages_of
+from mlx_engine.distributed.stalls import Report, Stalls
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.engine import Engine, open_source
 from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
@@ -253,6 +254,32 @@ def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
         "error: rank 1 (127.0.0.2): memory: expected enough memory, found none; all ranks end, start them again",
     )
     assert found[2] == (1, None)
+
+
+def test_a_message_that_was_sent_and_does_not_arrive_is_a_stall():
+    found, waits = Stalls(3, interval=0.5, limit=1.0), Report(sent=4, awaited=6)
+    assert not any(found.is_stalled(2, waits) for _ in range(9))  # rank 1 computes
+    assert not found.is_stalled(1, Report(sent=6))
+    assert [found.is_stalled(2, waits) for _ in range(4)] == [False, False, False, True]
+    assert not found.is_stalled(2, Report(sent=4, awaited=7))  # the message has arrived
+    assert not found.is_stalled(1, Report(sent=7))
+    long = Report(4, 7, 1_000_000)
+    assert [found.is_stalled(2, long) for _ in range(6)] == [False] * 5 + [True]
+    assert not any(found.is_stalled(2, Report(4, 0)) for _ in range(9))
+    assert not any(found.is_stalled(0, Report(4, 5)) for _ in range(9))  # rank 2 has sent four
+
+
+def test_a_link_that_loses_messages_is_named():
+    ends = Ends(limit=0.3)
+    ends.ranks[1].report, ends.ranks[2].report = lambda: Report(sent=3), lambda: Report(awaited=3)
+    found = ends.wait(0, 1, 2)
+    assert found[0] == (
+        1,
+        "error: rank 1 (127.0.0.2): expected each message to arrive, found that one to rank 2 (127.0.0.3) does not; "
+        "all ranks end, start them again",
+    )
+    assert (found[1], found[2]) == ((1, None), (1, None))
+    ends.close()
 
 
 def test_all_ranks_end_with_the_code_of_rank_0(ends: Ends):

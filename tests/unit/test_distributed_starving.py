@@ -246,3 +246,19 @@ def test_a_link_that_stalls_for_less_than_the_limit_is_waited_for(tmp_path, mome
             relays[to].send_signal(signal.SIGCONT)
             time.sleep(0.5)
         check_tokens(watched, prompt)
+
+
+@pytest.mark.parametrize("to", [1, 2])
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_link_that_stalls_for_good_is_named(tmp_path, moment: str, to: int):
+    """The signs of life of ranks 1 and 2 do not take these links, which are those from ranks 0 and 1."""
+    prompt = PROMPTS[moment]
+    with linked(tmp_path, [*generate(prompt, 300), *SHARED]) as (watched, relays):
+        watched.wait_for(lambda: "KV cache" in "".join(watched.err[0]))
+        if moment == "decode":
+            watched.wait_for(lambda: len("".join(watched.out[0])) > len(prompt) + 4)
+        relays[to].send_signal(signal.SIGSTOP)
+        assert watched.wait(LONGEST) == [1] * SIZE
+        (line,) = watched.error_lines()
+        assert line.startswith(f"error: rank {to - 1} (127.0.0.1): expected each message to arrive")
+        assert f"to rank {to} " in line
