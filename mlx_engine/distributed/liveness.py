@@ -79,13 +79,14 @@ class Liveness:
         A rank that does not come in time ends the run, and one line names it.
 
         Raises:
-            DistributedError: the run has ended, and `end` has returned.
+            DistributedError: rank 0 cannot listen there; or the run has ended, and `end` has returned.
         """
         threading.Thread(target=self._beat, name="signs of life", daemon=True).start()
         missing = [0] * (not self._connect(port)) if self.rank else self._admit(port)
         if missing:
             self._give_up(missing, f"expected to join within {self._joining:g} s of the others, found missing")
-        self._tell_all("go\n")
+        if self.rank == 0:
+            self._tell_all("go\n")
         while self.rank and not (self._joined.wait(self._interval) or self._is_ending):
             pass
         if self._is_ending:
@@ -93,8 +94,13 @@ class Liveness:
 
     def _admit(self, port: int) -> list[int]:
         """Wait for the other ranks, on rank 0; return those that have not come in time."""
-        missing = set(range(1, len(self._hosts)))
-        with socket.create_server((self._hosts[0], port), backlog=len(self._hosts)) as listener:
+        missing, host = set(range(1, len(self._hosts))), self._hosts[0]
+        try:
+            listening = socket.create_server((host, port), backlog=len(self._hosts))
+        except OSError as error:
+            hint = "choose another with --starting-port of mlx.launch"
+            raise DistributedError("rank 0", f"a free port {port} at {host}", str(error), hint) from error
+        with listening as listener:
             deadline = time.monotonic() + self._joining
             while missing and not self._is_ending and time.monotonic() < deadline:
                 listener.settimeout(max(RETRY, deadline - time.monotonic()))
@@ -117,6 +123,9 @@ class Liveness:
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(OSError):
                 peer = socket.create_connection((self._hosts[0], port), timeout=left)
+                if peer.getsockname() == peer.getpeername():  # on one machine a socket may meet itself
+                    peer.close()
+                    continue
                 peer.sendall(f"{self.rank}\n".encode())
                 self._listen(0, peer)
                 return True

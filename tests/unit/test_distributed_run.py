@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.relay import connected
+from mlx_engine.commands.console import reports_errors
 from mlx_engine.distributed import agreement, room
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
@@ -244,6 +245,22 @@ def test_who_says_no_number_of_a_rank_is_none():
         rank._is_ending = True
         rank._peers[1 - rank.rank].shutdown(socket.SHUT_RDWR)
     closed(pair)
+
+
+def test_a_port_that_is_taken_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        rank = Liveness(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
+        with pytest.raises(DistributedError, match=r"rank 0: expected a free port .* Address already in use"):
+            rank.join(taken.getsockname()[1])
+        rank._is_ending = True
+
+
+def test_an_error_of_no_system_call_is_a_bug():
+    def load() -> None:
+        raise OSError("Could not find/load shared object file")
+
+    with pytest.raises(OSError, match="shared object file"):
+        reports_errors(load)()
 
 
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
