@@ -113,7 +113,7 @@ def answer_requests(
         return service.worker.fault
 
     fault = asyncio.run(run())
-    if isinstance(fault, EngineError | MemoryError):
+    if isinstance(fault, EngineError):
         raise fault
     if fault is not None:  # the fault itself could be a SystemExit, whose exit code may be 0
         raise RuntimeError("the engine thread has died") from fault
