@@ -134,7 +134,9 @@ def expected(model: ModelParts, host: Host, split: Sequence[int], link: Link) ->
     asked = Asked(PROMPT + TOKENS // 2, n, PROMPT)
     timing = Timing(model, pipeline(model, hosts, asked, split), link, "pipeline")
     token = Pass(1, 1, asked.context)
-    return Times(timing.alone(token), timing.alone(Pass(1, PROMPT, 0)), timing.turn(token, n))
+    # The scheduler of several requests chooses the largest logit; passes alone return all.
+    turn = replace(timing, best=1).turn(token, n)
+    return Times(timing.alone(token), timing.alone(Pass(1, PROMPT, 0)), turn)
 
 
 def host_of(folder: Path, n_layers: int) -> Host:

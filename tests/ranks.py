@@ -16,19 +16,26 @@ ROOT = Path(__file__).parents[1]
 
 
 def start(folder: Path, size: int, command: Sequence[str | Path]) -> list[subprocess.Popen[str]]:
-    """Start a Python command as each rank of a run; `folder` holds the file of addresses."""
-    hostfile = folder / "hosts.json"
+    """Start a Python command as each rank of a run; `folder` holds the files of addresses."""
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size)]
-        hostfile.write_text(json.dumps([[f"127.0.0.1:{at.getsockname()[1]}"] for at in listening]))
-    made = []
-    for rank in range(size):
-        environment = {**os.environ, "MLX_HOSTFILE": str(hostfile), "MLX_RANK": str(rank)}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        made.append(
-            subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=environment, text=True, **pipes)
-        )
-    return made
+        ports = [at.getsockname()[1] for at in listening]
+    return [start_rank(folder, rank, ports, command) for rank in range(size)]
+
+
+def start_rank(folder: Path, rank: int, ports: Sequence[int], command: Sequence[str | Path]) -> subprocess.Popen[str]:
+    """Start a Python command as one rank of a run, which reaches the ranks at these ports."""
+    hostfile = folder / f"hosts{rank}.json"
+    hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports]))
+    environment = {**os.environ, "MLX_HOSTFILE": str(hostfile), "MLX_RANK": str(rank)}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=environment, text=True, **pipes)
+
+
+def free_port() -> int:
+    """Return a port that was free just now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = 60.0) -> list[tuple[int, str, str]]:

@@ -139,8 +139,8 @@ class Batch:
         stores: the KV stores of all layers.
         groups: the groups of layers, by window.
         runs: (n, 4) int64, the rows and slots of states: see `StateView`. Empty if no layer has a state.
-        best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks that share the
-            tensors exchange no others; see `Backend.all_best`.
+        best: how many of the largest logits of each wanted row suffice; None for all logits. Ranks send
+            each other no others; see `Backend.all_best` and `distributed/pipeline.py`.
     """
 
     ids: Sequence[Token]

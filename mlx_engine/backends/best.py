@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from mlx_engine.backends.sampling import LARGEST, largest
 
 
+def packs(k: int | None, n: int) -> bool:
+    """Return whether the k largest of n logits, and their columns, are fewer bytes than all; None is all."""
+    return k is not None and 2 * k < n
+
+
 def packed(logits: NDArray[np.float32], k: int) -> NDArray[np.float32]:
     """Return (R, 2, k): the k largest of a rank's logits (R, N), and their columns, which are exact in float32.
 

@@ -65,8 +65,8 @@ def reports_errors(command: Callable[P, T]) -> Callable[P, T]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            # An OSError without a file name comes from writing to stdout. With one, it is a bug.
-            if error.filename is not None:
+            # An OSError of a system call without a file name comes from writing to stdout. Others are bugs.
+            if error.filename is not None or error.errno is None:
                 raise
             notice(f"error: the output cannot be written: {error.strerror or error}")
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -52,6 +52,12 @@ def plan(
         int | None,
         typer.Option("--slots", min=1, help="Conversations at the same time.", show_default="as many as ranks"),
     ] = None,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k", min=0, help="Logits that a token is chosen from: 1 if greedy, K with top-k, 0 for all (serve)."
+        ),
+    ] = 1,
     load: LoadOptions,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -65,7 +71,7 @@ def plan(
         raise OptionError(option="--split", expected="--shard pipeline with it", found=Words(shard))
     hosts.check()
     link = links.link_of()
-    asked = {"context": context, "prompt": prompt, "slots": slots}
+    asked = {"context": context, "prompt": prompt, "slots": slots, "best": top_k or None}
     found = planned(model, backend, load, hosts, shard=kind, split=split, asked=asked, link=link)
     if json:
         print_json(found.facts())
@@ -115,7 +121,7 @@ def planned(
     for line in expansions(outline, name):
         log.warn(line)
     machines = hosts.ranks(made, outline)
-    wanted = Asked(context, asked["slots"] or len(machines), prompt)
+    wanted = Asked(context, asked["slots"] or len(machines), prompt, asked["best"])
     size = len(machines) if shard == "tensor" else 0
     slices = [whole, *(sliced(whole, rank, size) for rank in range(size))]
     of_slices = [model_parts(outlined(each, made)) for each in slices]

@@ -162,7 +162,7 @@ def kv_memory(engine: Engine, capacity: CapacityOptions) -> int | None:
     if capacity.kv_memory is not None or capacity.context_len is None:
         return capacity.kv_bytes
     n_tokens = capacity.slots * min(capacity.context_len, engine.config.context_length)
-    return min(spare_bytes(), pool_nbytes(engine.model.kv_layers, n_tokens, capacity.slots))
+    return min(spare_bytes(engine.model), pool_nbytes(engine.model.kv_layers, n_tokens, capacity.slots))
 
 
 def new_service(
@@ -237,14 +237,17 @@ def served_name(source: str) -> str:
 
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
+    from mlx_engine.models import Staged
+
     pool, slots = scheduler.pool, scheduler.slots
     context = engine.config.context_length
+    least = f"; rank {engine.model.room()[1]} has the least memory for them" if isinstance(engine.model, Staged) else ""
     limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
         *engine.notes,
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
-        f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}",
+        f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]
 
 

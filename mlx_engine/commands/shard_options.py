@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mlx_engine.commands.console import FAILED, INTERRUPTED, WRONG_USE, notice
-from mlx_engine.errors import BackendUnavailableError, DistributedError, NotShardableError, OptionError, Words, require
+from mlx_engine.errors import BackendUnavailableError, EngineError, OptionError, Words, out_of_memory, require
 
 if TYPE_CHECKING:
     from mlx_engine.distributed.shard import Shard
@@ -68,13 +68,33 @@ class ShardOptions:
         try:
             yield shard
         except BaseException as error:
-            shard.close(exit_code(error))
-            if not shard.is_leader and isinstance(error, DistributedError | OptionError | NotShardableError):
-                raise typer.Exit(exit_code(error)) from None  # all ranks have it, and rank 0 prints it
+            shard.close(exit_code(error), error=described(error))
+            if isinstance(error, EngineError | MemoryError) and not shard.is_leader:
+                raise typer.Exit(exit_code(error)) from None  # rank 0 prints it
+            if is_of_one_rank(error) and shard.is_leader:
+                notice(f"error: rank 0: {described(error)}")
+                if isinstance(error, MemoryError):
+                    raise typer.Exit(FAILED) from None
             raise
         shard.close(timeline=self.timeline)
         for line in shard.timeline:
             notice(line)
+
+
+def described(error: BaseException) -> str:
+    """Return an error of a rank in one line; an error that is a bug has its type."""
+    if isinstance(error, MemoryError):
+        error = out_of_memory("memory", error)
+    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+
+
+def is_of_one_rank(error: BaseException) -> bool:
+    """Return whether an error is that of a rank without memory, or a bug: its message does not say which rank."""
+    if isinstance(error, OSError) and error.errno is not None:  # of a file, or of stdout
+        return False
+    return isinstance(error, MemoryError) or not isinstance(
+        error, EngineError | typer.Exit | SystemExit | KeyboardInterrupt
+    )
 
 
 def exit_code(error: BaseException) -> int:

@@ -9,6 +9,7 @@ import copy
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from mlx_engine.backends.taps import tapped
 from mlx_engine.cache import New
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.decode.step import forward
-from mlx_engine.errors import NotFiniteError
-from mlx_engine.models import Model, Staged
+from mlx_engine.errors import DistributedError, NotFiniteError
+from mlx_engine.models import FirstFault, Model, Staged
 
 # The names of intermediate values that belong to a layer.
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -63,34 +64,37 @@ def not_finite(model: Model, ids: Sequence[int], row: np.ndarray) -> NotFiniteEr
     The tokens are run again from the first one, with every operation in its composed form.
     """
     verify = "`inspect --verify` checks the file's weights"
-    if isinstance(model, Staged):
-        origin = f"from one of the machines; run the model on one machine to find the first such value; {verify}"
-        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
     try:
         found = _first(model, ids)
+    except DistributedError:  # no rank can search any more
+        raise
     except Exception as error:  # the search needs memory of its own; the error must be raised without it, too
         origin = f"and the search for their origin failed ({type(error).__name__}); {verify}"
-        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
+        return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
     if found is None:
         origin = "which no operation gave when the pass was repeated; report this as a bug of the backend"
-        return NotFiniteError(n_tokens=len(ids), found=_described(row), origin=origin)
-    name, values = found
-    match = _LAYER.match(name)
+        return NotFiniteError(n_tokens=len(ids), found=_text(*_counts(row)), origin=origin)
+    match = _LAYER.match(found.name)
     layer = int(match[1]) if match else None
     place = "outside of the layers" if layer is None else f"in layer {layer} (0 to {model.config.n_layers - 1})"
-    origin = f"first in {name}, {place}; {verify}"
-    return NotFiniteError(n_tokens=len(ids), found=_described(values), origin=origin, first=name, layer=layer)
+    rank = "" if found.rank is None else f", on rank {found.rank}"
+    return NotFiniteError(
+        n_tokens=len(ids), found=_text(found.n_nan, found.n_bad, found.n_values),
+        origin=f"first in {found.name}, {place}{rank}; {verify}", first=found.name, layer=layer,
+    )  # fmt: skip
 
 
 class _FoundError(Exception):
     """Ends the search."""
 
     def __init__(self, name: str, values: np.ndarray) -> None:
-        self.name, self.values = name, values
+        self.fault = FirstFault(name, None, *_counts(values))
 
 
-def _first(model: Model, ids: Sequence[int]) -> tuple[str, np.ndarray] | None:
-    """Return the first intermediate value that is not finite, with its name; None if all are finite."""
+def _first(model: Model, ids: Sequence[int]) -> FirstFault | None:
+    """Return the first intermediate value that is not finite; None if all are finite."""
+    if isinstance(model, Staged):
+        return model.first_fault(partial(_run_again, model, ids))
     backend, twin = model.backend, copy.copy(model)
 
     def check(name: str, x: Array) -> None:
@@ -99,21 +103,31 @@ def _first(model: Model, ids: Sequence[int]) -> tuple[str, np.ndarray] | None:
             raise _FoundError(name, values)
 
     twin.backend = tapped(backend, check)
-    with backend.session(), np.errstate(all="ignore"):
-        kv = twin.new_kv(len(ids))
-        try:
-            for start in range(0, len(ids), LONGEST_PASS):
-                is_last = start + LONGEST_PASS >= len(ids)
-                logits = forward(twin, New(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))
-                if logits is not None:
-                    check("output", logits)
-        except _FoundError as found:
-            return found.name, found.values
+    try:
+        _run_again(twin, ids)
+    except _FoundError as found:
+        return found.fault
     return None
 
 
-def _described(values: np.ndarray) -> str:
-    """Return what is not finite among these values."""
-    n_nan, n_bad = int(np.isnan(values).sum()), int((~np.isfinite(values)).sum())
+def _run_again(model: Model, ids: Sequence[int]) -> None:
+    """Run the tokens from the first one, up to the logits of the last one."""
+    be = model.backend
+    with be.session(), np.errstate(all="ignore"):
+        kv = model.new_kv(len(ids))
+        for start in range(0, len(ids), LONGEST_PASS):
+            is_last = start + LONGEST_PASS >= len(ids)
+            logits = forward(model, New(ids[start : start + LONGEST_PASS], kv, wanted=int(is_last)))
+            if logits is not None:
+                be.note("output", logits)
+
+
+def _counts(values: np.ndarray) -> tuple[int, int, int]:
+    """Return how many of these values are NaN, how many NaN or infinite, and how many they are."""
+    return int(np.isnan(values).sum()), int((~np.isfinite(values)).sum()), int(values.size)
+
+
+def _text(n_nan: int, n_bad: int, n_values: int) -> str:
+    """Return what is not finite among some values."""
     kind = "infinity" if n_nan == 0 else "NaN" if n_nan == n_bad else "NaN and infinity"
-    return f"{kind} ({n_bad:,} of {values.size:,} values)"
+    return f"{kind} ({n_bad:,} of {n_values:,} values)"

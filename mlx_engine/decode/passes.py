@@ -233,7 +233,7 @@ class Passes:
         if profiler is not None:
             profiler.begin_pass()
         batch = begin(news)
-        if model.backend.group is not None:
+        if self._shared is not None:
             batch.best = best_of([pick for part in parts for pick in part.picks])
         try:
             submitted = _Pass(batch, parts, [[] for _ in parts], [part for part in parts if part.picks], start)

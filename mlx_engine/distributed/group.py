@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mlx_engine.distributed.ring_buffers import released
+from mlx_engine.distributed.stalls import Report
 from mlx_engine.errors import DistributedError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     A = TypeVar("A", np.ndarray, mx.array)
 
-# The file of addresses that `mlx.launch` makes; it is not there, or empty, in a process that runs alone.
-HOSTFILE = "MLX_HOSTFILE"
+# What `mlx.launch` sets: the file of addresses, not there or empty in a process that runs alone; and the rank.
+HOSTFILE, RANK = "MLX_HOSTFILE", "MLX_RANK"
 
 
 class Group(ABC):
@@ -34,11 +35,13 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
+        report: what has been sent to the next rank, and what is awaited from the one before.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
     rank: int = 0
     size: int = 1
+    report = Report()
     on_loss: Callable[[], None] = staticmethod(lambda: None)
 
     @property
@@ -147,6 +150,7 @@ class Ring(Group):
         # What is sent waits in a stream of its own, so that two ranks may send to each other at the same time.
         self._sending, self._receiving = (mx.new_thread_unsafe_stream(mx.cpu) for _ in range(2))
         self._sent: deque[mx.array] = deque()
+        self._n_received = 0
 
     def send(self, array: A, rank: int) -> None:
         mx = self._mx
@@ -155,12 +159,18 @@ class Ring(Group):
         sent = mx.distributed.send(mx.array(array), rank, group=self._group, stream=self._sending)
         mx.async_eval(sent)
         self._sent.append(sent)
+        self.report = self.report._replace(sent=self.report.sent + (rank == self.next))
 
     def receive(self, shape: Sequence[int], dtype: Any, rank: int) -> Any:
         mx, is_native = self._mx, isinstance(dtype, self._mx.Dtype)
         of = dtype if is_native else getattr(mx, np.dtype(dtype).name)
         found = mx.distributed.recv(tuple(shape), of, rank, group=self._group, stream=self._receiving)
-        return self._done(found) if is_native else np.array(self._done(found))
+        if rank == self.previous:
+            self._n_received += 1
+            self.report = self.report._replace(awaited=self._n_received, nbytes=found.nbytes)
+        self._done(found)
+        self.report = self.report._replace(awaited=0)
+        return found if is_native else np.array(found)
 
     def gather(self, array: A) -> A:
         mx = self._mx
@@ -190,4 +200,4 @@ class Ring(Group):
 def launched() -> bool:
     """Return whether `mlx.launch` has started this process as one of several."""
     path = Path(os.environ.get(HOSTFILE) or os.devnull)
-    return path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank
+    return RANK in os.environ and path.exists() and path.stat().st_size > 1  # a newline alone if there is one rank

@@ -6,17 +6,22 @@ Rank 0 tells the next rank of each pass, of a rest and of the end, and each rank
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from mlx_engine.backends.batch import Batch
+from mlx_engine.backends.memory import available_memory
 from mlx_engine.backends.parameters import Array
 from mlx_engine.cache import CacheLayer, KVPool, KVSequence
+from mlx_engine.cache.size import pool_nbytes
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.mirror import Message, Mirror, receive_message, send_message
+from mlx_engine.distributed.room import Room, least_room
+from mlx_engine.distributed.search import FOUND, SEARCH, Search
 from mlx_engine.distributed.timeline import Span
 from mlx_engine.errors import DistributedError
+from mlx_engine.models import FirstFault
 from mlx_engine.models.decoder import Decoder
 
 # Messages without a pass: the run ends, or nothing is to be done for a while.
@@ -53,6 +58,7 @@ class SharedModel(ABC):
         config, backend, program: those of rank 0's share.
         n_stages: the number of passes that may be under way.
         is_broken: whether a pass was interrupted on this rank.
+        rooms: what memory each rank has free.
     """
 
     n_stages = 1
@@ -68,7 +74,9 @@ class SharedModel(ABC):
         self._model, self._group, self._wake, self._mirror = model, group, wake, Mirror()
         self.config: Any = model.config
         self.backend, self.program = model.backend, model.program
-        self._rests = self.is_broken = False
+        self._rests = self.is_broken = self._is_searching = False
+        self._search = Search(model, group)
+        self.rooms: Sequence[Room] = ()
 
     @property
     @abstractmethod
@@ -87,6 +95,37 @@ class SharedModel(ABC):
         """Run a forward pass and return logits (R, V) of the wanted tokens, or None if there are none."""
         logits = self.submit(batch)
         return None if logits is None else logits()
+
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes of keys and values fit into the free memory of every rank, and the rank that limits it.
+
+        The memory is that after loading.
+        """
+        if not self.rooms:
+            return available_memory(), 0
+        return least_room(self.rooms, pool_nbytes(self.kv_layers, int(self.config.context_length), 1))
+
+    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
+        """Return the first value that is not finite in the passes that `run` begins, on all ranks; None if all are.
+
+        The ranks run these passes with every operation in its composed form.
+        """
+        self._is_searching = True
+        try:
+            run()
+        finally:
+            self._is_searching = False
+        self.settle()
+        self.tell({FOUND: True})
+        return self._search.end()
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for all passes that have begun."""
+
+    def message(self, batch: Batch) -> Message:
+        """Return the message of a pass."""
+        message = self._mirror.message(batch)
+        return {**message, SEARCH: True} if self._is_searching else message
 
     def rest(self) -> None:
         """Have the other ranks sleep until the next pass, because there is no work."""
@@ -113,10 +152,19 @@ class SharedModel(ABC):
 
     @contextmanager
     def whole_pass(self) -> Iterator[None]:
-        """Run rank 0's part of a pass inside; if it is interrupted, no other pass can begin."""
+        """Run rank 0's part of a pass inside; if it is interrupted, no other pass can begin.
+
+        Raises:
+            DistributedError: the pass has failed, or an earlier one was interrupted: the other ranks wait for the rest.
+        """
         self.check_unbroken()
         self.is_broken = True
-        yield
+        try:
+            yield
+        except DistributedError:
+            raise
+        except Exception as error:
+            raise _incomplete(f"one that ended with {type(error).__name__}: {error}") from error
         self.is_broken = False
 
     def check_unbroken(self) -> None:
@@ -126,8 +174,7 @@ class SharedModel(ABC):
             DistributedError: one was, so that the other ranks wait for the rest of it.
         """
         if self.is_broken:
-            found, hint = "one that was interrupted", "start all ranks again"
-            raise DistributedError("rank 0", "earlier passes to be complete", found, hint)
+            raise _incomplete("one that was interrupted")
 
     def new_pool(self, n_tokens: int, **options: Any) -> KVPool:
         """Return a KV pool for `n_tokens` tokens; the options are those of `KVPool`."""
@@ -140,3 +187,7 @@ class SharedModel(ABC):
     def scratch_kv(self, n_tokens: int) -> KVSequence:
         """Return an empty KV cache for a single pass of `n_tokens` tokens."""
         return self.new_kv(n_tokens, longest_pass=n_tokens, kept=False)
+
+
+def _incomplete(found: str) -> DistributedError:
+    return DistributedError("rank 0", "all passes to be complete", found, "start all ranks again")

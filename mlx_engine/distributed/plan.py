@@ -30,11 +30,13 @@ class Asked:
         context: tokens of each sequence in the cache.
         slots: sequences at the same time.
         prompt: tokens of the prompt whose time is estimated.
+        best: how many of the largest logits the choice of a token needs; None for all.
     """
 
     context: int
     slots: int
     prompt: int
+    best: int | None = None
 
 
 @dataclass(frozen=True)

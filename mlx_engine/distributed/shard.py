@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,12 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.agreement import agree, gather_values, version
-from mlx_engine.distributed.group import HOSTFILE, Group, Ring, launched
+from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
 from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.liveness import FAILED, Liveness, end_process
+from mlx_engine.distributed.liveness import FAILED, LIMIT, Liveness
 from mlx_engine.distributed.model_parts import model_parts
 from mlx_engine.distributed.pipeline import Pipeline, follow
+from mlx_engine.distributed.room import rooms
 from mlx_engine.distributed.split import (
     CONTEXT,
     best_split,
@@ -35,9 +36,6 @@ from mlx_engine.errors import OptionError, Words
 from mlx_engine.models import Model, Planned
 from mlx_engine.models.decoder import Decoder
 from mlx_engine.models.outline import outlined
-
-# Seconds until all ranks must have been started.
-JOINING = 30.0
 
 
 class Shard(ABC):
@@ -89,10 +87,12 @@ class Shard(ABC):
     def lead(self, model: Model) -> Model:
         """Return the whole model, as rank 0 uses it, from rank 0's share."""
         self._model = self.shared(cast(Decoder, model), None if self._liveness is None else self._liveness.wake)
+        self._model.rooms = rooms(self.group, cast(Decoder, model))
         return self._model
 
     def follow(self, model: Model) -> None:
         """Run this rank's part of every pass that rank 0 begins, until rank 0 ends the run."""
+        rooms(self.group, cast(Decoder, model))
         self.run_passes(cast(Decoder, model), nothing if self._liveness is None else self._liveness.sleep)
 
     def end(self, *, timeline: bool) -> bool:
@@ -106,8 +106,11 @@ class Shard(ABC):
         self.timeline = drawing(model.end(timeline=timeline))
         return True
 
-    def close(self, code: int = 0, *, timeline: bool = False) -> None:
-        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line."""
+    def close(self, code: int = 0, *, error: str = "", timeline: bool = False) -> None:
+        """End the run on all ranks with an exit code; if it is 0, after the last pass, perhaps with a time line.
+
+        Rank 0 prints the error of another rank.
+        """
         if self.is_leader and code == 0 and not self.end(timeline=timeline):
             code = FAILED
         if self._liveness is None:
@@ -115,7 +118,7 @@ class Shard(ABC):
         if self.is_leader:
             self._liveness.close(code)
         else:
-            self._liveness.leave(code)
+            self._liveness.leave(code, error)
 
 
 class PipelineShard(Shard):
@@ -183,7 +186,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
 
     Raises:
         OptionError: there is no such kind of sharing, or the process was not started by `mlx.launch`.
-        DistributedError: a neighbour cannot be reached.
+        DistributedError: the other ranks cannot be reached.
     """
     if kind not in KINDS:
         raise OptionError(option="--shard", expected=" or ".join(KINDS), found=kind)
@@ -192,15 +195,14 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     if not launched():
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
         raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
-    hosts = [of[0].rpartition(":")[0] for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    line = f"error: --shard: expected {len(hosts)} ranks within {JOINING:.0f} s, found too few; start them all"
-    watch = threading.Timer(JOINING, end_process, (FAILED, line))
-    watch.daemon = True
-    watch.start()
-    group = Ring()
-    liveness = Liveness(group.rank, hosts)
-    port = liveness.listen() if group.rank == 0 else 0
-    liveness.start(gather_values(group, port)[0])
-    watch.cancel()
-    group.on_loss = liveness.wait
+    addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
+    liveness = Liveness(int(os.environ[RANK]), [host for host, _, _ in addresses])
+    liveness.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
+    # MLX keeps the GIL while it connects the ranks, so that no thread of Python could end its wait for a stopped rank.
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    try:
+        group = Ring()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    group.on_loss, liveness.report = liveness.wait, lambda: group.report
     return KINDS[kind](group, split, liveness)

@@ -68,7 +68,7 @@ class Summary:
         """
         model = slices[0]
         ranks = pipeline(model, hosts, asked, split) if shard == "pipeline" else tensor(slices[1:], hosts, asked)
-        timing = Timing(model, ranks, link, shard)
+        timing = Timing(model, ranks, link, shard, asked.best)
         return cls(
             about=about,
             model=model,

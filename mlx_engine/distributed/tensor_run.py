@@ -15,6 +15,7 @@ from mlx_engine.cache import CacheLayer
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.leader import END, SharedModel, messages, nothing
 from mlx_engine.distributed.mirror import Message, Replica
+from mlx_engine.distributed.search import FOUND, Search
 from mlx_engine.models.decoder import Decoder
 
 
@@ -26,12 +27,15 @@ def follow_tensor(model: Decoder, group: Group, sleep: Callable[[], None] = noth
         group: the ranks.
         sleep: waits until rank 0 has work again.
     """
-    replica = Replica(model.backend, model.kv_layers)
+    replica, search = Replica(model.backend, model.kv_layers), Search(model, group)
     for message in messages(group, sleep):
         if END in message:
             break
+        if FOUND in message:
+            search.end()
+            continue
         with model.backend.session():
-            _run(model, replica, message)
+            _run(search.model_of(message), replica, message)
     group.close()
 
 
@@ -40,6 +44,8 @@ def _run(model: Decoder, replica: Replica, message: Message) -> Array | None:
     batch = replica.apply(message)
     batch.best = message["best"]
     logits = model.forward(batch)
+    if logits is not None:
+        model.backend.note("output", logits)
     model.backend.wait(batch.stores.arrays if logits is None else logits)
     return logits
 
@@ -58,7 +64,7 @@ class TensorParallel(SharedModel):
 
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         with self.whole_pass():
-            message = {**self._mirror.message(batch), "best": batch.best}
+            message = {**self.message(batch), "best": batch.best}
             self.tell(message)
-            logits = _run(self._model, self._replica, message)
+            logits = _run(self._search.model_of(message), self._replica, message)
         return None if logits is None else lambda: logits

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from mlx_engine.backends.best import packs
 from mlx_engine.distributed.hosts import Link
 from mlx_engine.distributed.model_parts import ModelParts, Pass
 from mlx_engine.distributed.plan import FLOAT_BYTES, Asked, Rank
@@ -62,28 +63,32 @@ class Rates:
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of passes of a model on ranks with links."""
+    """The time of passes of a model on ranks with links; `best` is that of `Asked`."""
 
     model: ModelParts
     ranks: Sequence[Rank]
     link: Link
     shard: ShardKind
+    best: int | None = None
 
     def messages(self, of: Pass) -> Messages:
         """Return the messages of a pass on the critical path.
 
         In a pipeline hidden states cross every border, and the last rank sends logits to the first. With tensor
         parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank.
+        If the largest logits suffice, a rank sends them and their columns.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
-        logits = FLOAT_BYTES * self.model.vocab_size * of.n_sequences
+        n_logits, pairs = self.model.vocab_size, 2 * (self.best or 0)
         if others == 0:
             return Messages(0, 0, 0, 0)
         if self.shard == "pipeline":
-            return Messages(hidden, others, logits, 1)
+            n_logits = pairs if packs(self.best, n_logits) else n_logits
+            return Messages(hidden, others, FLOAT_BYTES * n_logits * of.n_sequences, 1)
         exchanges = sum(layer.exchanges for layer in self.model.layers)
-        return Messages(hidden, exchanges * others, -(-logits // len(self.ranks)), others)
+        n_logits = pairs or -(-n_logits // len(self.ranks))
+        return Messages(hidden, exchanges * others, FLOAT_BYTES * n_logits * of.n_sequences, others)
 
     def rates(self, asked: Asked, chunk: int) -> Rates:
         """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""

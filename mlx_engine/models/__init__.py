@@ -48,6 +48,24 @@ class Model(Protocol):
         """Return an empty KV cache for a single pass of `n_tokens` tokens, without later passes."""
 
 
+class FirstFault(NamedTuple):
+    """The first value of some passes that is not finite.
+
+    Attributes:
+        name: such as "blk.3.attn_q".
+        rank: the rank that computed it, if one of several did.
+        n_nan: number of NaN.
+        n_bad: number of NaN and infinities.
+        n_values: number of all values.
+    """
+
+    name: str
+    rank: int | None
+    n_nan: int
+    n_bad: int
+    n_values: int
+
+
 @runtime_checkable
 class Staged(Protocol):
     """A model whose layers several machines run, so that several passes of different sequences may be under way.
@@ -58,8 +76,14 @@ class Staged(Protocol):
 
     n_stages: int
 
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes of keys and values fit into all machines, and the rank whose memory is the limit."""
+
     def submit(self, batch: Batch) -> Callable[[], Array] | None:
         """Begin a forward pass. Return a function that waits for its logits (R, V), or None if none are wanted."""
+
+    def first_fault(self, run: Callable[[], object]) -> FirstFault | None:
+        """Return the first value that is not finite in the passes that `run` begins, on all machines."""
 
     def rest(self) -> None:
         """Take notice that there is no work: the other machines may sleep until the next pass."""

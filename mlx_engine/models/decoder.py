@@ -195,6 +195,10 @@ def decoder_layers(
     return x
 
 
+# The values whose names `decoder_layer` makes from the index of a layer in its stage.
+COUNTED = ("q_rope", "k_rope", "attn_out", "attn_residual", "layer_out")
+
+
 class Decoder:
     """A model: maps a batch to logits. The caller owns the KV cache. Model files derive `Model` from this class."""
 

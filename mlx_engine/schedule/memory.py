@@ -7,15 +7,16 @@ from mlx_engine.cache import KVPool, New
 from mlx_engine.cache.size import pool_nbytes, tokens_that_fit
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.errors import require
-from mlx_engine.models import Model
+from mlx_engine.models import Model, Staged
 
 # The part of the available memory that a pool takes if the user gives no size.
 SPARE_SHARE = 0.5
 
 
-def spare_bytes() -> int:
-    """Return the bytes that the machine can spare for keys and values."""
-    return int(available_memory() * SPARE_SHARE)
+def spare_bytes(model: Model) -> int:
+    """Return the bytes that the machine, or all machines that share the model, can spare for keys and values."""
+    free = model.room()[0] if isinstance(model, Staged) else available_memory()
+    return int(free * SPARE_SHARE)
 
 
 def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
@@ -27,9 +28,13 @@ def pool_for(model: Model, slots: int, kv_memory: int | None = None) -> KVPool:
         kv_memory: bytes; None takes what the machine can spare.
 
     Raises:
-        OptionError: the memory is too small for one page for each sequence.
+        OptionError: the memory is too small for one page for each sequence, or more than a rank has free.
     """
-    nbytes = spare_bytes() if kv_memory is None else kv_memory
+    nbytes = spare_bytes(model) if kv_memory is None else kv_memory
+    if isinstance(model, Staged):
+        free, rank = model.room()
+        expected = f"at most {free:,} bytes, for which the memory of rank {rank} suffices"
+        require(nbytes <= free, option="kv_memory", expected=expected, found=nbytes)
     most = slots * int(model.config.context_length)
     n_tokens = tokens_that_fit(model.kv_layers, nbytes, n_sequences=slots, most=most)
     least = pool_nbytes(model.kv_layers, 1, slots)

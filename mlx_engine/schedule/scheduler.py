@@ -23,7 +23,7 @@ from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.decode.output import FinishReason
 from mlx_engine.decode.passes import Part, Passes, Step
-from mlx_engine.errors import CacheFullError, ContextLengthError, Words
+from mlx_engine.errors import CacheFullError, ContextLengthError, DistributedError, Words
 from mlx_engine.models import Model
 from mlx_engine.schedule.accounting import account
 from mlx_engine.schedule.answer import Answer, answer_of
@@ -289,14 +289,15 @@ class Scheduler:
 
     def _alone(self, answer: Answer) -> list[Part]:
         """Return the next part of one answer, unless it runs already."""
-        is_ready = answer in self.running and self._passes.is_idle
-        return [answer.part(self._budget)] if is_ready else []
+        return [answer.part(self._budget)] if answer in self.running and self._passes.is_idle else []
 
     def _run(self) -> Step:
         """Run a pass over all answers; if it fails, run one for each answer alone."""
         try:
             return self._run_with_room(self._plan)
         except Exception as error:
+            if isinstance(error, DistributedError):  # no request's fault
+                raise
             if not self._passes.is_idle:  # the tokens of submitted passes cannot be computed
                 for answer in self._passes.sequences:
                     self._fail(cast(Answer, answer), error)

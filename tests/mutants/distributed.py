@@ -4,6 +4,7 @@ from tests.mutants.plant import Mutant
 
 GROUP, MIRROR, PIPELINE = (f"mlx_engine/distributed/{name}.py" for name in ("group", "mirror", "pipeline"))
 SPLIT, AGREEMENT, LIVENESS = (f"mlx_engine/distributed/{name}.py" for name in ("split", "agreement", "liveness"))
+ROOM, SEARCH, STALLS = (f"mlx_engine/distributed/{name}.py" for name in ("room", "search", "stalls"))
 STAGE, PASSES, SCHEDULER = (
     "mlx_engine/models/stage.py",
     "mlx_engine/decode/passes.py",
@@ -51,7 +52,24 @@ MUTANTS = [
     Mutant("a rank without signs of life is waited for", LIVENESS, "_line",
            "peer.settimeout(limit)", "peer.settimeout(None)"),
     Mutant("the other ranks are not told who is gone", LIVENESS, "Liveness._give_up",
-           'self._tell_all(f"gone {rank}\\n")', "pass"),
+           'self._tell_all(f"gone {ranks}\\n")', "pass"),
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",
-           "line if self.rank == 0 or (rank == 0 and self.rank == 1) else None", "line"),
+           "line if self.rank == 0 or (0 in ranks and self.rank == 1) else None", "line"),
+    Mutant("ranks on one computer have its memory twice", ROOM, "least_room",
+           "of.free // together[of.computer] * kv // of.kv", "of.free * kv // of.kv"),
+    Mutant("rank 0 alone limits the pool", ROOM, "least_room", "enumerate(ranks)", "enumerate(ranks[:1])"),
+    Mutant("a rank that waits for one that computes is a stall", STALLS, "Stalls.is_stalled",
+           "self._sent[(rank - 1) % self._size] < report.awaited", "False"),
+    Mutant("a long message has no more time", STALLS, "Stalls.is_stalled", "report.nbytes / SLOWEST", "0"),
+    Mutant("all logits travel", PIPELINE, "Pipeline._best", "batch.best", "None"),
+    Mutant("the first fault is that of the last rank", SEARCH, "Search.end", "min(faults)", "max(faults)"),
+    Mutant("layers of a fault are counted from the stage", SEARCH, "Search._counted",
+           "what in COUNTED", "False"),
+    Mutant("a pass that fails on rank 0 is one request's fault", SCHEDULER, "Scheduler._run",
+           "isinstance(error, DistributedError)", "False"),
+    Mutant("all ranks must join at once", LIVENESS, "Liveness._admit",
+           "self._listen(rank, peer)\ndeadline = time.monotonic() + self._joining",
+           "self._listen(rank, peer)"),
+    Mutant("whoever connects is a rank", LIVENESS, "Liveness._admit", "rank not in missing", "rank is None"),
+    Mutant("the error of a rank is printed by nobody", LIVENESS, "Liveness._listen_to", 'word == "failed"', "False"),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(
         "the search begins with the last pass",
         FINITE,
-        "_first",
+        "_run_again",
         "range(0, len(ids), LONGEST_PASS)",
         "range((len(ids) - 1) // LONGEST_PASS * LONGEST_PASS, len(ids), LONGEST_PASS)",
     ),

@@ -2,104 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-import socket
-import subprocess
-import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from tests import ranks
+from tests.watched import LIMIT, MOMENTS, SHARED, SIZE, SLACK, Watched, generate, running_at
 
 pytestmark = pytest.mark.slow
 
-SIZE = 3
-# Seconds in which all must have ended; the machine may be busy with other tests.
-LIMIT, SLACK = 10.0, 3.0
-PROMPT = "once upon a time there was " * 30
-GENERATE = ["cli.py", "generate", "-p", PROMPT, "-b", "scalar", "-n", "300", "--shard", "pipeline", "-v"]
-MOMENTS = ("load", "prefill", "decode", "serve")
-
-
-class Watched:
-    """Ranks whose output is collected while they run."""
-
-    def __init__(self, folder: Path, command: list[str]) -> None:
-        self.processes = ranks.start(folder, SIZE, command)
-        self.client: subprocess.Popen[bytes] | None = None
-        self.out: list[list[str]] = [[] for _ in self.processes]
-        self.err: list[list[str]] = [[] for _ in self.processes]
-        for rank, process in enumerate(self.processes):
-            for stream, into in ((process.stdout, self.out[rank]), (process.stderr, self.err[rank])):
-                threading.Thread(target=self._read, args=(stream, into), daemon=True).start()
-
-    @staticmethod
-    def _read(stream, into: list[str]) -> None:
-        with contextlib.suppress(ValueError):
-            while piece := os.read(stream.fileno(), 4096):
-                into.append(piece.decode(errors="replace"))
-
-    def wait_for(self, holds, seconds: float = 60.0) -> None:
-        """Wait until a condition holds."""
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, self.err
-            assert all(process.poll() is None for process in self.processes), self.err
-            time.sleep(0.005)
-
-    def maps_model(self, rank: int) -> bool:
-        """Return whether a rank has opened the model's file."""
-        return "storyteller" in Path(f"/proc/{self.processes[rank].pid}/maps").read_text()
-
-    def close(self) -> None:
-        """Kill what still runs."""
-        for process in (*self.processes, *([self.client] if self.client else [])):
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for process in self.processes:
-            for stream in (process.stdout, process.stderr):
-                stream.close()
-
-
-def free_port() -> int:
-    """Return a port that was free just now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
-def running_at(moment: str, folder: Path, victim: int) -> Watched:
-    """Return ranks that have reached a moment of their run."""
-    if moment == "serve":
-        port = free_port()
-        options = ["-b", "simd", "--port", str(port), "--shard", "pipeline", "--split", "2,2,2"]
-        watched = Watched(folder, ["cli.py", "serve", *options])
-        watched.wait_for(lambda: "Listening" in "".join(watched.err[0]))
-        command = ["curl", "-s", "-m", "60", f"http://127.0.0.1:{port}/v1/completions", "-d"]
-        body = '{"prompt": "Once", "max_tokens": 400, "ignore_eos": true}'
-        watched.client = subprocess.Popen(
-            [*command, body, "-H", "Content-Type: application/json"], stdout=subprocess.DEVNULL
-        )
-        time.sleep(0.3)
-        return watched
-    prompt = PROMPT if moment != "decode" else "Once upon"
-    command = [prompt if word == PROMPT else word for word in GENERATE]
-    watched = Watched(folder, [*command, "--split", "2,2,2"])
-    if moment == "load":
-        watched.wait_for(lambda: watched.maps_model(victim))
-        return watched
-    watched.wait_for(lambda: "KV cache" in "".join(watched.err[0]))
-    if moment == "decode":
-        watched.wait_for(lambda: len("".join(watched.out[0])) > len(prompt) + 4)
-    else:
-        time.sleep(0.3)
-        assert not watched.out[0]
-    return watched
+# Seconds from the start of a process until it has joined the others, on a busy machine.
+STARTING = 5.0
 
 
 @pytest.mark.parametrize("victim", range(SIZE))
@@ -108,20 +23,28 @@ def running_at(moment: str, folder: Path, victim: int) -> Watched:
 def test_all_ranks_end_and_one_line_names_the_rank(tmp_path, moment: str, number: signal.Signals, victim: int):
     watched = running_at(moment, tmp_path, victim)
     try:
-        others = [process for rank, process in enumerate(watched.processes) if rank != victim]
         os.kill(watched.processes[victim].pid, number)
-        began = time.monotonic()
-        for process in others:
-            process.wait(max(0.1, began + LIMIT + SLACK - time.monotonic()))
-        time.sleep(0.1)  # for the threads that read
-        assert [process.returncode for process in others] == [1, 1]
-        errors = "".join(piece for rank, pieces in enumerate(watched.err) if rank != victim for piece in pieces)
-        lines = re.findall(r"^error: .*$", errors, flags=re.MULTILINE)
-        assert len(lines) == 1, errors
+        assert watched.wait(LIMIT + SLACK, but=victim) == [1, 1]
+        lines = watched.error_lines(but=victim)
+        assert len(lines) == 1, watched.err
         assert lines[0].startswith(
             f"error: rank {victim} (127.0.0.1): expected to run until the end, found that it has"
         )
-        assert "Traceback" not in errors
+        assert "Traceback" not in watched.errors(but=victim)
+    finally:
+        watched.close()
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+@pytest.mark.parametrize("after", [0.0, 0.2, 0.4, 0.6, 0.8])
+def test_a_rank_that_stops_while_ranks_join_is_named(tmp_path, victim: int, after: float):
+    watched = Watched(ranks.start(tmp_path, SIZE, [*generate("Once upon", 300), *SHARED]))
+    try:
+        time.sleep(after)
+        os.kill(watched.processes[victim].pid, signal.SIGSTOP)
+        assert watched.wait(STARTING + LIMIT + SLACK, but=victim) == [1, 1]
+        (line,) = watched.error_lines(but=victim)
+        assert line.startswith(f"error: rank {victim} (127.0.0.1): expected to "), line
     finally:
         watched.close()
 
@@ -131,12 +54,8 @@ def test_ctrl_c_ends_all_ranks(tmp_path):
     try:
         for process in watched.processes:
             process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        for process in watched.processes:
-            process.wait(max(0.1, began + LIMIT + SLACK - time.monotonic()))
-        time.sleep(0.1)
-        assert [process.returncode for process in watched.processes] == [130] * SIZE
+        assert watched.wait(LIMIT + SLACK) == [130] * SIZE
         assert ["interrupted" in "".join(pieces) for pieces in watched.err] == [True, False, False]
-        assert "error" not in "".join(piece for pieces in watched.err for piece in pieces)
+        assert "error" not in watched.errors()
     finally:
         watched.close()

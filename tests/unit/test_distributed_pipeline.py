@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,15 +294,67 @@ def test_logits_that_are_not_finite_fail_their_request_alone():
     assert shared_engine(DATA / "llama-micro" / "hf", [1, 2], run) == [NotFiniteError] * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [
+        ({}, 2 * 1),
+        ({"temperature": 1.3, "top_k": 5, "seed": [1, 2, 3, 4, 5, 6]}, 2 * 5),
+        ({"temperature": 1.3, "top_k": [5, 3, 2, 9, 1, 4], "top_p": 0.9, "seed": 7}, 2 * 9),
+        ({"temperature": 1.3, "seed": 7}, None),
+        ({"logprobs": 2}, None),
+        ({"repetition_penalty": 1.2}, None),
+        ({"temperature": 1.3, "top_k": 10_000, "seed": 7}, None),
+    ],
+    ids=["greedy", "top-k", "several", "all", "logprobs", "penalty", "top-k of all"],
+)
+def test_the_largest_logits_alone_travel_if_they_suffice(options: dict[str, Any], width: int | None):
+    source, widths = DATA / "llama-micro" / "hf", set[int]()
+
+    def tokens(engine: Engine) -> list[list[int]]:
+        made = engine.generate_batch(PROMPTS, max_tokens=8, ignore_eos=True, **options)
+        return [of.token_ids for of in made]
+
+    def run(engine: Engine) -> list[list[int]]:
+        receive = engine.model._group.receive
+
+        def noted(shape: Sequence[int], *of: Any) -> Any:
+            widths.add(int(np.prod(shape[1:])))
+            return receive(shape, *of)
+
+        with mock.patch.object(engine.model._group, "receive", noted):
+            return tokens(engine)
+
+    with mlx_engine.load(source, "parallel", threads=1) as whole:
+        expected, vocab_size = tokens(whole), whole.config.vocab_size
+    assert shared_engine(source, [1, 2], run) == expected
+    assert max(widths) == (vocab_size if width is None else width)
+
+
 def test_after_an_interrupted_pass_no_other_begins():
     planned = planned_of(DATA / "llama-micro")
     stage = stages_of([1, 2], 2, planned.config)[0]
     model = planned._replace(stage=stage).build(create_backend("parallel", threads=1)).model
     pipeline = Pipeline(model, LocalGroup.make(2)[0])
-    with mock.patch.object(pipeline._runner, "run", side_effect=MemoryError), pytest.raises(MemoryError):
+    full = mock.patch.object(pipeline._runner, "run", side_effect=MemoryError("full"))
+    with full, pytest.raises(DistributedError, match="found one that ended with MemoryError: full; start"):
         forward(pipeline, New([1], pipeline.scratch_kv(1)))
     with pytest.raises(DistributedError, match="found one that was interrupted; start all ranks again"):
         forward(pipeline, New([1], pipeline.scratch_kv(1)))
+
+
+def test_a_pass_that_fails_on_rank_0_is_no_fault_of_a_request():
+    def run(engine: Engine) -> bool:
+        scheduler = engine.scheduler(slots=2)
+        for _ in range(2):
+            scheduler.submit(engine.request([1, 2], Options.of(4)))
+        with (
+            mock.patch.object(engine.model._runner, "run", side_effect=MemoryError("full")),
+            pytest.raises(DistributedError, match="rank 0: expected all passes to be complete"),
+        ):
+            scheduler.step()
+        return scheduler.is_sound
+
+    assert not shared_engine(DATA / "llama-micro" / "hf", [3], run)
 
 
 def test_pools_that_are_gone_are_dropped_by_the_ranks():

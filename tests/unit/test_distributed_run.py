@@ -1,4 +1,4 @@
-"""The parts of a run on several ranks: split, agreement, signs of life, time line; and the command line."""
+"""The parts of a run on several ranks: agreement, signs of life, time line; and the command line."""
 
 from __future__ import annotations
 
@@ -6,104 +6,22 @@ import contextlib
 import socket
 import threading
 import time
-import weakref
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
-from mlx_engine.backends import create_backend
-from mlx_engine.backends.parameters import Linear
-from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.distributed import agreement, split
+from benchmarks.relay import connected
+from mlx_engine.commands.console import reports_errors
+from mlx_engine.distributed import agreement
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
 from mlx_engine.distributed.local import run_ranks
-from mlx_engine.distributed.model_parts import held, model_parts
-from mlx_engine.distributed.split import Machine, best_split, latest_cut, layer_bytes, machines_of, parsed, stages_of
+from mlx_engine.distributed.stalls import Report, Stalls
 from mlx_engine.distributed.timeline import Span, busy, drawing
-from mlx_engine.errors import DistributedError, NotEnoughMemoryError, OptionError
-from mlx_engine.models.outline import outlined
-from mlx_engine.quant.types import Q8_0
-from mlx_engine.quant.weight import Weight
+from mlx_engine.errors import DistributedError
 from tests import ranks
 from tests.unit.test_command_generate import generate
-from tests.unit.test_distributed_pipeline import DATA, planned_of
-
-PLENTY = 1 << 40
-EQUAL = [Machine(1e9, PLENTY)] * 2
-
-
-def test_the_slowest_rank_is_as_fast_as_can_be():
-    anywhere = range(1, 8)
-    assert best_split([10] * 8, 0, EQUAL, anywhere) == [4, 4]
-    assert best_split([10] * 8, 40, EQUAL, anywhere) == [6, 2]  # the head takes time
-    assert best_split([10] * 8, 0, [Machine(1e9, PLENTY), Machine(3e9, PLENTY)], anywhere) == [2, 6]
-    assert best_split([10] * 8, 0, [Machine(1e9, PLENTY), Machine(1.1e9, PLENTY)], anywhere) == [4, 4]
-    assert best_split([30, 10, 10, 10], 0, [EQUAL[0]] * 3, range(1, 4)) in ([1, 1, 2], [1, 2, 1])
-    assert best_split([10] * 8, 0, [EQUAL[0], Machine(1e9, 25)], anywhere) == [6, 2]
-    assert best_split([10] * 8, 5, [EQUAL[0], Machine(1e9, 24)], anywhere) == [7, 1]  # and memory
-    assert best_split([10] * 8, 0, EQUAL, [1, 2]) == [2, 6]
-
-
-def test_ranks_of_one_computer_are_equal():
-    found = machines_of([("a", 1e9, 100), ("b", 2e9, 50), ("a", 3e9, 90)])
-    assert found == [Machine(2e9, 50), Machine(2e9, 50), Machine(2e9, 45)]
-
-
-def test_a_split_that_is_not_possible_is_refused():
-    with pytest.raises(NotEnoughMemoryError, match="--split: expected"):
-        best_split([1 << 30] * 8, 0, [Machine(1e9, 3 << 30)] * 2, range(1, 8))
-    with pytest.raises(OptionError, match="at most 2 ranks, found 3 ranks"):
-        best_split([10] * 8, 0, [EQUAL[0]] * 3, [1])
-    for text in ("", "20,", "20;8", "0,28", "-1,3"):
-        with pytest.raises(OptionError, match="such as 20,8"):
-            parsed(text)
-    assert parsed("20,8") == (20, 8)
-    config = planned_of(DATA / "llama-micro").config
-    with pytest.raises(OptionError, match="2 numbers, one for each rank, that add up to 3 layers, found 1,1,1"):
-        stages_of([1, 1, 1], 2, config)
-    with pytest.raises(OptionError, match="add up to 3 layers, found 2,2"):
-        stages_of([2, 2], 2, config)
-    assert latest_cut(config) == 3
-
-
-@pytest.mark.parametrize("name", ["llama-micro", "gemma4e-micro"])
-def test_bytes_are_those_of_the_weights_and_of_keys_and_values(name: str):
-    planned, backend = planned_of(DATA / name), create_backend("parallel", threads=1)
-    outline = outlined(planned, backend)
-    parts, kept = model_parts(outline), outline.model.kv_layers
-    (empty, head), (filled, same_head) = (layer_bytes(parts, n) for n in (64, 128))
-    assert head == same_head > 0
-    assert sum(empty) - pool_nbytes(kept, 64) == sum(held([part]) for part in parts.layers)
-    assert sum(filled) - sum(empty) == pool_nbytes(kept, 128) - pool_nbytes(kept, 64) > 0
-
-
-def test_the_matrix_of_the_speed_test_is_not_kept(monkeypatch):
-    monkeypatch.setattr(split, "SECONDS", 0.0)
-    backend = create_backend("parallel", threads=1)
-    prepare, found = backend.prepare, list[weakref.ref[np.ndarray]]()
-
-    def prepared(weight: Weight) -> Any:
-        matrix = prepare(weight)
-        found.append(weakref.ref(matrix.data))
-        return matrix
-
-    monkeypatch.setattr(backend, "prepare", prepared)
-    assert split.measured_speed(backend) > 0
-    assert [data() for data in found] == [None]
-
-
-def test_nothing_is_kept_of_a_discarded_matrix_that_would_be_read_ahead():
-    backend = create_backend("parallel", threads=1)
-    linear = Linear("x", backend.prepare(Weight.pack("x", np.ones((32, 64)), Q8_0)))
-    with backend.session():
-        backend.linear(backend.array(np.ones((1, 64), dtype=np.float32)), linear)
-    data = weakref.ref(linear.weight.data)
-    backend.discard(linear)
-    del linear
-    assert data() is None
 
 
 def test_ranks_that_differ_are_named():
@@ -116,20 +34,34 @@ def test_ranks_that_differ_are_named():
 
 
 class Ends:
-    """Three ranks whose ends are recorded in place of ending the process."""
+    """Three ranks whose ends are recorded in place of ending the process; those that are missing never join."""
 
-    def __init__(self, limit: float = 5.0) -> None:
+    def __init__(
+        self, limit: float = 5.0, *, joining: float = 5.0, missing: tuple[int, ...] = (), pause: float = 0.0
+    ) -> None:
         self.found: dict[int, tuple[int, str | None]] = {}
+        self.raised: dict[int, DistributedError] = {}
         hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
         self.ranks = [
-            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=limit) for rank in range(len(hosts))
+            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=limit, joining=joining)
+            for rank in range(len(hosts))
         ]
-        port = self.ranks[0].listen()
-        threads = [threading.Thread(target=rank.start, args=(port,)) for rank in self.ranks]
+        port = ranks.free_port()
+        threads = [
+            threading.Thread(target=self.join, args=(rank, port)) for rank in self.ranks if rank.rank not in missing
+        ]
         for thread in threads:
             thread.start()
+            time.sleep(pause)
         for thread in threads:
             thread.join()
+
+    def join(self, rank: Liveness, port: int) -> None:
+        """Join; note the error."""
+        try:
+            rank.join(port)
+        except DistributedError as error:
+            self.raised[rank.rank] = error
 
     def end_of(self, rank: int):
         return lambda code, line: self.found.update({rank: (code, line)})
@@ -152,12 +84,17 @@ class Ends:
         """End all ranks, and their threads."""
         for rank in range(3):
             self.cut(rank)
-        for thread in threading.enumerate():
-            if thread.name.startswith(("rank ", "signs of life")):
-                thread.join(5)
-        for rank in self.ranks:
-            for peer in rank._peers.values():
-                peer.close()
+        closed(self.ranks)
+
+
+def closed(ended: Sequence[Liveness]) -> None:
+    """Wait for the threads of ranks that have ended, and close their connections."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(("rank ", "signs of life")):
+            thread.join(5)
+    for rank in ended:
+        for peer in rank._peers.values():
+            peer.close()
 
 
 @pytest.fixture
@@ -192,6 +129,95 @@ def test_a_rank_without_signs_of_life_is_named():
     found = ends.wait(0, 1)
     assert "rank 2 (127.0.0.3): expected to run until the end, found that it has given no sign" in str(found[0][1])
     assert found[1] == (1, None)
+    ends.close()
+
+
+@pytest.mark.parametrize(("missing", "printing"), [((1,), 0), ((1, 2), 0), ((0,), 1)])
+def test_ranks_that_do_not_join_are_named(missing: tuple[int, ...], printing: int):
+    ends = Ends(joining=0.2, missing=missing)
+    there = {0, 1, 2} - set(missing)
+    assert set(ends.raised) == there
+    found = ends.wait(*there)
+    named = ", ".join(f"rank {rank} (127.0.0.{rank + 1})" for rank in missing)
+    line = (
+        f"error: {named}: expected to join within 0.2 s of the others, found missing; all ranks end, start them again"
+    )
+    assert found == {rank: (1, line if rank == printing else None) for rank in there}
+    ends.close()
+
+
+def test_each_rank_that_joins_gives_the_others_more_time():
+    ends = Ends(limit=0.3, joining=0.5, pause=0.3)  # rank 2 is 0.6 s later than rank 0
+    assert (ends.found, ends.raised) == ({}, {})
+    ends.close()
+
+
+def test_who_says_no_number_of_a_rank_is_none():
+    port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
+    pair = [Liveness(rank, hosts, end=lambda *of: found.append(of), interval=0.02) for rank in range(2)]
+    joining = threading.Thread(target=pair[0].join, args=(port,))
+    joining.start()
+    for said in (b"GET / HTTP/1.1\n", b"7\n", b""):
+        with connected(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+    pair[1].join(port)
+    joining.join(5)
+    assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
+    for rank in pair:
+        rank._is_ending = True
+        rank._peers[1 - rank.rank].shutdown(socket.SHUT_RDWR)
+    closed(pair)
+
+
+def test_a_port_that_is_taken_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        rank = Liveness(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
+        with pytest.raises(DistributedError, match=r"rank 0: expected a free port .* Address already in use"):
+            rank.join(taken.getsockname()[1])
+        rank._is_ending = True
+
+
+def test_an_error_of_no_system_call_is_a_bug():
+    def load() -> None:
+        raise OSError("Could not find/load shared object file")
+
+    with pytest.raises(OSError, match="shared object file"):
+        reports_errors(load)()
+
+
+def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
+    ends.ranks[1]._tell_all("failed memory: expected enough memory, found none\n")
+    found = ends.wait(0, 2)
+    assert found[0] == (
+        1,
+        "error: rank 1 (127.0.0.2): memory: expected enough memory, found none; all ranks end, start them again",
+    )
+    assert found[2] == (1, None)
+
+
+def test_a_message_that_was_sent_and_does_not_arrive_is_a_stall():
+    found, waits = Stalls(3, interval=0.5, limit=1.0), Report(sent=4, awaited=6)
+    assert not any(found.is_stalled(2, waits) for _ in range(9))  # rank 1 computes
+    assert not found.is_stalled(1, Report(sent=6))
+    assert [found.is_stalled(2, waits) for _ in range(4)] == [False, False, False, True]
+    assert not found.is_stalled(2, Report(sent=4, awaited=7))  # the message has arrived
+    assert not found.is_stalled(1, Report(sent=7))
+    long = Report(4, 7, 1_000_000)
+    assert [found.is_stalled(2, long) for _ in range(6)] == [False] * 5 + [True]
+    assert not any(found.is_stalled(2, Report(4, 0)) for _ in range(9))
+    assert not any(found.is_stalled(0, Report(4, 5)) for _ in range(9))  # rank 2 has sent four
+
+
+def test_a_link_that_loses_messages_is_named():
+    ends = Ends(limit=0.3)
+    ends.ranks[1].report, ends.ranks[2].report = lambda: Report(sent=3), lambda: Report(awaited=3)
+    found = ends.wait(0, 1, 2)
+    assert found[0] == (
+        1,
+        "error: rank 1 (127.0.0.2): expected each message to arrive, found that one to rank 2 (127.0.0.3) does not; "
+        "all ranks end, start them again",
+    )
+    assert (found[1], found[2]) == ((1, None), (1, None))
     ends.close()
 
 

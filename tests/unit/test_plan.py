@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -203,6 +204,18 @@ def test_a_slow_link_limits_several_requests_too():
     rates = timing([HOST] * 2, slow).rates(ASKED, 512)
     # Logits of 40,000 bytes take 0.32 s, hidden states 0.032 s; both requests need the link of the logits.
     assert rates.decode_all == pytest.approx(2 / (2 * 0.32))
+
+
+def test_the_largest_logits_and_their_columns_are_counted():
+    of = Pass(3, 1, 64)
+    for shard, whole in (("pipeline", 40_000), ("tensor", 20_000)):
+        found = timing([HOST] * 2, LINK, shard)
+        assert found.messages(of).logits == 3 * whole
+        assert replace(found, best=1).messages(of).logits == 3 * 8
+        assert replace(found, best=40).messages(of).logits == 3 * 320
+    pipeline = timing([HOST] * 2, LINK)
+    assert replace(pipeline, best=9_999).messages(of).logits == 3 * 40_000  # columns beside them would be more
+    assert replace(pipeline, best=1).sent(of) < pipeline.sent(of)
 
 
 def test_the_rates_of_slices_by_hand():

@@ -1,0 +1,127 @@
+"""Ranks as processes whose output is read while they run, and the moments of a run at which tests disturb them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests import ranks
+
+SIZE = 3
+# Seconds in which all must have ended; the machine may be busy with other tests.
+LIMIT, SLACK = 10.0, 3.0
+MOMENTS = ("load", "prefill", "decode", "serve")
+PROMPTS = {"prefill": "once upon a time there was " * 6, "decode": "Once upon"}
+SHARED = ["--shard", "pipeline", "--split", "2,2,2"]
+
+
+class Watched:
+    """Ranks whose output is collected while they run."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self.processes = processes
+        self.client: subprocess.Popen[str] | None = None
+        self.out: list[list[str]] = [[] for _ in self.processes]
+        self.err: list[list[str]] = [[] for _ in self.processes]
+        for rank, process in enumerate(self.processes):
+            for stream, into in ((process.stdout, self.out[rank]), (process.stderr, self.err[rank])):
+                threading.Thread(target=self._read, args=(stream, into), daemon=True).start()
+
+    @staticmethod
+    def _read(stream, into: list[str]) -> None:
+        with contextlib.suppress(ValueError):
+            while piece := os.read(stream.fileno(), 4096):
+                into.append(piece.decode(errors="replace"))
+
+    def wait_for(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait until a condition holds."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, self.err
+            assert all(process.poll() is None for process in self.processes), self.err
+            time.sleep(0.005)
+
+    def maps_model(self, rank: int) -> bool:
+        """Return whether a rank has opened the model's file."""
+        return "storyteller" in Path(f"/proc/{self.processes[rank].pid}/maps").read_text()
+
+    def wait(self, seconds: float, *, but: int | None = None) -> list[int | None]:
+        """Wait until all ranks, or all but one, have ended; return their exit codes."""
+        waiting, deadline = [self.processes[rank] for rank in range(SIZE) if rank != but], time.monotonic() + seconds
+        for process in waiting:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        time.sleep(0.1)  # for the threads that read
+        return [process.returncode for process in waiting]
+
+    def errors(self, *, but: int | None = None) -> str:
+        """Return what all ranks, or all but one, have written to stderr."""
+        return "".join(piece for rank, pieces in enumerate(self.err) if rank != but for piece in pieces)
+
+    def error_lines(self, *, but: int | None = None) -> list[str]:
+        """Return the lines of errors among them."""
+        return re.findall(r"^error: .*$", self.errors(but=but), flags=re.MULTILINE)
+
+    def answer(self, seconds: float) -> str:
+        """Wait for the server's answer, and return its text."""
+        assert self.client is not None
+        return str(json.loads(self.client.communicate(timeout=seconds)[0])["choices"][0]["text"])
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for process in (*self.processes, *([self.client] if self.client else [])):
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+def generate(prompt: str, n: int) -> list[str]:
+    """Return the command of a run on the slowest backend, without how it is shared."""
+    return ["cli.py", "generate", "-p", prompt, "-b", "scalar", "-n", str(n), "--ignore-eos", "-v"]
+
+
+def serving(folder: Path) -> tuple[Watched, int]:
+    """Return ranks that serve, and the port."""
+    port = ranks.free_port()
+    watched = Watched(ranks.start(folder, SIZE, ["cli.py", "serve", "-b", "simd", "--port", str(port), *SHARED]))
+    watched.wait_for(lambda: "Listening" in "".join(watched.err[0]))
+    return watched, port
+
+
+def ask(watched: Watched, port: int, prompt: str = "Once", n: int = 400) -> None:
+    """Send a request to ranks that serve."""
+    body = json.dumps({"prompt": prompt, "max_tokens": n, "ignore_eos": True, "temperature": 0})
+    command = ["curl", "-s", "-m", "60", f"http://127.0.0.1:{port}/v1/completions", "-d", body]
+    watched.client = subprocess.Popen(
+        [*command, "-H", "Content-Type: application/json"], stdout=subprocess.PIPE, text=True
+    )
+
+
+def running_at(moment: str, folder: Path, victim: int, n: int = 300) -> Watched:
+    """Return ranks that have reached a moment of their run, in which they generate `n` tokens."""
+    if moment == "serve":
+        watched, port = serving(folder)
+        ask(watched, port)
+        time.sleep(0.3)
+        return watched
+    prompt = PROMPTS.get(moment, PROMPTS["prefill"])
+    watched = Watched(ranks.start(folder, SIZE, [*generate(prompt, n), *SHARED]))
+    if moment == "load":
+        watched.wait_for(lambda: watched.maps_model(victim))
+        return watched
+    watched.wait_for(lambda: "KV cache" in "".join(watched.err[0]))
+    if moment == "decode":
+        watched.wait_for(lambda: len("".join(watched.out[0])) > len(prompt) + 4)
+    else:
+        time.sleep(0.3)
+        assert not watched.out[0]
+    return watched
