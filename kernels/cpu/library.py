@@ -243,7 +243,8 @@ class Library(Code):
                 loaded, sizes = Code([code]), (ctypes.c_int64 * 3)()
                 loaded.function(f"{one}_sizes", "i")(ctypes.addressof(sizes))
                 kernels = (loaded.address(f"{one}_{kernel}") for kernel in ("four_rows", "expand"))
-                self._formats[one] = loaded, Format(*kernels, *sizes)
+                # Another thread may have loaded it in the meantime, and its kernels may be running.
+                self._formats.setdefault(one, (loaded, Format(*kernels, *sizes)))
         return self._formats[name][1]
 
 

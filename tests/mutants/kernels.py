@@ -148,6 +148,13 @@ MUTANTS = [
         "(name,)",
     ),
     Mutant(
+        "kernels that another thread has loaded are freed",
+        "kernels/cpu/library.py",
+        "Library.format",
+        "self._formats.setdefault(one, (loaded, Format(*kernels, *sizes)))",
+        "self._formats[one] = (loaded, Format(*kernels, *sizes))",
+    ),
+    Mutant(
         "damaged machine code is run",
         "kernels/cpu/library.py",
         "opened",
