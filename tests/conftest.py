@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import typer.main
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from mlx_engine.backends import cores
@@ -26,6 +26,10 @@ typer.main.get_command = functools.cache(typer.main.get_command)
 # Random examples are the same in every run, and no test measures time: a machine may be busy.
 settings.register_profile("default tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("default tests")
+# For planted bugs: nobody reads the smallest example that finds them (`--hypothesis-profile`).
+settings.register_profile(
+    "no shrinking", settings.get_profile("default tests"), phases=[Phase.explicit, Phase.generate]
+)
 
 
 def pytest_collection_finish() -> None:

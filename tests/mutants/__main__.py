@@ -81,6 +81,7 @@ def _failure(
     # The copy comes first on the path, also in tests that start a process of their own.
     environment = {**os.environ, "PYTHONPATH": str(root), **more}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--tb=no", *words]
+    command += ["--hypothesis-profile=no shrinking"]
     command += [f"--ignore-glob=*/{name}" for name in NOT_RUN]
     try:
         result = subprocess.run(
