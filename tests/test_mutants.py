@@ -118,6 +118,8 @@ def test_each_test_function_that_executes_a_line_is_run_before_its_other_paramet
     executed._seconds["b.py::h"] = 4.0
     assert executed.tests("x.py", {7}) == ["a.py::f[1]", "b.py::g[1]", "b.py::h", "a.py::f[2]"]
     assert executed.tests("x.py", {9})[0] == "b.py::i"
+    executed._n_files["b.py::i"] = 1
+    assert executed.tests("x.py", {9})[0] == "a.py::f[1]"
     assert executed.seconds_of_files == {"a.py": 3.0, "b.py": 7.5}
 
 

@@ -1,9 +1,9 @@
 """Plant bugs and expect the default tests to fail: `python -m tests.mutants [--part K/N] [--jobs N] [NAME ...]`.
 
 Each bug is planted in a copy of the checkout; the tests that run are the default ones, stopped at the first failure.
-They run once without a bug, which records what each test executes. The shortest tests that execute the bug's lines run
-first, then the test files near its module (`near.py`), which finds the tests of compiled code, then all. `--part 2/8`
-runs the second of eight equal parts. Exits with 1 if a bug survives, with 2 if the tests fail without one.
+They run once without a bug, which records what each test executes. The tests that execute the bug's lines and few other
+files run first, then the test files near its module (`near.py`), which finds the tests of compiled code, then all.
+`--part 2/8` runs the second of eight equal parts. Exits with 1 if a bug survives, with 2 if the tests fail without one.
 """
 
 from __future__ import annotations

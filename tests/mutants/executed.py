@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ class Recorder:
         measured = [f"{root}/mlx_engine/*", f"{root}/kernels/*"]
         self._coverage = Coverage(str(self._file), include=measured, config_file=False, messages=False)
         self._coverage.start()
+        self._is_traced = sys.gettrace() is not None
         self._seconds: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -42,6 +46,8 @@ class Recorder:
         finally:
             self._seconds[item.nodeid] = time.perf_counter() - start
             self._coverage.switch_context("")
+            if self._is_traced and sys.gettrace() is None:
+                raise RuntimeError(f"{item.nodeid}: expected sys.settrace as before, found it removed; restore it")
 
     def pytest_sessionfinish(self) -> None:
         self._coverage.stop()
@@ -53,6 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Record in the process that runs tests: with pytest-xdist that is each worker."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Recorder(Path(os.environ[FOLDER]), config.rootpath))
+
+
+_N_FILES = """
+    select context, count(distinct file_id) from line_bits join context on context.id = context_id group by context
+"""
 
 
 class Executed:
@@ -70,6 +81,11 @@ class Executed:
         self._data = [CoverageData(str(record).removesuffix(SECONDS)) for record in records]
         for data in self._data:
             data.read()
+        # How many source files each test executes. Those that execute few are about what these do.
+        self._n_files = Counter[str]()
+        for data in self._data:
+            with closing(sqlite3.connect(data.data_filename())) as base:
+                self._n_files.update(dict(base.execute(_N_FILES)))
 
     @property
     def seconds_of_files(self) -> Mapping[str, float]:
@@ -80,19 +96,20 @@ class Executed:
         return files
 
     def tests(self, file: str, lines: Collection[int]) -> list[str]:
-        """Return the tests that execute one of the lines, or else the file, the shortest first, within the limits.
+        """Return the tests that execute one of the lines, or else the file, within the limits.
 
-        Parameters of one test function execute nearly the same. So the shortest test of each function comes first.
+        Those that execute the fewest files come first. Parameters of one test function execute nearly the same: one
+        test of each function comes before the others.
         """
         contexts = [(line, test) for line, test in self._contexts(file) if test in self._seconds]
         found = {test for line, test in contexts if line in lines} or {test for _, test in contexts}
         n_of_function, in_order = Counter[str](), []
-        for test in sorted(found, key=lambda test: (self._seconds[test], test)):
+        for test in sorted(found, key=lambda test: (self._n_files[test], self._seconds[test], test)):
             function = test.partition("[")[0]
-            in_order.append((n_of_function[function], self._seconds[test], test))
+            in_order.append((n_of_function[function], self._n_files[test], self._seconds[test], test))
             n_of_function[function] += 1
         chosen, left = [], MOST_SECONDS
-        for _, seconds, test in sorted(in_order)[:MOST_TESTS]:
+        for _, _, seconds, test in sorted(in_order)[:MOST_TESTS]:
             left -= seconds
             if left < 0:
                 break

@@ -224,12 +224,13 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
         return interrupt
 
     assert within(5, lambda: made.shared.parked == 3)
+    before = sys.gettrace()  # of coverage
     sys.settrace(interrupt)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             made.shared.wake()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     assert left == 0
     assert meets(made, 4)
     assert within(5, lambda: made.shared.parked == 3)
