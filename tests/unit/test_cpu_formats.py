@@ -48,3 +48,18 @@ def test_a_format_that_cannot_be_compiled_is_an_error_that_names_the_way_out(mon
     monkeypatch.setattr(library, "code_file", lambda part: Path("/nowhere") / part)
     with pytest.raises(BackendUnavailableError, match="q4_1 cannot be compiled: RuntimeError: no space left"):
         kernels.load_formats(loaded, {"q4_1"})
+
+
+def test_a_format_that_two_threads_load_at_once_is_the_same_for_both(monkeypatch: pytest.MonkeyPatch):
+    """Code that nobody refers to is freed, and kernels of the thread that loaded it first may be running."""
+    loaded, read, other = library.Library(library.codes(library.BASE).values()), library.codes, []
+
+    def codes(parts: list[str]) -> dict[str, bytes]:
+        found = read(parts)
+        if not other:
+            other.append(None)
+            other[0] = loaded.format("q8_0")  # as another thread does in the meantime
+        return found
+
+    monkeypatch.setattr(library, "codes", codes)
+    assert loaded.format("q8_0") == other[0]

@@ -159,21 +159,6 @@ def test_all_that_is_exported_is_there_and_nothing_else_is_asked_for(compiled: l
         library.load().address("nobody")
 
 
-def test_a_format_that_two_threads_load_at_once_is_the_same_for_both(monkeypatch: pytest.MonkeyPatch):
-    """Code that nobody refers to is freed, and kernels of the thread that loaded it first may be running."""
-    loaded, read, other = library.Library(library.codes(library.BASE).values()), library.codes, []
-
-    def codes(parts: list[str]) -> dict[str, bytes]:
-        found = read(parts)
-        if not other:
-            other.append(None)
-            other[0] = loaded.format("q8_0")  # as another thread does in the meantime
-        return found
-
-    monkeypatch.setattr(library, "codes", codes)
-    assert loaded.format("q8_0") == other[0]
-
-
 def test_compiled_code_runs_without_the_compiler():
     library.load().format("float32", "q8_0")
     result = python("import sys; sys.modules['numba'] = None\n" + GENERATE, MICRO)
