@@ -31,8 +31,8 @@ rank  holds                  weights  KV of a token  KV of 2 x 256 tokens  activ
 
 split    --split 3,3
 twice    340.0 KiB of weights lie on more than one rank
-a token  640 bytes over each border, 8,192 bytes of logits from the last rank to the first
-a chunk  256 tokens of a prompt: 163,840 bytes over each border, 8,192 bytes of logits from the last rank to the first
+a token  640 bytes over each border, 8 bytes of logits from the last rank to the first
+a chunk  256 tokens of a prompt: 163,840 bytes over each border, 8 bytes of logits from the last rank to the first
 fits     yes; the smallest number of machines like the last one, as a pipeline: 1
 """
 
