@@ -24,11 +24,11 @@ def print_plan(found: Summary) -> None:
 def head_rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Yield the rows about the model, the machines and the links."""
     about, host = found.about, found.ranks[0].host
-    left = f" (and {size(found.model.left)} left in the file)" if found.model.left else ""
+    left = f" (and {size(found.left)} left in the file)" if found.left else ""
     yield "model", plain(about["where"])
     yield (
         "weights",
-        f"{about['architecture']}, {len(found.model.layers):,} layers, {size(found.model.total)} on "
+        f"{about['architecture']}, {len(found.model.layers):,} layers, {size(found.weights)} on "
         f"{about['backend']}{left}",
     )
     same = len({rank.host for rank in found.ranks}) == 1

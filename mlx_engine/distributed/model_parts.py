@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from mlx_engine.backends.experts import Experts, share_read
@@ -48,6 +48,7 @@ class Part:
 
     Attributes:
         arrays: all arrays that it holds.
+        tables: those of `arrays` of which a pass reads a few rows.
         read: bytes of the matrices that every pass reads.
         experts: bytes of experts.
         expert_share: the share of the experts that one token uses.
@@ -62,6 +63,7 @@ class Part:
     """
 
     arrays: tuple[Outline, ...] = ()
+    tables: tuple[Outline, ...] = ()
     read: float = 0.0
     experts: float = 0.0
     expert_share: float = 1.0
@@ -71,6 +73,10 @@ class Part:
     kept: CacheLayer | None = None
     exchanges: int = 0
     is_head: bool = False
+
+    def without_tables(self) -> Part:
+        """Return the part on a rank that reads rows of its tables from the file."""
+        return replace(self, arrays=tuple(array for array in self.arrays if array not in self.tables), tables=())
 
     def work(self, of: Pass) -> Work:
         """Return the work of a pass."""
@@ -127,7 +133,7 @@ def model_parts(outlined: Outlined) -> ModelParts:
     cfg, sizes = model.config, outlined.sizes
     columns = layers[-1].per_layer.columns[1] if layers[-1].per_layer is not None else 0
     return ModelParts(
-        tables=_part(tables),
+        tables=_part(tables, tables=tuple(value for value in tables if isinstance(value, Outline))),
         layers=tuple(_layer(*each) for each in zip(layers, kept, attended, strict=True)),
         head=_part([model.output, model.output_norm], is_head=True),
         left=sizes.n_left,

@@ -152,7 +152,8 @@ def _cut(model: ModelParts, hosts: Sequence[Host], asked: Asked, split: Sequence
 
 def _rank(model: ModelParts, host: Host, asked: Asked, layers: range, *, is_first: bool, is_last: bool) -> Rank:
     parts = model.layers[layers.start : layers.stop]
-    tables, head = model.tables if is_first else None, model.head if is_last else None
+    head = model.head if is_last else None
+    tables = None if not is_first else model.tables if is_last else model.tables.without_tables()
     kept = [part.kept for part in parts if part.kept is not None]
     return Rank(
         host=host,
@@ -186,7 +187,8 @@ class _Runs:
     def needed(self, first: int, end: int) -> int:
         """Return what a rank with these layers needs."""
         is_last = end == len(self._model.layers)
-        around = [*([self._model.tables] if first == 0 else []), *([self._model.head] if is_last else [])]
+        tables = self._model.tables if is_last else self._model.tables.without_tables()
+        around = [*([tables] if first == 0 else []), *([self._model.head] if is_last else [])]
         return self._needed[end] - self._needed[first] + held(around) + _workspace(self._model, is_last=is_last)
 
     def work(self, first: int, end: int) -> Work:

@@ -91,8 +91,18 @@ class Summary:
 
     @property
     def duplicated(self) -> int:
-        """Bytes of weights that more than one rank holds, beyond those of one process."""
-        return sum(rank.weights for rank in self.ranks) - self.model.total
+        """Bytes of weights that the ranks hold beyond those of one process."""
+        return max(0, sum(rank.weights for rank in self.ranks) - self.model.total)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights on all ranks, without `duplicated`."""
+        return sum(rank.weights for rank in self.ranks) - self.duplicated
+
+    @property
+    def left(self) -> int:
+        """Bytes of embedding tables that stay in the file."""
+        return self.model.left + self.model.total - self.weights
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -100,8 +110,8 @@ class Summary:
             **self.about,
             "shard": self.shard,
             "n_layers": len(self.model.layers),
-            "weights_bytes": self.model.total,
-            "left_in_file_bytes": self.model.left,
+            "weights_bytes": self.weights,
+            "left_in_file_bytes": self.left,
             "duplicated_bytes": self.duplicated,
             **asdict(self.asked),
             "fits": self.fits,

@@ -32,6 +32,13 @@ MUTANTS = [
         "True",
     ),
     Mutant(
+        "a rank without the head holds the embedding table",
+        "mlx_engine/distributed/plan.py",
+        "_rank",
+        "model.tables if is_last else model.tables.without_tables()",
+        "model.tables",
+    ),
+    Mutant(
         "attention reads beyond its window",
         "mlx_engine/distributed/model_parts.py",
         "Part.work",

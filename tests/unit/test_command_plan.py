@@ -26,11 +26,10 @@ ranks    2, each with 10.0 GB/s of memory, 100 GFLOP/s
 links    1 Gbit/s, 0.1 ms, and 0 ms for the software of a message
 
 rank  holds                  weights  KV of a token  KV of 2 x 256 tokens  activations                 left
-0     tables, layers 0 to 2  1.4 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.4 MiB of 15.3 MiB
+0     tables, layers 0 to 2  1.1 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.7 MiB of 15.3 MiB
 1     layers 3 to 5, head    1.4 MiB        3.0 KiB               1.7 MiB      3.8 MiB  8.4 MiB of 15.3 MiB
 
 split    --split 3,3
-twice    340.0 KiB of weights lie on more than one rank
 a token  640 bytes over each border, 8 bytes of logits from the last rank to the first
 a chunk  256 tokens of a prompt: 163,840 bytes over each border, 8 bytes of logits from the last rank to the first
 fits     yes; the smallest number of machines like the last one, as a pipeline: 1
