@@ -58,8 +58,8 @@ class Suggested:
     unused: tuple[str, ...] = ()
 
 
-def suggested_sampling(path: Path) -> Suggested:
-    """Return what the files of a model suggest.
+def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
+    """Return what the files of a model suggest; `metadata` is that of a GGUF file, if it has been read already.
 
     `do_sample: false` suggests greedy decoding; without `do_sample` a temperature is a suggestion to sample.
 
@@ -67,11 +67,13 @@ def suggested_sampling(path: Path) -> Suggested:
         SourceError: a file cannot be read.
         FormatError: a file is damaged, or a value is no number.
     """
-    if not path.is_dir():
+    if path.is_dir():
+        config = path / GENERATION_CONFIG
+        return _suggested(str(config), read_json(config), HF_KEYS) if config.exists() else Suggested(str(config), {})
+    if metadata is None:
         with open_gguf(path) as file:
-            return _suggested(str(path), file.metadata, GGUF_KEYS)
-    config = path / GENERATION_CONFIG
-    return _suggested(str(config), read_json(config), HF_KEYS) if config.exists() else Suggested(str(config), {})
+            metadata = file.metadata
+    return _suggested(str(path), metadata, GGUF_KEYS)
 
 
 def _suggested(where: str, settings: Mapping[str, Any], keys: Mapping[str, str]) -> Suggested:

@@ -140,7 +140,7 @@ def load_engine(
         opened = open_source(source, backend, progress=progress, **options)
     _ = opened.prompts.tokenizer  # built first: it may be missing, and the first request need not wait
     if suggested:
-        checked(opened.path)
+        checked(opened.path, opened.checkpoint.metadata)
     opened.check_memory(kv=capacity.kv_bytes)
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)

@@ -16,6 +16,7 @@ from mlx_engine.errors import EngineError, OptionError
 
 if TYPE_CHECKING:
     from mlx_engine.backends.sampling import Sampling
+    from mlx_engine.opened import Opened
 
 # Options that choose among likely tokens; the penalties and the bias change which token is the most likely one.
 IDLE_IF_GREEDY = ("top_k", "top_p", "min_p", "seed")
@@ -29,7 +30,7 @@ class Chosen(NamedTuple):
     warnings: list[str]
 
 
-def choose_sampling(invocation: typer.Context, given: SamplingOptions, path: Path, *, suggested: bool) -> Chosen:
+def choose_sampling(invocation: typer.Context, given: SamplingOptions, opened: Opened, *, suggested: bool) -> Chosen:
     """Return the given options; with `suggested`, with the suggested values where the command line has none.
 
     Raises:
@@ -37,24 +38,24 @@ def choose_sampling(invocation: typer.Context, given: SamplingOptions, path: Pat
     """
     if not suggested:
         return Chosen(given, [], without_effect(given, given))
-    found, notes, warnings = checked(path), [], []
+    found, notes, warnings = checked(opened.path, opened.checkpoint.metadata), [], []
     values = {name: value for name, value in found.values.items() if not _is_given(invocation, name)}
     if values:
         notes.append(f"sampling as {Path(found.where).name} suggests: {named(values)}; --no-suggested is greedy")
     if not found.values and _is_given(invocation, "suggested"):
-        warnings.append(f"warning: {path} suggests no sampling, so --suggested has no effect")
+        warnings.append(f"warning: {opened.path} suggests no sampling, so --suggested has no effect")
     if found.unused:
         warnings.append(f"warning: {found.where} also has {', '.join(found.unused)}, which is not implemented")
     used = replace(given, **values)
     return Chosen(used, notes, [*warnings, *without_effect(given, used)])
 
 
-def offered(invocation: typer.Context, path: Path) -> list[str]:
+def offered(invocation: typer.Context, opened: Opened) -> list[str]:
     """Return a hint if the model's files suggest another sampling than the default, and --temp was not given."""
     from mlx_engine.backends.sampling import Sampling
 
     try:
-        suggested = checked(path)
+        suggested = checked(opened.path, opened.checkpoint.metadata)
     except EngineError:  # a file that is not used must not end a run
         return []
     if _is_given(invocation, "temperature") or Sampling(**suggested.values) == Sampling():
@@ -81,15 +82,15 @@ def without_effect(given: SamplingOptions, used: SamplingOptions) -> list[str]:
     return [f"warning: {', '.join(idle)} {have} no effect {why}; --temp T samples"]
 
 
-def checked(path: Path) -> Suggested:
-    """Return the suggestions of a model's files.
+def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
+    """Return the suggestions of a model's files; `metadata` is that of a GGUF file, if it has been read already.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.
     """
     from mlx_engine.backends.sampling import Sampling
 
-    suggested = suggested_sampling(path)
+    suggested = suggested_sampling(path, metadata)
     try:
         Sampling(**suggested.values)
     except OptionError as error:
