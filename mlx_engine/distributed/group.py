@@ -35,7 +35,7 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
-        report: what has been sent to the next rank, and what is awaited from the one before.
+        report: what has been sent to the next rank, and what is awaited; of lazy arrays it has no gathers.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
@@ -178,7 +178,12 @@ class Ring(Group):
         given = mx.array(array)
         found = mx.distributed.all_gather(given.reshape(-1), group=self._group, stream=self._receiving)
         found = found.reshape(self.size, *given.shape)
-        result: A = np.array(self._done(found)) if isinstance(array, np.ndarray) else found
+        if isinstance(array, np.ndarray):
+            begun = self.report.begun + 1
+            self.report = self.report._replace(begun=begun, gathered=begun, nbytes=found.nbytes)
+            self._done(found)
+            self.report = self.report._replace(gathered=0)
+        result: A = np.array(found) if isinstance(array, np.ndarray) else found
         return result
 
     def close(self) -> None:

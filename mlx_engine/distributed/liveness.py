@@ -185,7 +185,12 @@ class Liveness:
 
     def _note(self, rank: int, report: Report) -> None:
         """Note a rank's report, on rank 0; end the run if a message to this rank was lost."""
-        if self._stalls.is_stalled(rank, report):
+        if not self._stalls.is_stalled(rank, report):
+            return
+        if report.gathered:
+            found = "expected each message to arrive, found that those of a sum over all ranks do not arrive there"
+            self._give_up(self._stalls.gathering(report.gathered), found)
+        else:
             before = (rank - 1) % len(self._hosts)
             found = f"expected each message to arrive, found that one to rank {rank} ({self._hosts[rank]}) does not"
             self._give_up([before], found)

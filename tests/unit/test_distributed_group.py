@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -49,7 +51,10 @@ def test_threads_are_ranks(size: int):
 
 def test_processes_are_ranks(tmp_path):
     for rank, (code, out, err) in enumerate(ranks.run(tmp_path, 3, ["-m", __name__])):
-        assert (code, out, err) == (0, f"rank {rank} of 3\n", "")
+        printed, report = out.splitlines()
+        assert (code, printed, err) == (0, f"rank {rank} of 3", "")
+        # Gathers of MLX arrays are lazy and not counted.
+        assert re.fullmatch(r"Report\(sent=6, awaited=0, begun=2, gathered=0, nbytes=\d+\)", report)
 
 
 def test_a_rank_alone_sums_and_gathers_itself():
@@ -92,4 +97,6 @@ def test_a_process_alone_is_no_ring(monkeypatch):
 
 
 if __name__ == "__main__":
-    print(exercise(Ring()))
+    ring = Ring()
+    print(exercise(ring))
+    print(ring.report)

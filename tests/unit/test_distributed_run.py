@@ -195,17 +195,36 @@ def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
     assert found[2] == (1, None)
 
 
+def stalled(found: Stalls, n: int, *reports: Report) -> list[list[int]]:
+    """Have all ranks report n times; return who is found stalled each time."""
+    return [[rank for rank, of in enumerate(reports) if found.is_stalled(rank, of)] for _ in range(n)]
+
+
 def test_a_message_that_was_sent_and_does_not_arrive_is_a_stall():
-    found, waits = Stalls(3, interval=0.5, limit=1.0), Report(sent=4, awaited=6)
-    assert not any(found.is_stalled(2, waits) for _ in range(9))  # rank 1 computes
-    assert not found.is_stalled(1, Report(sent=6))
-    assert [found.is_stalled(2, waits) for _ in range(4)] == [False, False, False, True]
-    assert not found.is_stalled(2, Report(sent=4, awaited=7))  # the message has arrived
-    assert not found.is_stalled(1, Report(sent=7))
-    long = Report(4, 7, 1_000_000)
-    assert [found.is_stalled(2, long) for _ in range(6)] == [False] * 5 + [True]
-    assert not any(found.is_stalled(2, Report(4, 0)) for _ in range(9))
-    assert not any(found.is_stalled(0, Report(4, 5)) for _ in range(9))  # rank 2 has sent four
+    found, idle, waits = Stalls(3, interval=0.5, limit=1.0), Report(), Report(sent=4, awaited=6)
+    assert not any(stalled(found, 9, idle, Report(sent=5), waits))  # rank 1 computes
+    assert stalled(found, 4, idle, Report(sent=6), waits) == [[], [], [], [2]]
+    assert not any(stalled(found, 9, idle, Report(sent=6), Report(sent=4, awaited=7)))  # the message has arrived
+    long = Report(sent=4, awaited=7, nbytes=1_000_000)
+    assert stalled(found, 6, idle, Report(sent=7), long) == [[], [], [], [], [], [2]]
+    assert not any(stalled(found, 9, Report(sent=4, awaited=5), Report(sent=7), Report(sent=4)))  # rank 2 has sent four
+
+
+def test_a_gather_that_all_have_begun_and_that_does_not_end_is_a_stall():
+    found, inside, after = Stalls(3, interval=0.5, limit=1.0), Report(begun=7, gathered=7), Report(begun=7)
+    assert not any(stalled(found, 9, inside, Report(begun=6), inside))  # rank 1 computes
+    assert stalled(found, 4, after, inside, inside) == [[], [], [], [1, 2]]
+    assert found.gathering(7) == [1, 2]
+    following = Report(begun=8, gathered=8)
+    assert not any(stalled(found, 3, following, following, following))  # it ended, and the next one may take as long
+    assert not any(stalled(found, 9, following, after, following))
+
+
+def test_a_rank_that_reports_nothing_makes_no_stall():
+    found, inside = Stalls(2, interval=0.5, limit=1.0), Report(begun=1, gathered=1)
+    assert not any(stalled(found, 2, inside, inside))
+    assert not any(found.is_stalled(0, inside) for _ in range(9))
+    assert any(stalled(found, 3, inside, inside))
 
 
 def test_a_link_that_loses_messages_is_named():
@@ -218,6 +237,18 @@ def test_a_link_that_loses_messages_is_named():
         "all ranks end, start them again",
     )
     assert (found[1], found[2]) == ((1, None), (1, None))
+    ends.close()
+
+
+def test_ranks_that_a_sum_does_not_reach_are_named():
+    ends = Ends(limit=0.3)
+    for rank, report in enumerate([Report(begun=3), Report(begun=3, gathered=3), Report(begun=3)]):
+        ends.ranks[rank].report = lambda report=report: report
+    assert ends.wait(0, 1, 2)[0] == (
+        1,
+        "error: rank 1 (127.0.0.2): expected each message to arrive, found that those of a sum over all ranks do not "
+        "arrive there; all ranks end, start them again",
+    )
     ends.close()
 
 

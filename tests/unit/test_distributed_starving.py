@@ -209,14 +209,14 @@ def test_a_rank_of_a_server_without_memory_is_named_or_a_request_fails(tmp_path,
 
 @contextmanager
 def linked(
-    folder: Path, command: list[str], rate: float = 1e9
+    folder: Path, command: list[str], size: int = SIZE, rate: float = 1e9
 ) -> Iterator[tuple[Watched, list[subprocess.Popen[str]]]]:
     """Yield ranks whose links are relays, and the relay towards each rank.
 
     The ring connects to the address of the next rank, so each rank has a file of addresses with the relay in its place.
     """
     with ExitStack() as stack:
-        ports, made, towards = free_ports(SIZE), [], []
+        ports, made, towards = free_ports(size), [], []
         for port in ports:
             relay = ["-m", "benchmarks.relay", "--rate", str(rate), "--latency", "0.001", f"0:{port}"]
             made.append(subprocess.Popen([sys.executable, *relay], cwd=ranks.ROOT, stdout=subprocess.PIPE, text=True))
@@ -224,8 +224,8 @@ def linked(
             stack.callback(made[-1].kill)
             towards.append(int(made[-1].stdout.readline()))
         started = []
-        for rank in range(SIZE):
-            seen = [towards[i] if i == (rank + 1) % SIZE else ports[i] for i in range(SIZE)]
+        for rank in range(size):
+            seen = [towards[i] if i == (rank + 1) % size else ports[i] for i in range(size)]
             started.append(ranks.start_rank(folder, rank, seen, command))
         watched = Watched(started)
         stack.callback(watched.close)
@@ -262,3 +262,17 @@ def test_a_link_that_stalls_for_good_is_named(tmp_path, moment: str, to: int):
         (line,) = watched.error_lines()
         assert line.startswith(f"error: rank {to - 1} (127.0.0.1): expected each message to arrive")
         assert f"to rank {to} " in line
+
+
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_link_that_stalls_for_good_in_a_sum_is_named(tmp_path, moment: str):
+    prompt = PROMPTS[moment]
+    with linked(tmp_path, [*generate(prompt, 300), "--shard", "tensor"], size=2) as (watched, relays):
+        watched.wait_for(lambda: "KV cache" in "".join(watched.err[0]))
+        if moment == "decode":
+            watched.wait_for(lambda: len("".join(watched.out[0])) > len(prompt) + 4)
+        relays[1].send_signal(signal.SIGSTOP)
+        assert watched.wait(LONGEST) == [1] * 2
+        (line,) = watched.error_lines()
+        assert "rank 1 (127.0.0.1)" in line
+        assert "expected each message to arrive" in line
