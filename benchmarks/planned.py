@@ -1,6 +1,6 @@
 """Compare the rates that `plan` expects with measured ones: ranks on this machine, over simulated links.
 
-    python -m benchmarks.planned [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
+    python -m benchmarks.planned [--shard tensor] [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
 
 Each rank has one thread and is pinned to a core; with more ranks than cores they share them. One process alone gives
 the memory bandwidth and the arithmetic of a host, and two ranks over loopback the time of the software per message; all
@@ -29,8 +29,9 @@ from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
 from mlx_engine.distributed.hosts import Host, Link
 from mlx_engine.distributed.model_parts import ModelParts, Pass, model_parts
-from mlx_engine.distributed.plan import Asked, pipeline
-from mlx_engine.distributed.times import Timing
+from mlx_engine.distributed.plan import Asked, pipeline, tensor
+from mlx_engine.distributed.tensor import sliced
+from mlx_engine.distributed.times import ShardKind, Timing
 from mlx_engine.models import plan_model
 from mlx_engine.models.conversion import Conversion
 from mlx_engine.models.outline import outlined
@@ -39,8 +40,6 @@ BACKEND, MEMORY = "parallel", 1 << 40
 # Tokens of a prompt, prompts, and tokens that are generated. Passes are short, so that some meet no other program; the
 # first pass of each kind is not counted.
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
-
-
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
 
@@ -58,7 +57,25 @@ def shape(n_layers: int) -> Qwen3Shape:
     return Qwen3Shape(n_layers, 1024, 3072, 16, 8, 128, 16_384, 4096, 1e6)
 
 
-def worker(path: str, split: Sequence[int]) -> Times | None:
+class Shared(NamedTuple):
+    """The model of a file, and how ranks share it.
+
+    Attributes:
+        path: the file.
+        shard: the value of `--shard`.
+        n_layers: the number of its layers.
+    """
+
+    path: Path
+    shard: ShardKind
+    n_layers: int
+
+    def split(self, n: int) -> list[int]:
+        """Return the layers of n ranks of a pipeline; the last one, which has the head, has no more than the others."""
+        return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
+
+
+def worker(path: str, kind: ShardKind, split: Sequence[int]) -> Times | None:
     """Be a rank, or the only process. Return the times on rank 0."""
     from mlx_engine.cache import New
     from mlx_engine.decode.options import Options
@@ -67,7 +84,7 @@ def worker(path: str, split: Sequence[int]) -> Times | None:
     from mlx_engine.engine import Engine, open_source
 
     pinned()
-    shard = join("pipeline", split) if len(split) > 1 else None
+    shard = join(kind, split if kind == "pipeline" else None) if len(split) > 1 else None
     opened = open_source(path, BACKEND, threads=1, shard=shard)
     if shard is not None and not shard.is_leader:
         urgent()
@@ -97,7 +114,8 @@ def worker(path: str, split: Sequence[int]) -> Times | None:
         ends.append(time.perf_counter())
     # The last steps have fewer requests, the first ones prompts.
     ends = ends[len(split) * 4 : -len(split) * 4]
-    turns = [late - early for early, late in zip(ends, ends[len(split) :], strict=False)]
+    steps = len(split) if kind == "pipeline" else 1  # passes in which each request gets a token
+    turns = [late - early for early, late in zip(ends, ends[steps:], strict=False)]
     engine.close()
     if shard is not None:
         shard.close()
@@ -111,32 +129,50 @@ def pinned() -> None:
         os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
 
 
-def measure(path: Path, split: Sequence[int], link: tuple[float, float] | None = None) -> Times:
-    """Return the measured times of ranks with these numbers of layers, over a link or over loopback."""
-    command = ["-m", "benchmarks.planned", "--worker", str(path), "--split", ",".join(map(str, split))]
-    with ranks(command, len(split), link) as started:
+def measure(of: Shared, n: int, link: tuple[float, float] | None = None) -> Times:
+    """Return the measured times of n ranks, over a link or over loopback."""
+    split = ",".join(map(str, of.split(n)))
+    command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--shard", of.shard, "--split", split]
+    with ranks(command, n, link) as started:
         out, errors = started[0].communicate(timeout=600)
     if started[0].returncode:
         raise RuntimeError(errors)
     return Times(*json.loads(out.splitlines()[-1]))
 
 
-def best(path: Path, split: Sequence[int]) -> Times:
+def best(of: Shared, n: int) -> Times:
     """Return the shortest times of several measurements over loopback."""
-    each = [measure(path, split) for _ in range(REPEATS)]
+    each = [measure(of, n) for _ in range(REPEATS)]
     return Times(*map(min, zip(*each, strict=True)))
 
 
-def expected(model: ModelParts, host: Host, split: Sequence[int], link: Link) -> Times:
-    """Return the times that the plan expects."""
-    n = len(split)
+def timing(of: Shared, host: Host, n: int, link: Link) -> Timing:
+    """Return the plan of n ranks on one machine."""
     hosts = [replace(host, cores=usable_cores(), ranks=n)] * n
     asked = Asked(PROMPT + TOKENS // 2, n, PROMPT)
-    timing = Timing(model, pipeline(model, hosts, asked, split), link, "pipeline")
-    token = Pass(1, 1, asked.context)
+    model = parts_of(of.path)
+    if of.shard == "pipeline":
+        return Timing(model, pipeline(model, hosts, asked, of.split(n)), link, of.shard)
+    return Timing(model, tensor([parts_of(of.path, rank, n) for rank in range(n)], hosts, asked), link, of.shard)
+
+
+def expected(plan: Timing) -> Times:
+    """Return the times that the plan expects."""
+    n, context = len(plan.ranks), PROMPT + TOKENS // 2
     # The scheduler of several requests chooses the largest logit; passes alone return all.
-    turn = replace(timing, best=1).turn(token, n)
-    return Times(timing.alone(token), timing.alone(Pass(1, PROMPT, 0)), turn)
+    of_several = replace(plan, best=1)
+    turn = (
+        of_several.turn(Pass(1, 1, context), n) if plan.shard == "pipeline" else of_several.alone(Pass(n, 1, context))
+    )
+    return Times(plan.alone(Pass(1, 1, context)), plan.alone(Pass(1, PROMPT, 0)), turn)
+
+
+def overhead_of(of: Shared, host: Host) -> float:
+    """Return the seconds of the software per message, from a token on two ranks over loopback."""
+    plan = timing(of, host, 2, Link(1e12, 0.0))
+    messages = plan.messages(Pass(1, 1, PROMPT))
+    more = best(of, 2).token - expected(plan).token
+    return max(0.0, more / (messages.n_hidden + messages.n_logits))
 
 
 def host_of(folder: Path, n_layers: int) -> Host:
@@ -146,7 +182,7 @@ def host_of(folder: Path, n_layers: int) -> Host:
     """
     path = folder / f"{n_layers}.gguf"
     write_shape(path, "planned", shape(n_layers))
-    return calibrated(parts_of(path), best(path, [n_layers]))
+    return calibrated(parts_of(path), best(Shared(path, "pipeline", n_layers), 1))
 
 
 def calibrated(model: ModelParts, alone: Times) -> Host:
@@ -157,14 +193,10 @@ def calibrated(model: ModelParts, alone: Times) -> Host:
     return Host(MEMORY, nbytes / alone.token, sum(part.work(prompt).flops for part in parts) / alone.prompt)
 
 
-def parts_of(path: Path) -> ModelParts:
-    """Return the parts of the model of a file."""
-    return model_parts(outlined(plan_model(open_checkpoint(path), Conversion()), create_backend(BACKEND)))
-
-
-def even(n_layers: int, n: int) -> list[int]:
-    """Return a split whose last rank, which has the head, has no more layers than the others."""
-    return [n_layers // n + (i < n_layers % n) for i in range(n)]
+def parts_of(path: Path, rank: int = 0, n: int = 1) -> ModelParts:
+    """Return the parts of the model of a file, or of a rank's slices of it."""
+    planned = plan_model(open_checkpoint(path), Conversion())
+    return model_parts(outlined(planned if n == 1 else sliced(planned, rank, n), create_backend(BACKEND)))
 
 
 def row(n: int, link: tuple[float, float] | None, plan: Times, found: Times) -> str:
@@ -179,6 +211,7 @@ def row(n: int, link: tuple[float, float] | None, plan: Times, found: Times) -> 
 def main() -> None:
     """Print the table; with --worker be a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shard", choices=("pipeline", "tensor"), default="pipeline", help="how ranks share the model")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--ranks", default="2,4", help="numbers of ranks")
     parser.add_argument("--links", type=links_of, default=list(LINKS), help="RATE:LATENCY, bits per second and seconds")
@@ -186,27 +219,24 @@ def main() -> None:
     parser.add_argument("--split", default="1", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        found = worker(given.worker, [int(n) for n in given.split.split(",")])
+        found = worker(given.worker, given.shard, [int(n) for n in given.split.split(",")])
         print(json.dumps(found) if found else "")
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_shape(path, "planned", shape(given.layers))
-        model = parts_of(path)
+        of = Shared(Path(folder) / "model.gguf", given.shard, given.layers)
+        write_shape(of.path, "planned", shape(given.layers))
         host = replace(
             host_of(Path(folder), given.layers // 2), compute=host_of(Path(folder), given.layers // 4).compute
         )
         print(f"a host: {host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s; {os.cpu_count()} cores")
-        pair = even(given.layers, 2)
-        without = expected(model, host, pair, Link(1e12, 0.0))
-        overhead = max(0.0, (best(path, pair).token - without.token) / 2)
+        overhead = overhead_of(of, host)
         print(f"software per message: {overhead * 1e3:.2f} ms\n")
         heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]
         print(f"| ranks | link | {' | '.join(heads)} |\n|---:|---|{'---:|' * len(heads)}")
         for n, link in itertools.product(map(int, given.ranks.split(",")), (None, *given.links)):
             rate, latency = link or (1e12, 0.0)
-            plan = expected(model, host, even(given.layers, n), Link(rate, latency, overhead))
-            print(row(n, link, plan, measure(path, even(given.layers, n), link)), flush=True)
+            plan = expected(timing(of, host, n, Link(rate, latency, overhead)))
+            print(row(n, link, plan, measure(of, n, link)), flush=True)
 
 
 if __name__ == "__main__":
