@@ -65,10 +65,13 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
         ValueError: the bytes are not those of such a matrix.
     """
     found = blocks_of("split_q8_0", raw, shape, blocks.Q8_0, BLOCK)
-    codes = found["qs"].view(np.uint8) ^ np.uint8(0x80)
+    quants = found["qs"].view(np.uint8)
+    # The quants are written where they stay: two copies of a large head would be the peak of memory.
+    wq = mx.zeros((shape[0], shape[1] // 4), dtype=mx.uint32, stream=mx.cpu)
+    np.bitwise_xor(quants, np.uint8(0x80), out=np.asarray(wq).view(np.uint8).reshape(quants.shape))
     # MLX would keep the memory between the elements of a view: a second copy of all quants.
     scales = np.ascontiguousarray(found["d"])
-    return Q8_0Matrix(mx.array(codes.reshape(shape).view(np.uint32)), mx.array(scales))
+    return Q8_0Matrix(wq, mx.array(scales))
 
 
 def joined(matrix: Q8_0Matrix) -> tuple[NDArray[np.int8], NDArray[np.float16]]:

@@ -84,10 +84,12 @@ class GroupMatrix:
 def reinterpret(weight: Weight) -> GroupMatrix | None:
     """Return a Q8_0 matrix in MLX's format; None if a scale is infinite or NaN, where repacking is not exact."""
     split = split_q8_0(weight.data, (weight.shape[0], weight.shape[1]))
-    scales = np.asarray(split.ws).astype(np.float32)
+    scales = split.ws.astype(mx.float32, stream=mx.cpu)
     if not np.isfinite(scales).all():
         return None
-    return GroupMatrix(split.wq, mx.array(scales), mx.array(np.float32(-128) * scales))
+    biases = mx.multiply(-128, scales, stream=mx.cpu)
+    mx.eval(biases)  # an array that is not evaluated belongs to this thread
+    return GroupMatrix(split.wq, scales, biases)
 
 
 def group_matrix(weight: Weight, type_: GroupType) -> GroupMatrix:
