@@ -47,11 +47,8 @@ SIZES = {
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "bos_token_id": None,
     "eos_token_id": None, "attn_implementation": "eager",
 }  # fmt: skip
-MOE_SIZES = {
-    **SIZES, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 128,
-    "experts_implementation": "eager",
-}  # fmt: skip
-TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+FEW = {"intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 128, "experts_implementation": "eager"}
+MOE_SIZES = {**SIZES, **FEW, "hidden_size": 32, "head_dim": 16}
 # A short context, so that all three kinds of frequencies occur and their difference is visible within a prompt.
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -83,10 +80,9 @@ MODELS = {
     "qwen2moe": (
         modeling_qwen2_moe.Qwen2MoeForCausalLM,
         Qwen2MoeConfig(
-            **{key: value for key, value in MOE_SIZES.items() if key != "head_dim"} | TWO_HEADS, rope_parameters=PLAIN,
-            num_experts=6,
-            num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=64,
-        ), 3,
+            **SIZES | FEW, rope_parameters=PLAIN, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+        ), 5,
     ),
     "qwen3moe": (
         modeling_qwen3_moe.Qwen3MoeForCausalLM,

@@ -27,7 +27,7 @@ from tests.golden.make_goldens import DATA, DoubleTorch, greedy, logits_of
 from tests.golden.make_llama_goldens import clear_choices, to_q8_0
 
 SIZES = {
-    "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 128,
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
     "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     "attn_implementation": "eager", "tie_word_embeddings": True,
 }  # fmt: skip
@@ -43,21 +43,21 @@ MODELS = {
     "lfm2": (
         modeling_lfm2.Lfm2ForCausalLM,
         Lfm2Config(
-            **SIZES, num_hidden_layers=3, intermediate_size=64, block_auto_adjust_ff_dim=False,
+            **{**SIZES, "hidden_size": 64}, num_hidden_layers=3, intermediate_size=64, block_auto_adjust_ff_dim=False,
             layer_types=["conv", "full_attention", "conv"], rope_parameters=PLAIN,
         ), 1,
     ),
     "qwen3_5": (
         modeling_qwen3_5.Qwen3_5ForCausalLM,
         Qwen3_5TextConfig(
-            **SIZES, num_hidden_layers=4, intermediate_size=64, head_dim=32, linear_key_head_dim=32,
-            linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, rope_parameters=PARTIAL,
+            **SIZES, num_hidden_layers=4, intermediate_size=64, head_dim=32, linear_key_head_dim=16,
+            linear_value_head_dim=32, linear_num_key_heads=4, linear_num_value_heads=8, rope_parameters=PARTIAL,
         ), 1,
     ),
     "qwen3_5moe": (
         modeling_qwen3_5_moe.Qwen3_5MoeForCausalLM,
         Qwen3_5MoeTextConfig(
-            **{**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}, num_hidden_layers=2, head_dim=32,
+            **SIZES, num_hidden_layers=2, head_dim=32,
             layer_types=["linear_attention", "full_attention"], linear_num_key_heads=4, linear_num_value_heads=8,
             linear_key_head_dim=16, linear_value_head_dim=32,
             rope_parameters=PARTIAL, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32,
