@@ -57,7 +57,7 @@ def shape(n_layers: int) -> Qwen3Shape:
     return Qwen3Shape(n_layers, 1024, 3072, 16, 8, 128, 16_384, 4096, 1e6)
 
 
-class Shared(NamedTuple):
+class SharedModel(NamedTuple):
     """The model of a file, and how ranks share it.
 
     Attributes:
@@ -114,7 +114,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int]) -> Times | None:
         ends.append(time.perf_counter())
     # The last steps have fewer requests, the first ones prompts.
     ends = ends[len(split) * 4 : -len(split) * 4]
-    steps = len(split) if kind == "pipeline" else 1  # passes in which each request gets a token
+    steps = len(split) if kind == "pipeline" else 1  # passes until every request has a token
     turns = [late - early for early, late in zip(ends, ends[steps:], strict=False)]
     engine.close()
     if shard is not None:
@@ -129,7 +129,7 @@ def pinned() -> None:
         os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
 
 
-def measure(of: Shared, n: int, link: tuple[float, float] | None = None) -> Times:
+def measure(of: SharedModel, n: int, link: tuple[float, float] | None = None) -> Times:
     """Return the measured times of n ranks, over a link or over loopback."""
     split = ",".join(map(str, of.split(n)))
     command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--shard", of.shard, "--split", split]
@@ -140,13 +140,13 @@ def measure(of: Shared, n: int, link: tuple[float, float] | None = None) -> Time
     return Times(*json.loads(out.splitlines()[-1]))
 
 
-def best(of: Shared, n: int) -> Times:
+def best(of: SharedModel, n: int) -> Times:
     """Return the shortest times of several measurements over loopback."""
     each = [measure(of, n) for _ in range(REPEATS)]
     return Times(*map(min, zip(*each, strict=True)))
 
 
-def timing(of: Shared, host: Host, n: int, link: Link) -> Timing:
+def timing(of: SharedModel, host: Host, n: int, link: Link) -> Timing:
     """Return the plan of n ranks on one machine."""
     hosts = [replace(host, cores=usable_cores(), ranks=n)] * n
     asked = Asked(PROMPT + TOKENS // 2, n, PROMPT)
@@ -160,19 +160,19 @@ def expected(plan: Timing) -> Times:
     """Return the times that the plan expects."""
     n, context = len(plan.ranks), PROMPT + TOKENS // 2
     # The scheduler of several requests chooses the largest logit; passes alone return all.
-    of_several = replace(plan, best=1)
-    turn = (
-        of_several.turn(Pass(1, 1, context), n) if plan.shard == "pipeline" else of_several.alone(Pass(n, 1, context))
-    )
+    several = replace(plan, best=1)
+    turn = several.turn(Pass(1, 1, context), n) if plan.shard == "pipeline" else several.alone(Pass(n, 1, context))
     return Times(plan.alone(Pass(1, 1, context)), plan.alone(Pass(1, PROMPT, 0)), turn)
 
 
-def overhead_of(of: Shared, host: Host) -> float:
-    """Return the seconds of the software per message, from a token on two ranks over loopback."""
+def overhead_of(of: SharedModel, host: Host) -> float:
+    """Return the seconds of the software per message, from a token on two ranks over loopback.
+
+    So this token has the time that the plan expects.
+    """
     plan = timing(of, host, 2, Link(1e12, 0.0))
-    messages = plan.messages(Pass(1, 1, PROMPT))
     more = best(of, 2).token - expected(plan).token
-    return max(0.0, more / (messages.n_hidden + messages.n_logits))
+    return max(0.0, more / plan.messages(Pass(1, 1, PROMPT)).n)
 
 
 def host_of(folder: Path, n_layers: int) -> Host:
@@ -182,7 +182,7 @@ def host_of(folder: Path, n_layers: int) -> Host:
     """
     path = folder / f"{n_layers}.gguf"
     write_shape(path, "planned", shape(n_layers))
-    return calibrated(parts_of(path), best(Shared(path, "pipeline", n_layers), 1))
+    return calibrated(parts_of(path), best(SharedModel(path, "pipeline", n_layers), 1))
 
 
 def calibrated(model: ModelParts, alone: Times) -> Host:
@@ -223,7 +223,7 @@ def main() -> None:
         print(json.dumps(found) if found else "")
         return
     with tempfile.TemporaryDirectory() as folder:
-        of = Shared(Path(folder) / "model.gguf", given.shard, given.layers)
+        of = SharedModel(Path(folder) / "model.gguf", given.shard, given.layers)
         write_shape(of.path, "planned", shape(given.layers))
         host = replace(
             host_of(Path(folder), given.layers // 2), compute=host_of(Path(folder), given.layers // 4).compute

@@ -54,10 +54,8 @@ class Watched:
 
     def wait(self, seconds: float, *, but: int | None = None) -> list[int | None]:
         """Wait until all ranks, or all but one, have ended; return their exit codes."""
-        waiting, deadline = (
-            [process for rank, process in enumerate(self.processes) if rank != but],
-            time.monotonic() + seconds,
-        )
+        waiting = [process for rank, process in enumerate(self.processes) if rank != but]
+        deadline = time.monotonic() + seconds
         for process in waiting:
             process.wait(max(0.1, deadline - time.monotonic()))
         time.sleep(0.1)  # for the threads that read

@@ -66,7 +66,7 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
     """
     found = blocks_of("split_q8_0", raw, shape, blocks.Q8_0, BLOCK)
     quants = found["qs"].view(np.uint8)
-    # The quants are written where they stay: two copies of a large head would be the peak of memory.
+    # Written into the memory of wq: a temporary copy of a large head would set the peak.
     wq = mx.zeros((shape[0], shape[1] // 4), dtype=mx.uint32, stream=mx.cpu)
     np.bitwise_xor(quants, np.uint8(0x80), out=np.asarray(wq).view(np.uint8).reshape(quants.shape))
     # MLX would keep the memory between the elements of a view: a second copy of all quants.

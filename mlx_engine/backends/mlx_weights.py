@@ -88,7 +88,7 @@ def reinterpret(weight: Weight) -> GroupMatrix | None:
     if not np.isfinite(scales).all():
         return None
     biases = mx.multiply(-128, scales, stream=mx.cpu)
-    mx.eval(biases)  # an array that is not evaluated belongs to this thread
+    mx.eval(biases)  # an unevaluated array belongs to the thread that made it
     return GroupMatrix(split.wq, scales, biases)
 
 

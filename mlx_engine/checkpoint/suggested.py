@@ -5,7 +5,7 @@ Folders have it in `generation_config.json`, GGUF files under the keys `general.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +59,13 @@ class Suggested:
 
 
 def suggested_sampling(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return what the files of a model suggest; `metadata` is that of a GGUF file, if it has been read already.
+    """Return what the files of a model suggest.
 
     `do_sample: false` suggests greedy decoding; without `do_sample` a temperature is a suggestion to sample.
+
+    Args:
+        path: the file or folder.
+        metadata: the metadata of the GGUF file; None reads it.
 
     Raises:
         SourceError: a file cannot be read.
@@ -93,7 +97,8 @@ def _suggested(where: str, settings: Mapping[str, Any], keys: Mapping[str, str])
 
 
 def _number(where: str, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # An int may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         hint = "correct the file, or use --no-suggested"
         raise FormatError(where=where, expected=f"a number as {key}", found=repr(value)[:80], hint=hint)
     return value

@@ -81,7 +81,7 @@ def chat(
     check(opened.prompts, options, messages or shortest(system), variables)
     with progress_bar("loading", quiet=quiet) as progress:
         loaded = engine.Engine(opened, progress)
-    del opened  # frees the metadata: 12 MB of strings for a vocabulary of 150,000 tokens
+    del opened  # frees the metadata: 12 MB of merges for a vocabulary of 150,000 tokens
     conversation = Conversation(loaded, options, system=system, variables=variables)
     if not conversation.has_template:
         notice(NO_TEMPLATE)

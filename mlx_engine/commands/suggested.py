@@ -83,7 +83,7 @@ def without_effect(given: SamplingOptions, used: SamplingOptions) -> list[str]:
 
 
 def checked(path: Path, metadata: Mapping[str, object] | None = None) -> Suggested:
-    """Return the suggestions of a model's files; `metadata` is that of a GGUF file, if it has been read already.
+    """Return the suggestions of a model's files. The arguments are those of `suggested_sampling`.
 
     Raises:
         SourceError, FormatError, OptionError: a file cannot be read, or suggests what is not possible.

@@ -35,7 +35,7 @@ class Group(ABC):
     Attributes:
         rank: the number of this process.
         size: the number of ranks.
-        report: what has been sent to the next rank, and what is awaited; of lazy arrays it has no gathers.
+        report: counts of messages sent and awaited, and of gathers. Gathers of MLX arrays are lazy and not counted.
         on_loss: called when the connection to a neighbour was lost, before the error is raised.
     """
 
@@ -168,8 +168,10 @@ class Ring(Group):
         if rank == self.previous:
             self._n_received += 1
             self.report = self.report._replace(awaited=self._n_received, nbytes=found.nbytes)
-        self._done(found)
-        self.report = self.report._replace(awaited=0)
+        try:
+            self._done(found)
+        finally:
+            self.report = self.report._replace(awaited=0)
         return found if is_native else np.array(found)
 
     def gather(self, array: A) -> A:
@@ -179,10 +181,12 @@ class Ring(Group):
         found = mx.distributed.all_gather(given.reshape(-1), group=self._group, stream=self._receiving)
         found = found.reshape(self.size, *given.shape)
         if isinstance(array, np.ndarray):
-            begun = self.report.begun + 1
-            self.report = self.report._replace(begun=begun, gathered=begun, nbytes=found.nbytes)
-            self._done(found)
-            self.report = self.report._replace(gathered=0)
+            number = self.report.gathers + 1
+            self.report = self.report._replace(gathers=number, awaited_gather=number, nbytes=found.nbytes)
+            try:
+                self._done(found)
+            finally:
+                self.report = self.report._replace(awaited_gather=0)
         result: A = np.array(found) if isinstance(array, np.ndarray) else found
         return result
 

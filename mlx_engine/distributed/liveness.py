@@ -57,7 +57,7 @@ class Liveness:
         joining: seconds after the last rank that joined, in which another must join.
 
     Attributes:
-        report: returns what this rank has exchanged with its neighbours.
+        report: returns what this rank has exchanged with the others.
     """
 
     report: Callable[[], Report] = staticmethod(Report)
@@ -187,9 +187,9 @@ class Liveness:
         """Note a rank's report, on rank 0; end the run if a message to this rank was lost."""
         if not self._stalls.is_stalled(rank, report):
             return
-        if report.gathered:
-            found = "expected each message to arrive, found that those of a sum over all ranks do not arrive there"
-            self._give_up(self._stalls.gathering(report.gathered), found)
+        if report.awaited_gather:
+            found = "expected each gather to end, found a wait for one that all ranks have begun"
+            self._give_up(self._stalls.waiting(report.awaited_gather), found)
         else:
             before = (rank - 1) % len(self._hosts)
             found = f"expected each message to arrive, found that one to rank {rank} ({self._hosts[rank]}) does not"

@@ -1,8 +1,8 @@
 """Links that lose messages while both of their ranks live, found by what the ranks report with their signs of life.
 
 MLX's ring waits for a message without end. A rank that computes for long sends nothing either, so the time of a wait
-alone says nothing: the message must have been sent. In a pipeline the rank before sends it; in a gather every rank
-does, as soon as it begins the gather.
+alone says nothing: the message must have been sent. In a pipeline the previous rank sends it. In a gather every rank
+sends its block when it begins.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ class Report(NamedTuple):
 
     Attributes:
         sent: messages that it has sent to the next rank.
-        awaited: the number of the message that it waits for, from the rank before; 0 if it waits for none.
-        begun: gathers that it has begun.
-        gathered: the number of the gather whose end it waits for; 0 if it waits for none.
-        nbytes: bytes of what it waits for.
+        awaited: the number of the message that it waits for, from the previous rank; 0 if it waits for none.
+        gathers: gathers that it has begun.
+        awaited_gather: the number of the gather whose end it waits for; 0 if it waits for none.
+        nbytes: bytes of the awaited message or gather.
     """
 
     sent: int = 0
     awaited: int = 0
-    begun: int = 0
-    gathered: int = 0
+    gathers: int = 0
+    awaited_gather: int = 0
     nbytes: int = 0
 
 
 class Wait(NamedTuple):
-    """A rank's wait for what has been sent.
+    """A wait for data that has been sent.
 
     Attributes:
-        of: the numbers of the message and of the gather, one of which is 0.
+        awaited: the numbers of the message and of the gather; one of them is 0.
         counts: how many reports each rank had given when the wait was first reported.
     """
 
-    of: tuple[int, int]
+    awaited: tuple[int, int]
     counts: Counter[int]
 
 
@@ -63,8 +63,7 @@ class Stalls:
     def is_stalled(self, rank: int, report: Report) -> bool:
         """Return whether what this rank waits for takes longer than the limit, by its latest report.
 
-        Reports are counted, and not seconds, and those of the rank that has reported least: one that is stopped reports
-        nothing.
+        Reports are counted, not seconds, and the smallest count of all ranks matters: a stopped rank sends none.
         """
         with self._lock:
             self._reports[rank] = report
@@ -72,9 +71,9 @@ class Stalls:
             if not self._has_been_sent(rank, report):
                 self._waits.pop(rank, None)
                 return False
-            of = report.awaited, report.gathered
-            if rank not in self._waits or self._waits[rank].of != of:
-                self._waits[rank] = Wait(of, self._counts.copy())
+            awaited = report.awaited, report.awaited_gather
+            if rank not in self._waits or self._waits[rank].awaited != awaited:
+                self._waits[rank] = Wait(awaited, self._counts.copy())
             n = min(self._counts[each] - self._waits[rank].counts[each] for each in range(self._size))
         return n * self._interval > self._limit + report.nbytes / SLOWEST
 
@@ -82,9 +81,10 @@ class Stalls:
         """Return whether what a rank waits for has been sent; False if it waits for nothing."""
         if report.awaited:
             return self._reports[(rank - 1) % self._size].sent >= report.awaited
-        return report.gathered > 0 and all(self._reports[each].begun >= report.gathered for each in range(self._size))
+        number = report.awaited_gather
+        return number > 0 and all(self._reports[each].gathers >= number for each in range(self._size))
 
-    def gathering(self, number: int) -> list[int]:
+    def waiting(self, number: int) -> list[int]:
         """Return the ranks that wait for the end of a gather."""
         with self._lock:
-            return [rank for rank in range(self._size) if self._reports[rank].gathered == number]
+            return [rank for rank in range(self._size) if self._reports[rank].awaited_gather == number]

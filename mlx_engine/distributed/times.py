@@ -23,12 +23,14 @@ class Messages:
         n_hidden: number of such messages, each of which waits for the one before.
         logits: bytes of a message of logits.
         n_logits: number of such messages.
+        n_begin: number of messages of few bytes after which the last rank begins.
     """
 
     hidden: int
     n_hidden: int
     logits: int
     n_logits: int
+    n_begin: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +39,13 @@ class Messages:
 
     def seconds(self, link: Link) -> float:
         """Return the time of all messages, one after the other."""
-        return self.n_hidden * link.seconds(self.hidden) + self.n_logits * link.seconds(self.logits)
+        begin = self.n_begin * link.seconds(0)
+        return begin + self.n_hidden * link.seconds(self.hidden) + self.n_logits * link.seconds(self.logits)
+
+    @property
+    def n(self) -> int:
+        """The number of all messages."""
+        return self.n_begin + self.n_hidden + self.n_logits
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,9 @@ class Timing:
         """Return the messages of a pass on the critical path.
 
         In a pipeline hidden states cross every border, and the last rank sends logits to the first. With tensor
-        parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank.
-        If the largest logits suffice, a rank sends them and their columns.
+        parallelism every sum gathers the hidden states of all ranks, which takes one step of the ring per other rank,
+        and the last rank begins when rank 0's message about the pass has gone through all others. If the largest
+        logits suffice, a rank sends them and their columns.
         """
         others = len(self.ranks) - 1
         hidden = FLOAT_BYTES * self.model.hidden * of.n_sequences * of.n_tokens
@@ -88,7 +97,7 @@ class Timing:
             return Messages(hidden, others, FLOAT_BYTES * n_logits * of.n_sequences, 1)
         exchanges = sum(layer.exchanges for layer in self.model.layers)
         n_logits = pairs or -(-n_logits // len(self.ranks))
-        return Messages(hidden, exchanges * others, FLOAT_BYTES * n_logits * of.n_sequences, others)
+        return Messages(hidden, exchanges * others, FLOAT_BYTES * n_logits * of.n_sequences, others, n_begin=others)
 
     def rates(self, asked: Asked, chunk: int) -> Rates:
         """Return the expected rates; a pass has at most `chunk` tokens of a prompt."""
@@ -112,7 +121,7 @@ class Timing:
     def sent(self, of: Pass) -> float:
         """Return the seconds of all messages of a pass, until each has been read."""
         messages, delay = self.messages(of), max(rank.host.delay for rank in self.ranks)
-        return messages.seconds(self.link) + (messages.n_hidden + messages.n_logits) * delay
+        return messages.seconds(self.link) + messages.n * delay
 
     def compute(self, of: Pass) -> float:
         """Return the seconds of a pass without messages: ranks of a pipeline compute in turn, slices at once."""

@@ -267,8 +267,8 @@ MUTANTS = [
         "bias with the wrong sign",
         "mlx_engine/backends/mlx_weights.py",
         "reinterpret",
-        "np.float32(-128) * scales",
-        "np.float32(128) * scales",
+        "mx.multiply(-128, scales, stream=mx.cpu)",
+        "mx.multiply(128, scales, stream=mx.cpu)",
     ),
     Mutant(
         "infinite scales reinterpreted",

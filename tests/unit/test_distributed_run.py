@@ -211,17 +211,17 @@ def test_a_message_that_was_sent_and_does_not_arrive_is_a_stall():
 
 
 def test_a_gather_that_all_have_begun_and_that_does_not_end_is_a_stall():
-    found, inside, after = Stalls(3, interval=0.5, limit=1.0), Report(begun=7, gathered=7), Report(begun=7)
-    assert not any(stalled(found, 9, inside, Report(begun=6), inside))  # rank 1 computes
+    found, inside, after = Stalls(3, interval=0.5, limit=1.0), Report(gathers=7, awaited_gather=7), Report(gathers=7)
+    assert not any(stalled(found, 9, inside, Report(gathers=6), inside))  # rank 1 computes
     assert stalled(found, 4, after, inside, inside) == [[], [], [], [1, 2]]
-    assert found.gathering(7) == [1, 2]
-    following = Report(begun=8, gathered=8)
+    assert found.waiting(7) == [1, 2]
+    following = Report(gathers=8, awaited_gather=8)
     assert not any(stalled(found, 3, following, following, following))  # it ended, and the next one may take as long
     assert not any(stalled(found, 9, following, after, following))
 
 
 def test_a_rank_that_reports_nothing_makes_no_stall():
-    found, inside = Stalls(2, interval=0.5, limit=1.0), Report(begun=1, gathered=1)
+    found, inside = Stalls(2, interval=0.5, limit=1.0), Report(gathers=1, awaited_gather=1)
     assert not any(stalled(found, 2, inside, inside))
     assert not any(found.is_stalled(0, inside) for _ in range(9))
     assert any(stalled(found, 3, inside, inside))
@@ -240,14 +240,14 @@ def test_a_link_that_loses_messages_is_named():
     ends.close()
 
 
-def test_ranks_that_a_sum_does_not_reach_are_named():
+def test_ranks_that_a_gather_does_not_reach_are_named():
     ends = Ends(limit=0.3)
-    for rank, report in enumerate([Report(begun=3), Report(begun=3, gathered=3), Report(begun=3)]):
+    for rank, report in enumerate([Report(gathers=3), Report(gathers=3, awaited_gather=3), Report(gathers=3)]):
         ends.ranks[rank].report = lambda report=report: report
     assert ends.wait(0, 1, 2)[0] == (
         1,
-        "error: rank 1 (127.0.0.2): expected each message to arrive, found that those of a sum over all ranks do not "
-        "arrive there; all ranks end, start them again",
+        "error: rank 1 (127.0.0.2): expected each gather to end, found a wait for one that all ranks have begun; "
+        "all ranks end, start them again",
     )
     ends.close()
 

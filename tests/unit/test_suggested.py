@@ -60,7 +60,9 @@ def test_a_folder_without_the_file_suggests_nothing(tmp_path):
     assert suggested_sampling(tmp_path).values == {}
 
 
-@pytest.mark.parametrize("value", ["warm", True, [1], float("inf")])
+@pytest.mark.parametrize(
+    "value", ["warm", True, [1], float("inf"), float("nan"), 10**400], ids=lambda value: str(value)[:9]
+)
 def test_what_is_no_number_is_refused(tmp_path, value):
     with pytest.raises(FormatError, match=r"generation_config.json: expected a number as temperature.*--no-suggested"):
         suggested_sampling(folder(tmp_path, temperature=value))
