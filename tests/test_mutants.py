@@ -124,20 +124,21 @@ def test_each_test_function_that_executes_a_line_is_run_before_its_other_paramet
 
 
 def test_tests_near_a_module_are_in_files_that_name_it_or_listed(tmp_path: Path):
-    """The shortest file first. `test_mutants.py` names the module, too, but would catch every bug."""
+    """The file of the module's name is first, then the shortest. `test_mutants.py` would catch every bug."""
     tests = {
         "unit/test_long.py": "import kernels.cpu.tile",
         "unit/test_short.py": "from kernels.cpu import tile",
         "unit/test_other.py": "from kernels.cpu import rows",
+        "golden/test_tile.py": "import kernels.cpu.tile",
         "test_mutants.py": "import kernels.cpu.tile",
     }
     for name, text in tests.items():
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    seconds = {"tests/unit/test_long.py": 9.0, "tests/unit/test_short.py": 1.0}
+    seconds = {"tests/unit/test_long.py": 9.0, "tests/unit/test_short.py": 1.0, "tests/golden/test_tile.py": 99.0}
     naming, *listed = near(tmp_path, "kernels/cpu/tile.py", seconds)
-    assert naming == ["tests/unit/test_short.py", "tests/unit/test_long.py"]
+    assert naming == ["tests/golden/test_tile.py", "tests/unit/test_short.py", "tests/unit/test_long.py"]
     assert listed[0] == ["tests/unit/test_cpu_gemm.py"]
     assert listed[1] == ["tests/contract/test_ops.py", "-k", "project_add or norm_gate_up or norm_up or norm_head"]
     assert near(tmp_path, "mlx_engine/engine.py", {}) == []

@@ -23,7 +23,7 @@ from coverage import Coverage, CoverageData
 FOLDER = "MLX_ENGINE_EXECUTED"
 SECONDS = ".seconds.json"
 # A bug is caught by one of the first tests, or rarely at all.
-MOST_TESTS, MOST_SECONDS = 400, 60.0
+MOST_TESTS, MOST_SECONDS = 400, 20.0
 
 
 class Recorder:

@@ -60,9 +60,10 @@ def near(root: Path, file: str, seconds: Mapping[str, float]) -> list[list[str]]
     Args:
         root: of the checkout.
         file: the source file of the module, from the root.
-        seconds: how long test files take; the shortest is first in its run.
+        seconds: how long test files take; the file of the module's name is first in its run, then the shortest.
     """
-    naming = sorted(_naming(root, file), key=lambda test: seconds.get(test, 0.0))
+    own = f"test_{Path(file).stem}.py"
+    naming = sorted(_naming(root, file), key=lambda test: (Path(test).name != own, seconds.get(test, 0.0)))
     listed = [run for start, runs in LISTED.items() if file.startswith(start) for run in runs]
     return [run for run in (naming, *map(shlex.split, listed)) if run]
 
