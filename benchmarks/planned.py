@@ -3,9 +3,9 @@
     python -m benchmarks.planned [--shard tensor] [--layers 8] [--ranks 2,4] [--links 1e9:0.0001,1e10:0.005]
 
 Each rank has one thread and is pinned to a core; with more ranks than cores they share them. One process alone gives
-the memory bandwidth and the arithmetic of a host, and two ranks over loopback the time of the software per message; all
-else is the plan's. Times are the shortest of several passes, because other programs share the cores: so they are those
-of passes that met no other program.
+the memory bandwidth and the arithmetic of a host, a process on each core how much they slow each other, and two ranks
+over loopback the time of the software per message; all else is the plan's. Times are the shortest of several passes,
+because other programs share the cores: so they are those of passes that met no other program.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ BACKEND, MEMORY = "parallel", 1 << 40
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
+# Seconds in which processes that shall work at the same time have loaded the model.
+LOADING = 4.0
 
 
 class Times(NamedTuple):
@@ -75,8 +77,8 @@ class SharedModel(NamedTuple):
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
 
 
-def worker(path: str, kind: ShardKind, split: Sequence[int]) -> Times | None:
-    """Be a rank, or the only process. Return the times on rank 0."""
+def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times | None:
+    """Be a rank, or a process alone that begins at a time of the clock. Return the times on rank 0."""
     from mlx_engine.cache import New
     from mlx_engine.decode.options import Options
     from mlx_engine.decode.step import forward
@@ -93,6 +95,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int]) -> Times | None:
         return None
     engine = Engine(opened)
     urgent()
+    time.sleep(max(0.0, at - time.time()))
     model, ids, seconds = engine.model, list(range(PROMPT)), dict[int, list[float]]()
     with model.backend.session():
         kv = model.new_kv(PROMPTS * PROMPT + TOKENS + 1)
@@ -146,6 +149,15 @@ def best(of: SharedModel, n: int) -> Times:
     return Times(*map(min, zip(*each, strict=True)))
 
 
+def together(of: SharedModel, alone: Times) -> float:
+    """Return how much longer a token takes while a process on each core computes one: they share the memory."""
+    command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--split", str(of.n_layers)]
+    command += ["--at", str(time.time() + LOADING)]
+    with ranks(command, usable_cores()) as started:
+        found = [Times(*json.loads(each.communicate(timeout=600)[0].splitlines()[-1])) for each in started]
+    return max(1.0, max(each.token for each in found) / alone.token)
+
+
 def timing(of: SharedModel, host: Host, n: int, link: Link) -> Timing:
     """Return the plan of n ranks on one machine."""
     hosts = [replace(host, cores=usable_cores(), ranks=n)] * n
@@ -176,13 +188,17 @@ def overhead_of(of: SharedModel, host: Host) -> float:
 
 
 def host_of(folder: Path, n_layers: int) -> Host:
-    """Return the host that one process with a model of so many layers is.
+    """Return the host that processes with half and a quarter of the layers find.
 
     A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
     """
-    path = folder / f"{n_layers}.gguf"
-    write_shape(path, "planned", shape(n_layers))
-    return calibrated(parts_of(path), best(SharedModel(path, "pipeline", n_layers), 1))
+    found = []
+    for n in (n_layers // 2, n_layers // 4):
+        of = SharedModel(folder / f"{n}.gguf", "pipeline", n)
+        write_shape(of.path, "planned", shape(n))
+        found.append((of, best(of, 1)))
+    half, quarter = (calibrated(parts_of(of.path), alone) for of, alone in found)
+    return replace(half, compute=quarter.compute, together=together(*found[0]))
 
 
 def calibrated(model: ModelParts, alone: Times) -> Host:
@@ -217,18 +233,18 @@ def main() -> None:
     parser.add_argument("--links", type=links_of, default=list(LINKS), help="RATE:LATENCY, bits per second and seconds")
     parser.add_argument("--worker", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--split", default="1", help=argparse.SUPPRESS)
+    parser.add_argument("--at", type=float, default=0.0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        found = worker(given.worker, given.shard, [int(n) for n in given.split.split(",")])
+        found = worker(given.worker, given.shard, [int(n) for n in given.split.split(",")], given.at)
         print(json.dumps(found) if found else "")
         return
     with tempfile.TemporaryDirectory() as folder:
         of = SharedModel(Path(folder) / "model.gguf", given.shard, given.layers)
         write_shape(of.path, "planned", shape(given.layers))
-        host = replace(
-            host_of(Path(folder), given.layers // 2), compute=host_of(Path(folder), given.layers // 4).compute
-        )
-        print(f"a host: {host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s; {os.cpu_count()} cores")
+        host = host_of(Path(folder), given.layers)
+        rates = f"{host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s"
+        print(f"a host: {rates}; {os.cpu_count()} cores, {host.together:.2f} times as long while all work")
         overhead = overhead_of(of, host)
         print(f"software per message: {overhead * 1e3:.2f} ms\n")
         heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]

@@ -22,6 +22,7 @@ class Host:
         cores: cores of the machine; None if each rank has enough of them.
         ranks: ranks on this machine.
         threads: threads of each rank.
+        together: how much longer work takes while other cores work, too, because they share the memory.
     """
 
     memory: int
@@ -30,11 +31,12 @@ class Host:
     cores: int | None = None
     ranks: int = 1
     threads: int = 1
+    together: float = 1.0
 
     @property
     def crowding(self) -> float:
-        """How much longer a rank's work takes while all ranks compute, because they share the cores."""
-        return 1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores)
+        """How much longer a rank's work takes while all ranks compute: they share the memory, and perhaps the cores."""
+        return self.together * (1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores))
 
     @property
     def delay(self) -> float:
