@@ -13,7 +13,7 @@ rounds less; with an offset, a weight is computed before it is multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -127,6 +127,15 @@ def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
     """Return the weights (N, K), exactly, in float64, for the twins of kernels."""
     with mx.stream(mx.cpu):
         return np.array(matrix.dequantized()).astype(np.float64)
+
+
+def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
+    """Return an array for NumPy to write into: `np.asarray` has its memory.
+
+    So no second copy of a large matrix sets the peak of memory. Pages of `np.empty` that nobody has written take none.
+    No operation of MLX runs, which a forked process could not.
+    """
+    return mx.array(np.empty(shape, dtype))
 
 
 def blocks_of(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kernels import blocks
 from kernels.metal import layout
-from kernels.metal.layout import BLOCK, Layout, StoredMatrix, blocks_of
+from kernels.metal.layout import BLOCK, Layout, StoredMatrix, blocks_of, unwritten
 
 # The largest scale d for which 128 d is a float16.
 LARGEST_AFFINE_SCALE = 511.75
@@ -66,8 +66,7 @@ def split_q8_0(raw: NDArray[np.uint8], shape: tuple[int, int]) -> Q8_0Matrix:
     """
     found = blocks_of("split_q8_0", raw, shape, blocks.Q8_0, BLOCK)
     quants = found["qs"].view(np.uint8)
-    # Written into the memory of wq: a temporary copy of a large head would set the peak.
-    wq = mx.zeros((shape[0], shape[1] // 4), dtype=mx.uint32, stream=mx.cpu)
+    wq = unwritten((shape[0], shape[1] // 4), np.uint32)
     np.bitwise_xor(quants, np.uint8(0x80), out=np.asarray(wq).view(np.uint8).reshape(quants.shape))
     # MLX would keep the memory between the elements of a view: a second copy of all quants.
     scales = np.ascontiguousarray(found["d"])

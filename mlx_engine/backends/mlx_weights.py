@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.metal.layout import unwritten
 from kernels.metal.q8_0 import split_q8_0
 from mlx_engine.quant.floats import BF16, F16
 from mlx_engine.quant.group_types import GroupType
@@ -84,11 +85,12 @@ class GroupMatrix:
 def reinterpret(weight: Weight) -> GroupMatrix | None:
     """Return a Q8_0 matrix in MLX's format; None if a scale is infinite or NaN, where repacking is not exact."""
     split = split_q8_0(weight.data, (weight.shape[0], weight.shape[1]))
-    scales = split.ws.astype(mx.float32, stream=mx.cpu)
-    if not np.isfinite(scales).all():
+    scales, biases = (unwritten(split.ws.shape, np.float32) for _ in range(2))
+    values = np.asarray(scales)
+    values[...] = np.asarray(split.ws)
+    if not np.isfinite(values).all():
         return None
-    biases = mx.multiply(-128, scales, stream=mx.cpu)
-    mx.eval(biases)  # an unevaluated array belongs to the thread that made it
+    np.multiply(np.float32(-128), values, out=np.asarray(biases))
     return GroupMatrix(split.wq, scales, biases)
 
 
