@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ BACKEND, MEMORY = "parallel", 1 << 40
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
-# Seconds in which processes that shall work at the same time have loaded the model.
+# Seconds after which processes that are to work at the same time begin: they load the model before.
 LOADING = 4.0
 
 
@@ -59,13 +60,13 @@ def shape(n_layers: int) -> Qwen3Shape:
     return Qwen3Shape(n_layers, 1024, 3072, 16, 8, 128, 16_384, 4096, 1e6)
 
 
-class SharedModel(NamedTuple):
-    """The model of a file, and how ranks share it.
+class Setup(NamedTuple):
+    """A model's file, and how ranks share the model.
 
     Attributes:
         path: the file.
         shard: the value of `--shard`.
-        n_layers: the number of its layers.
+        n_layers: the number of the model's layers.
     """
 
     path: Path
@@ -75,6 +76,11 @@ class SharedModel(NamedTuple):
     def split(self, n: int) -> list[int]:
         """Return the layers of n ranks of a pipeline; the last one, which has the head, has no more than the others."""
         return [self.n_layers // n + (i < self.n_layers % n) for i in range(n)]
+
+
+def passes(kind: ShardKind, n: int) -> int:
+    """Return how many passes have a token of each of n requests: a pipeline splits them, so that no rank waits."""
+    return n if kind == "pipeline" else 1
 
 
 def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times | None:
@@ -117,8 +123,7 @@ def worker(path: str, kind: ShardKind, split: Sequence[int], at: float) -> Times
         ends.append(time.perf_counter())
     # The last steps have fewer requests, the first ones prompts.
     ends = ends[len(split) * 4 : -len(split) * 4]
-    steps = len(split) if kind == "pipeline" else 1  # passes until every request has a token
-    turns = [late - early for early, late in zip(ends, ends[steps:], strict=False)]
+    turns = [late - early for early, late in zip(ends, ends[passes(kind, len(split)) :], strict=False)]
     engine.close()
     if shard is not None:
         shard.close()
@@ -132,7 +137,7 @@ def pinned() -> None:
         os.sched_setaffinity(0, {cores[int(os.environ.get("MLX_RANK", "0")) % len(cores)]})
 
 
-def measure(of: SharedModel, n: int, link: tuple[float, float] | None = None) -> Times:
+def measure(of: Setup, n: int, link: tuple[float, float] | None = None) -> Times:
     """Return the measured times of n ranks, over a link or over loopback."""
     split = ",".join(map(str, of.split(n)))
     command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--shard", of.shard, "--split", split]
@@ -143,14 +148,14 @@ def measure(of: SharedModel, n: int, link: tuple[float, float] | None = None) ->
     return Times(*json.loads(out.splitlines()[-1]))
 
 
-def best(of: SharedModel, n: int) -> Times:
+def best(of: Setup, n: int) -> Times:
     """Return the shortest times of several measurements over loopback."""
     each = [measure(of, n) for _ in range(REPEATS)]
     return Times(*map(min, zip(*each, strict=True)))
 
 
-def together(of: SharedModel, alone: Times) -> float:
-    """Return how much longer a token takes while a process on each core computes one: they share the memory."""
+def together(of: Setup, alone: Times) -> float:
+    """Return how much longer a token takes while a process on each core computes one, because they share the memory."""
     command = ["-m", "benchmarks.planned", "--worker", str(of.path), "--split", str(of.n_layers)]
     command += ["--at", str(time.time() + LOADING)]
     with ranks(command, usable_cores()) as started:
@@ -158,7 +163,7 @@ def together(of: SharedModel, alone: Times) -> float:
     return max(1.0, max(each.token for each in found) / alone.token)
 
 
-def timing(of: SharedModel, host: Host, n: int, link: Link) -> Timing:
+def timing(of: Setup, host: Host, n: int, link: Link) -> Timing:
     """Return the plan of n ranks on one machine."""
     hosts = [replace(host, cores=usable_cores(), ranks=n)] * n
     asked = Asked(PROMPT + TOKENS // 2, n, PROMPT)
@@ -171,13 +176,13 @@ def timing(of: SharedModel, host: Host, n: int, link: Link) -> Timing:
 def expected(plan: Timing) -> Times:
     """Return the times that the plan expects."""
     n, context = len(plan.ranks), PROMPT + TOKENS // 2
+    n_parts = passes(plan.shard, n)
     # The scheduler of several requests chooses the largest logit; passes alone return all.
-    several = replace(plan, best=1)
-    turn = several.turn(Pass(1, 1, context), n) if plan.shard == "pipeline" else several.alone(Pass(n, 1, context))
+    turn = replace(plan, best=1).turn(Pass(n // n_parts, 1, context), n_parts)
     return Times(plan.alone(Pass(1, 1, context)), plan.alone(Pass(1, PROMPT, 0)), turn)
 
 
-def overhead_of(of: SharedModel, host: Host) -> float:
+def overhead_of(of: Setup, host: Host) -> float:
     """Return the seconds of the software per message, from a token on two ranks over loopback.
 
     So this token has the time that the plan expects.
@@ -188,13 +193,13 @@ def overhead_of(of: SharedModel, host: Host) -> float:
 
 
 def host_of(folder: Path, n_layers: int) -> Host:
-    """Return the host that processes with half and a quarter of the layers find.
+    """Return the host, measured with models of half and a quarter of the layers.
 
     A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
     """
     found = []
     for n in (n_layers // 2, n_layers // 4):
-        of = SharedModel(folder / f"{n}.gguf", "pipeline", n)
+        of = Setup(folder / f"{n}.gguf", "pipeline", n)
         write_shape(of.path, "planned", shape(n))
         found.append((of, best(of, 1)))
     half, quarter = (calibrated(parts_of(of.path), alone) for of, alone in found)
@@ -209,6 +214,7 @@ def calibrated(model: ModelParts, alone: Times) -> Host:
     return Host(MEMORY, nbytes / alone.token, sum(part.work(prompt).flops for part in parts) / alone.prompt)
 
 
+@cache
 def parts_of(path: Path, rank: int = 0, n: int = 1) -> ModelParts:
     """Return the parts of the model of a file, or of a rank's slices of it."""
     planned = plan_model(open_checkpoint(path), Conversion())
@@ -240,7 +246,7 @@ def main() -> None:
         print(json.dumps(found) if found else "")
         return
     with tempfile.TemporaryDirectory() as folder:
-        of = SharedModel(Path(folder) / "model.gguf", given.shard, given.layers)
+        of = Setup(Path(folder) / "model.gguf", given.shard, given.layers)
         write_shape(of.path, "planned", shape(given.layers))
         host = host_of(Path(folder), given.layers)
         rates = f"{host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s"

@@ -130,10 +130,10 @@ def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
 
 
 def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
-    """Return an array for NumPy to write into: `np.asarray` has its memory.
+    """Return an array of any values, into whose memory NumPy writes through `np.asarray`.
 
-    So no second copy of a large matrix sets the peak of memory. Pages of `np.empty` that nobody has written take none.
-    No operation of MLX runs, which a forked process could not.
+    An array that is made from NumPy's values is a copy, which doubles the memory that a large matrix takes while it is
+    loaded. `np.empty` takes none until it is written. No operation of MLX runs: a forked process could not run one.
     """
     return mx.array(np.empty(shape, dtype))
 

@@ -22,7 +22,8 @@ class Host:
         cores: cores of the machine; None if each rank has enough of them.
         ranks: ranks on this machine.
         threads: threads of each rank.
-        together: how much longer work takes while other cores work, too, because they share the memory.
+        together: how much longer a rank's work takes while other ranks on the machine work, because they share its
+            memory bandwidth.
     """
 
     memory: int
@@ -35,8 +36,9 @@ class Host:
 
     @property
     def crowding(self) -> float:
-        """How much longer a rank's work takes while all ranks compute: they share the memory, and perhaps the cores."""
-        return self.together * (1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores))
+        """How much longer a rank's work takes while all ranks compute, because they share the memory and the cores."""
+        together = self.together if self.ranks > 1 else 1.0
+        return together * (1.0 if self.cores is None else max(1.0, self.threads * self.ranks / self.cores))
 
     @property
     def delay(self) -> float:

@@ -197,7 +197,7 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
         expected = "a run that `mlx.launch -n 2 --backend ring` or `mlx.launch --hostfile` has started"
         raise OptionError(option="--shard", expected=expected, found=Words("a process alone"))
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
-    # MLX is loaded before the ranks join: one that stops between joining and connecting cannot be named.
+    # Loading MLX takes long, and a rank that stops between joining and connecting cannot be named: load it before.
     importlib.import_module("mlx.core")
     liveness = Liveness(int(os.environ[RANK]), [host for host, _, _ in addresses])
     liveness.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards

@@ -239,7 +239,7 @@ def test_cores_that_ranks_share_slow_them_down():
     assert [four.among_waiting(Work(n, 0)) for n in (2e6, 3e6, 10e6)] == pytest.approx([2e-3, 3e-3, 17e-3])
     # Two ranks read their sockets on each core: half of the messages wait for half of a slice, on average.
     assert four.delay == pytest.approx(0.75e-3)
-    assert (replace(four, together=1.2).crowding, replace(HOST, together=1.2).crowding) == (2.4, 1.2)
+    assert (replace(four, together=1.2).crowding, replace(HOST, together=1.2).crowding) == (2.4, 1.0)
     two = Host(1 << 30, 1e9, 1e12, cores=2, ranks=2, threads=1)
     assert two.delay == 0
     assert (two.among_waiting(Work(10e6, 0)), two.crowding) == (10e-3, 1.0)
