@@ -4,6 +4,8 @@ Both generate 8 sequences at once. The two are run in turns; the ratio is the me
 each rank (VmHWM) is printed, too, and the time line of the last passes. Other programs on the machine disturb it much:
 a rank that waits for MLX's ring uses its core. The ratio by CPU time is that of one rank's thread and of the busiest of
 several: what free cores would give if no rank ever waited.
+
+`--prompt` sets how many tokens are in the cache of each sequence. The automatic split balances ranks for about 1,000.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 SEQUENCES, TOKENS, PROMPT = 8, 48, 16
-KV_MEMORY = 128 << 20
 
 
-def rank(model: str, quant: str, split: str | None) -> dict[str, Any]:
+def rank(model: str, quant: str, split: str | None, prompt: int) -> dict[str, Any]:
     """Generate as one rank, or alone; return the rate of decode, the peak memory and the CPU time of the passes."""
+    from mlx_engine.cache.size import CacheSize
     from mlx_engine.decode.options import Options
     from mlx_engine.distributed.shard import join
     from mlx_engine.distributed.split import parsed
@@ -41,9 +43,11 @@ def rank(model: str, quant: str, split: str | None) -> dict[str, Any]:
         shard.close()
         return {"peak": peak(), "cpu": time.thread_time() - began}
     engine = Engine(opened)
-    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=KV_MEMORY)
+    # An eighth more than all sequences fill, for pages that are not full.
+    memory = SEQUENCES * CacheSize(engine.model.kv_layers, prompt + TOKENS).whole * 9 // 8
+    scheduler = engine.scheduler(slots=SEQUENCES, prefix_cache=False, kv_memory=memory)
     requests = [
-        engine.request([1 + i + t for t in range(PROMPT)], Options.of(TOKENS, ignore_eos=True))
+        engine.request([1 + i + t for t in range(prompt)], Options.of(TOKENS, ignore_eos=True))
         for i in range(SEQUENCES)
     ]
     began = time.thread_time()
@@ -71,14 +75,15 @@ def peak() -> int:
     return 0 if match is None else int(match[1]) << 10
 
 
-def run(model: str, quant: str, cores: list[int], split: str | None) -> list[dict[str, Any]]:
+def run(given: argparse.Namespace, cores: list[int], split: str | None) -> list[dict[str, Any]]:
     """Run a rank on each of these cores, and return what each reports."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in cores]
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{at.getsockname()[1]}"] for at in listening]))
         stack.pop_all().close()
-        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank", "--model", model, "--quant", quant]
+        command = [sys.executable, "-m", "benchmarks.pipeline", "--rank", "--model", given.model]
+        command += ["--quant", given.quant, "--prompt", str(given.prompt)]
         command += [] if split is None else ["--split", split]
         processes = [
             subprocess.Popen(
@@ -98,18 +103,19 @@ def main() -> None:
     parser.add_argument("--model", default="shape:qwen3-0.6b")
     parser.add_argument("--quant", default="keep", help="conversion of linear layers, as of the command line")
     parser.add_argument("--split", default=None, help="layers of each rank; by default decided by speed")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help=f"tokens of each prompt; by default {PROMPT}")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        print(json.dumps(rank(given.model, given.quant, given.split)))
+        print(json.dumps(rank(given.model, given.quant, given.split, given.prompt)))
         return
     split = given.split or "auto"
     ratios, peaks, works = [], [], []
     for number in range(given.rounds):
-        (alone,) = run(given.model, given.quant, [0], None)
-        shared = run(given.model, given.quant, list(range(given.ranks)), split)
+        (alone,) = run(given, [0], None)
+        shared = run(given, list(range(given.ranks)), split)
         if shared[0]["ids"] != alone["ids"]:
             raise RuntimeError("expected the tokens of one process, found others")
         ratios.append(shared[0]["rate"] / alone["rate"])

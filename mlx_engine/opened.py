@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_engine.backends import create_backend
 from mlx_engine.backends.base import Backend
-from mlx_engine.backends.memory import available_memory
+from mlx_engine.backends.memory import available_memory, give_back_freed
 from mlx_engine.backends.profiled import watched
 from mlx_engine.cache import New
 from mlx_engine.checkpoint.model_files import Checkpoint
@@ -106,6 +106,7 @@ class Opened:
         """
         start = time.perf_counter()
         backend, loaded, created = self._load(progress)
+        _read_ahead(backend)
         if self.shard is not None:
             loaded = loaded._replace(model=self.shard.lead(loaded.model))
         built = time.perf_counter()
@@ -124,8 +125,9 @@ class Opened:
         """
         if self.shard is None:
             raise ValueError("follow: expected a model that ranks share, found one that this process has alone")
-        _, loaded, _ = self._load()
+        backend, loaded, _ = self._load()
         del self.planned, self.prompts  # frees the metadata: 27 MB of strings for a vocabulary of 150,000 tokens
+        _read_ahead(backend)
         self.shard.follow(loaded.model)
 
     def _load(self, progress: Progress | None = None) -> tuple[Backend, Loaded, float]:
@@ -138,5 +140,10 @@ class Opened:
             loaded = self.planned.build(backend, progress)
         except MemoryError as error:
             raise out_of_memory(self.checkpoint.where, error) from error
-        backend.read_ahead()
         return backend, loaded, created
+
+
+def _read_ahead(backend: Backend) -> None:
+    """Start reading mapped weights, after memory is free that loading needed: their sum would be the peak."""
+    give_back_freed()
+    backend.read_ahead()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from mlx_engine.backends.kernel_limits import heads_fit, norm_fits
 from mlx_engine.backends.kernels import load_formats
 from mlx_engine.backends.lowering import LOWERED, lower
 from mlx_engine.backends.lowering_steps import Builders
+from mlx_engine.backends.mapped_pages import read_ahead
 from mlx_engine.backends.matrices import Block, Matrix, norm_words, sinks_address, write_matrix, write_norm
 from mlx_engine.backends.parameters import Activation, Gating, HeadNorms, Linear, Native, Norm, RMSNorm, Rope, Scores
 from mlx_engine.backends.program import Fused, Layers, OpByOp, Program
@@ -101,14 +101,9 @@ class CompiledBackend(CompiledStates):
         self._blocks = {key: block for key, block in self._blocks.items() if linear not in block.linears}
 
     def read_ahead(self) -> None:
-        """Touch every memory page of the weights on a background thread, so that the first pass has no page faults."""
+        """Read every memory page of the weights on a background thread, so that the first pass has no page faults."""
         mapped, self._mapped = self._mapped, []
-
-        def touch() -> None:
-            for data in mapped:
-                data[:: mmap.PAGESIZE].max(initial=0)
-
-        threading.Thread(target=touch, name="mlx_engine-read-ahead", daemon=True).start()
+        threading.Thread(target=read_ahead, args=(mapped,), name="mlx_engine-read-ahead", daemon=True).start()
 
     def embed(self, table: Native, ids: Sequence[Any]) -> Native:
         """Return rows of the table; only these rows are dequantised."""

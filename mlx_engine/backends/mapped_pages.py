@@ -1,10 +1,18 @@
-"""Give back the memory pages of a mapped file that are not needed any more."""
+"""Memory pages of a mapped file: read those that passes need ahead of them, and give back all others.
+
+The system maps more pages than are read, up to the 2 MiB around each (on Linux, as many as lie together in its cache).
+A process that needs a half of every matrix would hold two thirds.
+"""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 
 import numpy as np
+
+# The bytes of a file within which Linux maps pages around the one that is read.
+AROUND = 2 << 20
 
 
 def release(read: np.ndarray, prepared: object) -> None:
@@ -14,19 +22,56 @@ def release(read: np.ndarray, prepared: object) -> None:
     a bfloat16 file as much as half of the weights in float32.
     """
     file = _file_of(read)
-    if file is None or not hasattr(file, "madvise") or is_view(prepared, read):
-        return
-    first = read.ctypes.data - np.frombuffer(file, np.uint8, 1).ctypes.data
-    # Whole pages only: the others hold bytes of the neighbours.
-    start, stop = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, (first + read.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if start < stop:
-        file.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    if file is not None and not is_view(prepared, read):
+        _give_back(file, *_range(file, read))
 
 
 def is_view(prepared: object, read: np.ndarray) -> bool:
     """Return whether what a backend has prepared still reads the memory of the weight `read`."""
     held = prepared if isinstance(prepared, np.ndarray) else getattr(prepared, "data", None)
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
+
+
+def read_ahead(views: Iterable[np.ndarray]) -> None:
+    """Read every page of these arrays, and give back all other pages of the mapped files that they are views of."""
+    ends: dict[mmap.mmap, int] = {}
+    for view in sorted(views, key=lambda array: array.ctypes.data):
+        view[:: mmap.PAGESIZE].max(initial=0)
+        file = _file_of(view)
+        if file is not None:
+            start, stop = _range(file, view)
+            end = ends.get(file, 0)
+            _give_back(file, end, start)
+            ends[file] = max(end, stop)
+    for file, end in ends.items():
+        _give_back(file, end, len(file))
+
+
+def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int, but: np.ndarray | None = None) -> None:
+    """Give back the pages around some rows of a matrix in a mapped file, but not those of the view `but` of it."""
+    file = _file_of(matrix)
+    if file is None:
+        return
+    first, last = _range(file, matrix)
+    kept = (last, last) if but is None else _range(file, but)
+    ends = {first + row * row_bytes + at for row in rows for at in (0, row_bytes - 1)}
+    for window in {at // AROUND * AROUND for at in ends}:
+        start, stop = max(window, first), min(window + AROUND, last)
+        _give_back(file, start, min(stop, kept[0]))
+        _give_back(file, max(start, kept[1]), stop)
+
+
+def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
+    """Give back the pages of [start, stop). Whole pages only: the others hold bytes of the neighbours."""
+    start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < stop and hasattr(file, "madvise"):
+        file.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
+def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:
+    """Return the first byte of a view in its file, and the one after its last."""
+    first = view.ctypes.data - np.frombuffer(file, np.uint8, 1).ctypes.data
+    return first, first + view.nbytes
 
 
 def _file_of(array: np.ndarray) -> mmap.mmap | None:

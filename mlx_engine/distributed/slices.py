@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 from mlx_engine.distributed.deals import Deal, Heads, OfHeads, Pieces, Ranges, Vocabulary, by_blocks
@@ -151,7 +150,7 @@ class _Deals:
 
     def __init__(self, planned: Planned) -> None:
         self._planned, self._config = planned, planned.config
-        self.of = cache(self._of)
+        self._made: dict[tuple[int | None, str], Deal] = {}
         self._matrices: dict[Name, list[str]] = {}  # those of all experts of a layer have one key
         for name in planned.tensors:
             if name.endswith(".weight"):
@@ -160,7 +159,13 @@ class _Deals:
         outputs = [names for of, names in self._matrices.items() if of.part == "attn_output"]
         self._attention = self._block(name for names in outputs for name in names)
 
-    def _of(self, layer: int | None, kind: str) -> Deal:
+    def of(self, layer: int | None, kind: str) -> Deal:
+        """Return the deal of a kind of axis in a layer; None is the head."""
+        if (layer, kind) not in self._made:
+            self._made[layer, kind] = self._new(layer, kind)
+        return self._made[layer, kind]
+
+    def _new(self, layer: int | None, kind: str) -> Deal:
         tensors = self._planned.tensors
         if layer is None:
             return Vocabulary(self._config.vocab_size)

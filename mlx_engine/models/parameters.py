@@ -20,6 +20,7 @@ from mlx_engine.models.converted import Converted
 from mlx_engine.models.plan import Tensor
 from mlx_engine.models.slices import OwnSlices
 from mlx_engine.models.stage import Elsewhere, Stage, is_elsewhere
+from mlx_engine.models.table_in_file import TableInFile
 from mlx_engine.quant.types import F32
 from mlx_engine.quant.weight import Weight
 
@@ -78,7 +79,11 @@ class Parameters:
             return self._prepare(f"{name}.weight", weight)
         self._nbytes[weight.type.name] += weight.nbytes
         self._done(f"{name}.weight")
-        return weight
+        if type(weight) is not Weight:  # the bytes of other classes are made on demand
+            return weight
+        own = weight if self._slices is None else self._slices.own(f"{name}.weight", weight)
+        kept = None if own is weight else own.data
+        return TableInFile(weight.name, weight.shape, weight.type, weight.data, kept)
 
     def linear(self, name: str) -> Linear:
         """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""

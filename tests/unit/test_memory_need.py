@@ -1,18 +1,12 @@
 """The memory that a model needs: found before a weight is read, compared with what is free, and given back."""
 
-import mmap
-import os
-import sys
-from pathlib import Path
-
-import numpy as np
 import psutil
 import pytest
 
 import mlx_engine
 from mlx_engine import opened
 from mlx_engine.backends import create_backend
-from mlx_engine.backends.mapped_pages import is_view, release
+from mlx_engine.backends.mapped_pages import is_view
 from mlx_engine.backends.memory import available_memory
 from mlx_engine.bench import roofline
 from mlx_engine.checkpoint.gguf import open_gguf
@@ -205,46 +199,3 @@ def test_memory_that_runs_out_in_a_run_is_one_line(monkeypatch):
     monkeypatch.setattr(mlx_engine.Engine, "run_requests", run)
     found = generate("a", "-q")
     assert (found.code, "expected enough memory" in only_line(found)) == (1, True)
-
-
-# ---- pages that are given back ----
-
-
-def resident(path: Path) -> int:
-    """Return the bytes of a mapped file that are in this process's memory."""
-    lines, found, inside = Path("/proc/self/smaps").read_text().splitlines(), 0, False
-    for line in lines:
-        if "-" in line.split(" ")[0]:
-            inside = line.endswith(str(path))
-        elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1]) * 1024
-    return found
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_pages_of_a_converted_weight_are_given_back_and_those_of_a_view_are_not(tmp_path):
-    path = tmp_path / "weights"
-    path.write_bytes(os.urandom(64 * mmap.PAGESIZE))
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    whole = np.frombuffer(data, np.uint8)
-    total, part = int(whole.sum()), whole[100 : 60 * mmap.PAGESIZE]
-    assert resident(path) == 64 * mmap.PAGESIZE
-    release(part, part[5:9])
-    assert resident(path) == 64 * mmap.PAGESIZE
-    release(part, part.copy())
-    # The first page has bytes that are not of the part.
-    assert resident(path) == 5 * mmap.PAGESIZE
-    assert int(whole.sum()) == total
-    release(np.zeros(4, np.uint8), None)
-
-
-@pytest.mark.parametrize(("path", "quant"), [(HF, "keep"), (HF, "q8_0"), (Q8, "q4_0")])
-def test_every_converted_matrix_gives_its_pages_back(monkeypatch, path, quant):
-    given = []
-    monkeypatch.setattr(
-        parameters_module, "release", lambda read, made: given.append((read.nbytes, is_view(made, read)))
-    )
-    mlx_engine.load(path, "simd", quant)
-    stored = [tensor for tensor in open_checkpoint(path).shapes if "norm" not in tensor and "emb" not in tensor]
-    assert sum(not view for _, view in given) >= len(stored)
