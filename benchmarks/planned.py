@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from benchmarks.links import LINKS, links_of
 from benchmarks.relayed import ranks, urgent
 from mlx_engine.backends import create_backend
@@ -29,7 +31,7 @@ from mlx_engine.backends.cores import usable_cores
 from mlx_engine.checkpoint.model_files import open_checkpoint
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
 from mlx_engine.distributed.hosts import Host, Link
-from mlx_engine.distributed.model_parts import ModelParts, Pass, model_parts
+from mlx_engine.distributed.model_parts import ModelParts, Pass, Work, model_parts
 from mlx_engine.distributed.plan import Asked, pipeline, tensor
 from mlx_engine.distributed.tensor import sliced
 from mlx_engine.distributed.times import ShardKind, Timing
@@ -43,6 +45,8 @@ BACKEND, MEMORY = "parallel", 1 << 40
 PROMPT, PROMPTS, TOKENS = 8, 40, 120
 # How often one process and two ranks over loopback are measured.
 REPEATS = 3
+# A link that takes no time: bits per second, and seconds.
+NO_DELAY = (1e12, 0.0)
 # Seconds after which processes that are to work at the same time begin: they load the model before.
 LOADING = 4.0
 
@@ -148,9 +152,9 @@ def measure(of: Setup, n: int, link: tuple[float, float] | None = None) -> Times
     return Times(*json.loads(out.splitlines()[-1]))
 
 
-def best(of: Setup, n: int) -> Times:
-    """Return the shortest times of several measurements over loopback."""
-    each = [measure(of, n) for _ in range(REPEATS)]
+def best(of: Setup, n: int, link: tuple[float, float] | None = None) -> Times:
+    """Return the shortest times of several measurements over a link, or over loopback."""
+    each = [measure(of, n, link) for _ in range(REPEATS)]
     return Times(*map(min, zip(*each, strict=True)))
 
 
@@ -182,36 +186,36 @@ def expected(plan: Timing) -> Times:
     return Times(plan.alone(Pass(1, 1, context)), plan.alone(Pass(1, PROMPT, 0)), turn)
 
 
-def overhead_of(of: Setup, host: Host) -> float:
-    """Return the seconds of the software per message, from a token on two ranks over loopback.
+def overhead_of(of: Setup, host: Host, link: tuple[float, float] | None) -> float:
+    """Return the seconds of the software per message, from a token on two ranks over a link without delay.
 
     So this token has the time that the plan expects.
     """
-    plan = timing(of, host, 2, Link(1e12, 0.0))
-    more = best(of, 2).token - expected(plan).token
+    plan = timing(of, host, 2, Link(*NO_DELAY))
+    more = best(of, 2, link).token - expected(plan).token
     return max(0.0, more / plan.messages(Pass(1, 1, PROMPT)).n)
 
 
-def host_of(folder: Path, n_layers: int) -> Host:
-    """Return the host, measured with models of half and a quarter of the layers.
+def host_of(folder: Path, kind: ShardKind, n_layers: int) -> Host:
+    """Return the host, measured with a model of half of the layers.
 
     A pass of the whole model takes so long that it always meets another program, unlike those of the ranks.
     """
-    found = []
-    for n in (n_layers // 2, n_layers // 4):
-        of = Setup(folder / f"{n}.gguf", "pipeline", n)
-        write_shape(of.path, "planned", shape(n))
-        found.append((of, best(of, 1)))
-    half, quarter = (calibrated(parts_of(of.path), alone) for of, alone in found)
-    return replace(half, compute=quarter.compute, together=together(*found[0]))
+    of = Setup(folder / "half.gguf", kind, n_layers // 2)
+    write_shape(of.path, "planned", shape(of.n_layers))
+    alone = best(of, 1)
+    return replace(calibrated(parts_of(of.path), alone), together=together(of, alone))
 
 
 def calibrated(model: ModelParts, alone: Times) -> Host:
-    """Return the host whose bandwidth and arithmetic one process has reached."""
+    """Return the host for which the plan of one process expects the measured token and prompt."""
     parts = (model.tables, *model.layers, model.head)
-    token, prompt = Pass(1, 1, PROMPT + TOKENS // 2), Pass(1, PROMPT, 0)
-    nbytes = sum(part.work(token).nbytes for part in parts)
-    return Host(MEMORY, nbytes / alone.token, sum(part.work(prompt).flops for part in parts) / alone.prompt)
+    passed = Pass(1, 1, PROMPT + TOKENS // 2), Pass(1, PROMPT, 0)
+    works = [sum((part.work(of) for part in parts), Work(0, 0)) for of in passed]
+    # The square of a time is a sum: of bytes / bandwidth and of operations / rate of arithmetic, both squared.
+    squares = [[work.nbytes**2, work.flops**2] for work in works]
+    bandwidth, compute = np.linalg.solve(squares, [alone.token**2, alone.prompt**2]) ** -0.5
+    return Host(MEMORY, float(bandwidth), float(compute))
 
 
 @cache
@@ -248,16 +252,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         of = Setup(Path(folder) / "model.gguf", given.shard, given.layers)
         write_shape(of.path, "planned", shape(given.layers))
-        host = host_of(Path(folder), given.layers)
+        host = host_of(Path(folder), given.shard, given.layers)
         rates = f"{host.bandwidth / 1e9:.1f} GB/s, {host.compute / 1e9:.0f} GFLOP/s"
         print(f"a host: {rates}; {os.cpu_count()} cores, {host.together:.2f} times as long while all work")
-        overhead = overhead_of(of, host)
-        print(f"software per message: {overhead * 1e3:.2f} ms\n")
+        direct, relayed = overhead_of(of, host, None), overhead_of(of, host, NO_DELAY)
+        print(f"software per message: {direct * 1e3:.2f} ms, {relayed * 1e3:.2f} ms with a relay\n")
         heads = [f"{what} {which}" for what in ("token", "prompt", "several") for which in ("plan", "run", "ratio")]
         print(f"| ranks | link | {' | '.join(heads)} |\n|---:|---|{'---:|' * len(heads)}")
         for n, link in itertools.product(map(int, given.ranks.split(",")), (None, *given.links)):
-            rate, latency = link or (1e12, 0.0)
-            plan = expected(timing(of, host, n, Link(rate, latency, overhead)))
+            rate, latency = link or NO_DELAY
+            along = Link(rate, latency, direct if link is None else relayed)
+            plan = expected(timing(of, host, n, along))
             print(row(n, link, plan, measure(of, n, link)), flush=True)
 
 

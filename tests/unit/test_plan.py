@@ -168,19 +168,30 @@ HOST = Host(memory=300_000_000, bandwidth=1e10, compute=1e12)
 LINK = Link(rate=1e9, latency=1e-3, overhead=0.0)
 
 
+def passed(*ranks):
+    """Return the seconds of ranks with so many megabytes and millions of operations each, one after the other."""
+    return sum(HOST.seconds(Work(megabytes * 1e6, operations * 1e6)) for megabytes, operations in ranks)
+
+
+def test_reading_and_arithmetic_overlap_in_part():
+    assert HOST.seconds(Work(3e8, 0)) == pytest.approx(0.03)
+    assert HOST.seconds(Work(3e8, 4e10)) == pytest.approx(0.05)
+
+
 def test_the_rates_of_a_pipeline_by_hand():
     found = timing([HOST] * 2, LINK)
-    # 450 MB at 10 GB/s; 4,000 bytes and 40,000 bytes at 1 Gbit/s, each after 1 ms.
-    compute, sent = 0.045, 2e-3 + 32e-6 + 320e-6
+    # Two ranks with two layers each, and the head; 4,000 bytes and 40,000 bytes at 1 Gbit/s, each after 1 ms.
+    compute, sent = passed((200, 400), (250, 500)), 2e-3 + 32e-6 + 320e-6
     rates = found.rates(ASKED, 512)
     assert (rates.compute_seconds, rates.link_seconds) == pytest.approx((compute, sent))
     assert rates.decode == pytest.approx(1 / (compute + sent))
     # Two requests: the second rank has 250 MB, 25 ms, for each of them; the links add nothing to 47 ms.
-    assert rates.decode_all == pytest.approx(2 / 0.050)
-    # Sixteen tokens: 16 x 2 x 4e8 operations and 1e8 of the head at 1 TFLOP/s are less than reading.
+    assert rates.decode_all == pytest.approx(1 / passed((250, 500)))
+    # The head computes one of sixteen tokens.
+    compute = passed((200, 16 * 400), (250, 16 * 400 + 100))
     assert rates.prefill == pytest.approx(16 / (compute + 2e-3 + 512e-6 + 320e-6))
-    chunk = found.alone(Pass(1, 512, 0))
-    assert chunk == pytest.approx((512 * 8e8 + 1e8) / 1e12 + 2e-3 + 512 * 32e-6 + 320e-6)
+    chunk, compute = found.alone(Pass(1, 512, 0)), passed((200, 512 * 400), (250, 512 * 400 + 100))
+    assert chunk == pytest.approx(compute + 2e-3 + 512 * 32e-6 + 320e-6)
 
 
 def test_the_parts_of_a_prompt_follow_each_other_through_the_ranks():
@@ -223,13 +234,13 @@ def test_the_rates_of_slices_by_hand():
     assert messages == Messages(4000, 8, 20_000, 1, 1)
     assert messages.seconds(LINK) == pytest.approx(10e-3 + 8 * 32e-6 + 160e-6)
     assert Timing(found.model, found.ranks * 2, LINK, "tensor").messages(Pass(1, 1, 64)).n_hidden == 24
-    assert found.compute(Pass(1, 1, 64)) == pytest.approx(0.025)
+    assert found.compute(Pass(1, 1, 64)) == pytest.approx(passed((250, 500)))
 
 
 def test_one_rank_sends_nothing():
     large = Host(1 << 40, 1e10, 1e12)
     rates = timing([large], LINK).rates(ASKED, 512)
-    assert (rates.link_seconds, rates.decode) == (0.0, pytest.approx(1 / 0.045))
+    assert (rates.link_seconds, rates.decode) == (0.0, pytest.approx(1 / passed((450, 900))))
 
 
 def test_cores_that_ranks_share_slow_them_down():
@@ -247,7 +258,7 @@ def test_cores_that_ranks_share_slow_them_down():
     shared = [Host(300_000_000, 1e10, 1e12, cores=1, ranks=2, threads=1)] * 2
     sent = timing(shared, LINK).sent(Pass(1, 1, 0))
     assert sent == pytest.approx(timing([HOST] * 2, LINK).sent(Pass(1, 1, 0)) + 2 * 0.75e-3)
-    assert timing(shared, LINK).compute(Pass(1, 1, 0)) == pytest.approx(2 * 0.045 - 2 * 0.003)
+    assert timing(shared, LINK).compute(Pass(1, 1, 0)) == pytest.approx(2 * passed((200, 400), (250, 500)) - 2 * 0.003)
 
 
 def test_attention_reads_what_its_window_sees():
