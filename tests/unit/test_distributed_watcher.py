@@ -34,6 +34,8 @@ class Connecting:
         self.links, hub = zip(*(socket.socketpair() for _ in RANKS[1:]), strict=True)
         self.watchers, self.hub, self.stopped, self.have_connected = watchers, hub, -1, False
         self.lines: dict[int, str | None] = {}
+        for each in (*self.ranks, *self.links):
+            each.settimeout(5)
         self.threads = [threading.Thread(target=self.watch, args=(rank,)) for rank in RANKS]
         for thread in self.threads:
             thread.start()
@@ -106,6 +108,7 @@ def test_a_watcher_leaves_what_follows_the_last_line(connecting: Connecting):
     link, other = socket.socketpair()
     own, rank = socket.socketpair()
     with link, other, own, rank:
+        link.settimeout(5)
         other.sendall(b"all connected\nwake\n")
         assert Watcher(1, HOSTS, {1: own.fileno(), 0: link.fileno()}, 0, LIMIT).run() is None
         assert (link.recv(64), rank.recv(64)) == (b"wake\n", b"all connected\n")
