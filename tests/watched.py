@@ -30,9 +30,12 @@ class Watched:
         self.client: subprocess.Popen[str] | None = None
         self.out: list[list[str]] = [[] for _ in self.processes]
         self.err: list[list[str]] = [[] for _ in self.processes]
+        self._readers: list[list[threading.Thread]] = [[] for _ in self.processes]
         for rank, process in enumerate(self.processes):
             for stream, into in ((process.stdout, self.out[rank]), (process.stderr, self.err[rank])):
-                threading.Thread(target=self._read, args=(stream, into), daemon=True).start()
+                reader = threading.Thread(target=self._read, args=(stream, into), daemon=True)
+                self._readers[rank].append(reader)
+                reader.start()
 
     @staticmethod
     def _read(stream, into: list[str]) -> None:
@@ -40,12 +43,13 @@ class Watched:
             while piece := os.read(stream.fileno(), 4096):
                 into.append(piece.decode(errors="replace"))
 
-    def wait_for(self, holds: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until a condition holds."""
+    def wait_for(self, holds: Callable[[], bool], seconds: float = 60.0, *, but: int | None = None) -> None:
+        """Wait until a condition holds, while all ranks run, or all but one."""
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, self.err
-            assert all(process.poll() is None for process in self.processes), self.err
+            ended = [rank for rank, process in enumerate(self.processes) if process.poll() is not None]
+            assert set(ended) <= {but}, self.err
             time.sleep(0.005)
 
     def maps_model(self, rank: int) -> bool:
@@ -53,13 +57,15 @@ class Watched:
         return "storyteller" in Path(f"/proc/{self.processes[rank].pid}/maps").read_text()
 
     def wait(self, seconds: float, *, but: int | None = None) -> list[int | None]:
-        """Wait until all ranks, or all but one, have ended; return their exit codes."""
-        waiting = [process for rank, process in enumerate(self.processes) if rank != but]
+        """Wait until all ranks, or all but one, have ended and nobody has their pipes; return their exit codes."""
+        waiting = [rank for rank in range(len(self.processes)) if rank != but]
         deadline = time.monotonic() + seconds
-        for process in waiting:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        time.sleep(0.1)  # for the threads that read
-        return [process.returncode for process in waiting]
+        for rank in waiting:
+            self.processes[rank].wait(max(0.1, deadline - time.monotonic()))
+            for reader in self._readers[rank]:
+                reader.join(max(0.1, deadline - time.monotonic()))
+                assert not reader.is_alive(), f"another process has the pipes of rank {rank}"
+        return [self.processes[rank].returncode for rank in waiting]
 
     def errors(self, *, but: int | None = None) -> str:
         """Return what all ranks, or all but one, have written to stderr."""

@@ -5,7 +5,7 @@ of their own, from each rank to rank 0: the rank that waits for a dead or stoppe
 tells the others who is gone and prints one line. If rank 0 itself is gone, rank 1 prints it.
 
 The ranks join on these connections, before MLX connects them: MLX waits for a rank that is missing without end, and
-keeps the GIL meanwhile.
+keeps the GIL meanwhile. While MLX connects them, a process of its own watches each rank (`watcher.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from mlx_engine.distributed.stalls import Report, Stalls
+from mlx_engine.distributed.watcher import line_about
 from mlx_engine.errors import DistributedError
 
 # Seconds between signs of life, and without one after which a rank is given up: all end within 10 s.
@@ -72,6 +74,7 @@ class Liveness:
         self._left: set[int] = set()
         self._lock, self._is_ending = threading.Lock(), False
         self._is_closing, self._woken, self._joined = False, threading.Event(), threading.Event()
+        self._paused, self._resumed = threading.Semaphore(0), threading.Event()
 
     def join(self, port: int) -> None:
         """Wait until all ranks have called this, connected with rank 0 at this port of its host. The port is then free.
@@ -87,8 +90,33 @@ class Liveness:
             self._give_up(missing, f"expected to join within {self._joining:g} s of the others, found missing")
         if self.rank == 0:
             self._tell_all("go\n")
-        while self.rank and not (self._joined.wait(self._interval) or self._is_ending):
+        if self.rank:
+            self._wait_for(self._joined.wait)
+        self._check_goes_on()
+
+    @contextmanager
+    def paused(self) -> Iterator[Mapping[int, socket.socket]]:
+        """Yield the connections to the other ranks, which only the caller reads in the context. Every rank calls this.
+
+        Signs of life are sent in the context, and their lack is no error. After an exception in the context nobody
+        reads the connections: the run ends, and a rank at fault was named in the context.
+
+        Raises:
+            DistributedError: the run has ended, and `end` has returned.
+        """
+        self._tell_all("pause\n")
+        for _ in self._peers:
+            self._wait_for(lambda seconds: self._paused.acquire(timeout=seconds))
+        self._check_goes_on()
+        yield self._peers
+        self._resumed.set()
+
+    def _wait_for(self, happens: Callable[[float], bool]) -> None:
+        """Wait until something happens, or the run ends."""
+        while not (happens(self._interval) or self._is_ending):
             pass
+
+    def _check_goes_on(self) -> None:
         if self._is_ending:
             raise DistributedError(f"rank {self.rank}", "ranks that join", "that the run has ended", "see rank 0")
 
@@ -218,6 +246,9 @@ class Liveness:
                     self._woken.set()
                 elif word == "go":
                     self._joined.set()
+                elif word == "pause":
+                    self._paused.release()
+                    self._resumed.wait()
                 elif word == "failed":
                     return self._give_up([rank], rest)
                 elif word == "gone":
@@ -234,8 +265,7 @@ class Liveness:
     def _give_up(self, ranks: Sequence[int], found: str) -> None:
         """End the run because of ranks that have died, hang or are missing."""
         self._tell_all(f"gone {ranks}\n")
-        named = ", ".join(f"rank {rank} ({self._hosts[rank]})" for rank in ranks)
-        line = f"error: {named}: {found}; all ranks end, start them again"
+        line = line_about(self._hosts, ranks, found)
         self._stop(FAILED, line if self.rank == 0 or (0 in ranks and self.rank == 1) else None)
 
     def _stop(self, code: int, line: str | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import json
 import os
@@ -15,9 +14,10 @@ from mlx_engine.backends.base import Backend
 from mlx_engine.backends.memory import available_memory
 from mlx_engine.checkpoint.identity import identity
 from mlx_engine.distributed.agreement import agree, gather_values, version
+from mlx_engine.distributed.connecting import connected
 from mlx_engine.distributed.group import HOSTFILE, RANK, Group, Ring, launched
 from mlx_engine.distributed.leader import SharedModel, nothing
-from mlx_engine.distributed.liveness import FAILED, LIMIT, Liveness
+from mlx_engine.distributed.liveness import FAILED, Liveness
 from mlx_engine.distributed.model_parts import model_parts
 from mlx_engine.distributed.pipeline import Pipeline, follow
 from mlx_engine.distributed.room import rooms
@@ -199,13 +199,10 @@ def join(kind: str, split: Sequence[int] | None = None) -> Shard:
     addresses = [of[0].rpartition(":") for of in json.loads(Path(os.environ[HOSTFILE]).read_text())]
     # Loading MLX takes long, and a rank that stops between joining and connecting cannot be named: load it before.
     importlib.import_module("mlx.core")
-    liveness = Liveness(int(os.environ[RANK]), [host for host, _, _ in addresses])
+    hosts = [host for host, _, _ in addresses]
+    liveness = Liveness(int(os.environ[RANK]), hosts)
     liveness.join(int(addresses[0][2]))  # the port at which rank 0 of the ring listens afterwards
-    # MLX keeps the GIL while it connects the ranks, so that no thread of Python could end its wait for a stopped rank.
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    try:
-        group = Ring()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with liveness.paused() as peers:
+        group = connected(Ring, liveness.rank, hosts, peers)
     group.on_loss, liveness.report = liveness.wait, lambda: group.report
     return KINDS[kind](group, split, liveness)

@@ -5,6 +5,7 @@ from tests.mutants.plant import Mutant
 GROUP, MIRROR, PIPELINE = (f"mlx_engine/distributed/{name}.py" for name in ("group", "mirror", "pipeline"))
 SPLIT, AGREEMENT, LIVENESS = (f"mlx_engine/distributed/{name}.py" for name in ("split", "agreement", "liveness"))
 ROOM, SEARCH, STALLS = (f"mlx_engine/distributed/{name}.py" for name in ("room", "search", "stalls"))
+WATCHER = "mlx_engine/distributed/watcher.py"
 STAGE, PASSES, SCHEDULER = (
     "mlx_engine/models/stage.py",
     "mlx_engine/decode/passes.py",
@@ -79,5 +80,17 @@ MUTANTS = [
            "self._listen(rank, peer)\ndeadline = time.monotonic() + self._joining",
            "self._listen(rank, peer)"),
     Mutant("whoever connects is a rank", LIVENESS, "Liveness._admit", "rank not in missing", "rank is None"),
+    Mutant("connections are read while a watcher reads them", LIVENESS, "Liveness._listen_to",
+           "self._resumed.wait()", "pass"),
+    Mutant("ranks that live are named, and not the one that is stopped", WATCHER, "Watcher._at_fault",
+           "sorted(set(self._links) - self._alive)", "sorted(self._alive - {self._rank})"),
+    Mutant("a rank that is stopped names the others", WATCHER, "Watcher._at_fault",
+           "self._rank not in self._alive", "False"),
+    Mutant("every watcher prints who is at fault", WATCHER, "Watcher.run", "self._rank < 2", "True"),
+    Mutant("ranks that end after their answer are dead", WATCHER, "Watcher._hear_end", "rank in self._alive", "False"),
+    Mutant("a watcher reads what is for its rank", WATCHER, "Watcher._read",
+           "os.read(self._links[rank], 1)", "os.read(self._links[rank], 64)[:1]"),
+    Mutant("the other watchers are not told who is at fault", WATCHER, "Watcher.run",
+           "self._tell_others(GONE)", "pass"),
     Mutant("the error of a rank is printed by nobody", LIVENESS, "Liveness._listen_to", 'word == "failed"', "False"),
 ]  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from tests import ranks
+from tests import faulty_ring, ranks
 from tests.watched import LIMIT, MOMENTS, SHARED, SIZE, SLACK, Watched, generate, running_at
 
 pytestmark = pytest.mark.slow
@@ -47,6 +48,81 @@ def test_a_rank_that_stops_while_ranks_join_is_named(tmp_path, victim: int, afte
         assert line.startswith(f"error: rank {victim} (127.0.0.1): expected to "), line
     finally:
         watched.close()
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+@pytest.mark.parametrize("moment", faulty_ring.MOMENTS)
+def test_a_rank_that_ends_or_stops_while_ranks_connect_is_named(tmp_path, moment: str, number: int, victim: int):
+    watched = connecting(tmp_path, moment, number, victim)
+    try:
+        assert watched.wait(STARTING + LIMIT, but=victim) == [1, 1]
+        assert watched.errors(but=victim).count("\n") == 1, watched.err
+        (line,) = watched.error_lines(but=victim)
+        found = "has ended" if number == signal.SIGKILL else "has given no sign of life for 8 s"
+        assert line == (
+            f"error: rank {victim} (127.0.0.1): expected to run until the end, found that it {found}; all ranks end, "
+            "start them again"
+        )
+    finally:
+        watched.close()
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+def test_a_rank_that_ends_is_named_before_those_whose_connections_break(tmp_path, victim: int):
+    watched = connecting(tmp_path, faulty_ring.BREAKS, signal.SIGKILL, victim)
+    try:
+        assert watched.wait(STARTING + LIMIT, but=victim) == [1, 1]
+        assert watched.errors(but=victim).count("\n") == 1, watched.err
+        (line,) = watched.error_lines(but=victim)
+        assert line.startswith(f"error: rank {victim} (127.0.0.1): expected to run until the end, found that it has en")
+    finally:
+        watched.close()
+
+
+def test_ranks_that_are_terminated_while_they_connect_name_nobody_again(tmp_path):
+    watched = connecting(tmp_path, "before", signal.SIGKILL, 2)
+    try:
+        watched.wait_for(lambda: watched.error_lines(but=2) != [], but=2)
+        for process in watched.processes[:2]:
+            process.terminate()  # as mlx.launch does
+        assert 0 not in watched.wait(STARTING + LIMIT, but=2)
+        assert len(watched.error_lines(but=2)) == 1, watched.err
+    finally:
+        watched.close()
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+def test_a_rank_that_cannot_connect_is_named(tmp_path, victim: int):
+    watched = connecting(tmp_path, faulty_ring.FAILS, 0, victim)
+    try:
+        assert watched.wait(STARTING + LIMIT) == [1] * SIZE
+        assert watched.errors().count("\n") == 1, watched.err
+        (line,) = watched.error_lines()
+        assert line.startswith(f"error: rank {victim} (127.0.0.1): ring: expected neighbours that answer, found none")
+    finally:
+        watched.close()
+
+
+def test_ranks_that_live_and_cannot_reach_each_other_are_named(tmp_path):
+    ports = [ranks.free_port() for _ in range(SIZE)]
+    wrong = [ports[0], ranks.free_port(), ports[2]]
+    command = [*generate("Once upon", 300), *SHARED]
+    watched = Watched([ranks.start_rank(tmp_path, i, ports if i else wrong, command) for i in range(SIZE)])
+    try:
+        assert watched.wait(STARTING + LIMIT) == [1] * SIZE
+        assert watched.errors().count("\n") == 1, watched.err
+        (line,) = watched.error_lines()
+        named = ", ".join(f"rank {rank} (127.0.0.1)" for rank in range(SIZE))
+        assert line.startswith(f"error: {named}: expected to connect within 8 s, found a neighbour that cannot be")
+    finally:
+        watched.close()
+
+
+def connecting(folder: Path, moment: str, number: int, victim: int) -> Watched:
+    """Start ranks of which one is killed or stopped, or fails, at a moment of connecting."""
+    program = ["-m", "tests.faulty_ring", moment, str(int(number)), str(victim)]
+    return Watched(ranks.start(folder, SIZE, [*program, *generate("Once upon", 300)[1:], *SHARED]))
 
 
 def test_ctrl_c_ends_all_ranks(tmp_path):

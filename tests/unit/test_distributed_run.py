@@ -185,6 +185,43 @@ def test_an_error_of_no_system_call_is_a_bug():
         reports_errors(load)()
 
 
+def test_connections_are_read_by_the_caller_alone_while_ranks_pause():
+    ends = Ends(limit=0.3)
+    with contextlib.ExitStack() as pausing:
+        entering = [threading.Thread(target=pausing.enter_context, args=(rank.paused(),)) for rank in ends.ranks]
+        for thread in entering:
+            thread.start()
+        for thread in entering:
+            thread.join(5)
+        peer = ends.ranks[0]._peers[1]
+        assert peer.recv(2) == b". "  # a sign of life
+        ends.ranks[1]._tell_all = lambda text: None
+        time.sleep(0.5)
+        assert ends.found == {}
+    assert "rank 1 (127.0.0.2): expected to run until the end" in str(ends.wait(0, 2)[0][1])
+    ends.close()
+
+
+def test_nobody_is_named_after_an_exception_while_ranks_pause():
+    def interrupted(rank: Liveness) -> None:
+        with contextlib.suppress(KeyboardInterrupt), rank.paused():
+            raise KeyboardInterrupt
+
+    ends = Ends()
+    pausing = [threading.Thread(target=interrupted, args=(rank,)) for rank in ends.ranks]
+    for thread in pausing:
+        thread.start()
+    for thread in pausing:
+        thread.join(5)
+    ends.cut(2)
+    time.sleep(0.2)
+    assert ends.found == {}
+    for rank in ends.ranks:
+        rank._is_ending = True
+        rank._resumed.set()
+    ends.close()
+
+
 def test_rank_0_prints_the_error_of_another_rank(ends: Ends):
     ends.ranks[1]._tell_all("failed memory: expected enough memory, found none\n")
     found = ends.wait(0, 2)

@@ -1,0 +1,99 @@
+"""The rank's side of its watching process (`watcher.py`), while MLX connects the ranks."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from mlx_engine.distributed import watcher
+from mlx_engine.distributed.liveness import COURTESY, FAILED, LIMIT, end_process
+from mlx_engine.errors import DistributedError
+
+# Seconds in which the other ranks begin to listen before the last one, which connects first. MLX tries again after 1 s.
+HEAD_START = 0.1
+# Seconds after which a rank that does not connect ends itself: the watchers have named a rank by then.
+LONGEST = LIMIT + 1.0
+
+R = TypeVar("R")
+
+
+def connected(ring: Callable[[], R], rank: int, hosts: Sequence[str], peers: Mapping[int, socket.socket]) -> R:
+    """Return the ring that connects this rank with its neighbours, once all ranks have connected.
+
+    If a rank dies or stops meanwhile, a watching process prints one line that names it, and this process ends.
+
+    Args:
+        ring: connects this rank; it may keep the GIL, without end.
+        rank: this rank.
+        hosts: the host of each rank, for messages.
+        peers: connections that nobody else reads: of rank 0 to all ranks, of the others to rank 0.
+    """
+    own, other = socket.socketpair()
+    links = {rank: other.fileno(), **{of: peer.fileno() for of, peer in peers.items()}}
+    given = {"rank": rank, "hosts": hosts, "links": links, "process": os.getpid(), "limit": LIMIT}
+    try:
+        with own:
+            with other:
+                watching = _watching(given)
+            faulthandler.register(watcher.QUESTION, file=own.fileno(), all_threads=False)
+            _end_later(own)
+            _meet(own, watcher.READY)
+            _end_later(own)
+            if rank == len(hosts) - 1:
+                time.sleep(HEAD_START)
+            made = _made(ring, own)
+            _meet(own, watcher.CONNECTED)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.unregister(watcher.QUESTION)
+    watching.wait()
+    return made
+
+
+def _watching(given: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the watching process with the arguments of `Watcher`."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", watcher.__file__, json.dumps(given)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=list(given["links"].values()),
+        start_new_session=True,  # Ctrl-C is for the rank
+    )
+
+
+def _end_later(own: socket.socket) -> None:
+    """End this process when the watchers have named a rank. A thread in C does this, without the GIL."""
+    faulthandler.dump_traceback_later(LONGEST, exit=True, file=own.fileno())
+
+
+def _made(ring: Callable[[], R], own: socket.socket) -> R:
+    """Return the ring. Have rank 0 print the error if this fails, and end the process."""
+    try:
+        return ring()
+    except DistributedError as error:
+        time.sleep(COURTESY)  # if it is because of a rank that has died, that rank is named first
+        _meet(own, f"{watcher.FAILED} {' '.join(str(error).split())}")
+        raise
+
+
+def _meet(own: socket.socket, line: str) -> None:
+    """Say a line, and wait until all ranks have said it. If the watcher has ended, end this process."""
+    found = bytearray()
+    try:
+        own.sendall(f"{line}\n".encode())
+        while not found.endswith(b"\n"):
+            byte = own.recv(1)
+            if not byte:
+                break
+            found += byte
+    except OSError:
+        found.clear()
+    if found.decode().strip() != f"all {line}":
+        end_process(FAILED, None)
