@@ -6,6 +6,7 @@ A process that needs a half of every matrix would hold two thirds.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 
@@ -30,6 +31,18 @@ def is_view(prepared: object, read: np.ndarray) -> bool:
     """Return whether what a backend has prepared still reads the memory of the weight `read`."""
     held = prepared if isinstance(prepared, np.ndarray) else getattr(prepared, "data", None)
     return isinstance(held, np.ndarray) and np.may_share_memory(held, read)
+
+
+def map_small_pages(view: np.ndarray) -> None:
+    """Have the system map the file of a view in small pages.
+
+    It maps large ones (2 MiB) as a whole, and drops them as a whole, so that parts of matrices between parts that are
+    not needed would be mapped again, with their neighbours, when a pass reads them.
+    """
+    file = _file_of(view)
+    if file is not None and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without large pages
+            file.madvise(mmap.MADV_NOHUGEPAGE)
 
 
 def read_ahead(views: Iterable[np.ndarray]) -> None:

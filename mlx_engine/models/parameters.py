@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlx_engine.backends.base import Backend
 from mlx_engine.backends.costs import nbytes_of
 from mlx_engine.backends.experts import ExpertLinear
-from mlx_engine.backends.mapped_pages import release
+from mlx_engine.backends.mapped_pages import map_small_pages, release
 from mlx_engine.backends.parameters import Array, Layer, LayerNorm, Linear, RMSNorm
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.models.conversion import Conversion
@@ -174,6 +174,7 @@ class Parameters:
         stored = self._stored(name)
         if self._slices is None:
             return stored
+        map_small_pages(stored.data)
         own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
             release(stored.data, own)

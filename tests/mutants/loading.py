@@ -61,6 +61,13 @@ MUTANTS = [
         "file is not None",
     ),
     Mutant(
+        "large pages of a cut file are mapped",
+        "mlx_engine/models/parameters.py",
+        "Parameters._own",
+        "map_small_pages(stored.data)",
+        "pass",
+    ),
+    Mutant(
         "reading ahead gives back the end of a view",
         "mlx_engine/backends/mapped_pages.py",
         "read_ahead",

@@ -34,15 +34,20 @@ PAGE = mmap.PAGESIZE
 reads_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def resident(path: Path) -> int:
-    """Return the bytes of a mapped file that are in this process's memory."""
-    lines, found, inside = Path("/proc/self/smaps").read_text().splitlines(), 0, False
-    for line in lines:
+def rows_of(path: Path) -> list[str]:
+    """Return the rows of /proc/self/smaps about a mapped file."""
+    found, inside = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:
             inside = line.endswith(str(path))
-        elif inside and line.startswith("Rss:"):
-            found += int(line.split()[1]) * 1024
+        elif inside:
+            found.append(line)
     return found
+
+
+def resident(path: Path) -> int:
+    """Return the bytes of a mapped file that are in this process's memory."""
+    return 1024 * sum(int(row.split()[1]) for row in rows_of(path) if row.startswith("Rss:"))
 
 
 def mapped(path: Path, nbytes: int) -> np.ndarray:
@@ -115,6 +120,17 @@ def test_the_rows_that_passes_read_of_a_table_do_not_stay_in_memory(tmp_path):
     kept = TableInFile(read.name, read.shape, read.type, read.data, read.data[: read.nbytes // 2])
     assert np.array_equal(kept.rows(ids), weight.rows(ids))
     assert before < resident(path) <= before + read.nbytes // 2
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without large pages")
+def test_a_rank_that_cuts_matrices_maps_small_pages_of_the_file(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(Q8.read_bytes())
+    planned, backend = plan_model(open_checkpoint(path), Conversion()), mlx_engine.create_backend("simd")
+    planned.build(backend)
+    assert not any(row.startswith("VmFlags:") and " nh" in row for row in rows_of(path))
+    sliced(planned, 0, 2).build(backend)
+    assert any(row.startswith("VmFlags:") and " nh" in row for row in rows_of(path))
 
 
 def test_a_rank_keeps_its_part_of_the_head_and_no_other_rows_of_the_table():
