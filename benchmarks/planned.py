@@ -83,7 +83,7 @@ class Setup(NamedTuple):
 
 
 def passes(kind: ShardKind, n: int) -> int:
-    """Return how many passes have a token of each of n requests: a pipeline splits them, so that no rank waits."""
+    """Return the number of passes in which n requests advance by one token: a pipeline splits them."""
     return n if kind == "pipeline" else 1
 
 
@@ -189,7 +189,7 @@ def expected(plan: Timing) -> Times:
 def overhead_of(of: Setup, host: Host, link: tuple[float, float] | None) -> float:
     """Return the seconds of the software per message, from a token on two ranks over a link without delay.
 
-    So this token has the time that the plan expects.
+    The plan then matches this token by construction.
     """
     plan = timing(of, host, 2, Link(*NO_DELAY))
     more = best(of, 2, link).token - expected(plan).token
@@ -214,7 +214,11 @@ def calibrated(model: ModelParts, alone: Times) -> Host:
     works = [sum((part.work(of) for part in parts), Work(0, 0)) for of in passed]
     # The square of a time is a sum: of bytes / bandwidth and of operations / rate of arithmetic, both squared.
     squares = [[work.nbytes**2, work.flops**2] for work in works]
-    bandwidth, compute = np.linalg.solve(squares, [alone.token**2, alone.prompt**2]) ** -0.5
+    solved = np.linalg.solve(squares, [alone.token**2, alone.prompt**2])
+    if min(solved) <= 0:
+        found = f"{alone.token * 1e3:.2f} ms for a token, {alone.prompt * 1e3:.2f} ms for a prompt of {PROMPT}"
+        raise RuntimeError(f"expected a token that is bound by memory, found {found}; repeat on a quiet machine")
+    bandwidth, compute = solved**-0.5
     return Host(MEMORY, float(bandwidth), float(compute))
 
 

@@ -144,6 +144,9 @@ class Opened:
 
 
 def _read_ahead(backend: Backend) -> None:
-    """Start reading mapped weights, after memory is free that loading needed: their sum would be the peak."""
+    """Return the memory that loading freed to the system, then start reading the mapped weights.
+
+    In the other order, the peak would be their sum.
+    """
     give_back_freed()
     backend.read_ahead()

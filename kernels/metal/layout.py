@@ -130,10 +130,11 @@ def expanded(matrix: StoredMatrix) -> NDArray[np.float64]:
 
 
 def unwritten(shape: Sequence[int], dtype: type[np.generic]) -> mx.array:
-    """Return an array of any values, into whose memory NumPy writes through `np.asarray`.
+    """Return an uninitialised array whose memory NumPy may write through `np.asarray`.
 
-    An array that is made from NumPy's values is a copy, which doubles the memory that a large matrix takes while it is
-    loaded. `np.empty` takes none until it is written. No operation of MLX runs: a forked process could not run one.
+    MLX copies NumPy's values, which doubles the memory that a large matrix takes while it is loaded. Here it copies
+    `np.empty`, whose pages take no memory until they are written. No operation of MLX runs: a forked process could not
+    run one.
     """
     return mx.array(np.empty(shape, dtype))
 

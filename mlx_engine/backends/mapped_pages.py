@@ -1,7 +1,7 @@
 """Memory pages of a mapped file: read those that passes need ahead of them, and give back all others.
 
-The system maps more pages than are read, up to the 2 MiB around each (on Linux, as many as lie together in its cache).
-A process that needs a half of every matrix would hold two thirds.
+A page fault on a mapped file also maps neighbouring pages from the page cache, up to 2 MiB on Linux. A rank that reads
+half of every matrix would have two thirds of the file resident.
 """
 
 from __future__ import annotations
@@ -60,25 +60,23 @@ def read_ahead(views: Iterable[np.ndarray]) -> None:
         _give_back(file, end, len(file))
 
 
-def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int, but: np.ndarray | None = None) -> None:
-    """Give back the pages around some rows of a matrix in a mapped file, but not those of the view `but` of it."""
+def release_rows(matrix: np.ndarray, rows: Iterable[int], row_bytes: int) -> None:
+    """Give back the pages around some rows of a matrix in a mapped file."""
     file = _file_of(matrix)
     if file is None:
         return
     first, last = _range(file, matrix)
-    kept = (last, last) if but is None else _range(file, but)
     ends = {first + row * row_bytes + at for row in rows for at in (0, row_bytes - 1)}
     for window in {at // AROUND * AROUND for at in ends}:
-        start, stop = max(window, first), min(window + AROUND, last)
-        _give_back(file, start, min(stop, kept[0]))
-        _give_back(file, max(start, kept[1]), stop)
+        _give_back(file, max(window, first), min(window + AROUND, last))
 
 
 def _give_back(file: mmap.mmap, start: int, stop: int) -> None:
     """Give back the pages of [start, stop). Whole pages only: the others hold bytes of the neighbours."""
     start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
     if start < stop and hasattr(file, "madvise"):
-        file.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        with contextlib.suppress(OSError):  # pages that are locked in memory
+            file.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 def _range(file: mmap.mmap, view: np.ndarray) -> tuple[int, int]:

@@ -24,7 +24,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def give_back_freed() -> None:
-    """Give the memory back to the system that this process has freed and glibc keeps for later."""
+    """Return freed memory that glibc still holds to the system."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -16,7 +16,8 @@ from mlx_engine.distributed import watcher
 from mlx_engine.distributed.liveness import COURTESY, FAILED, LIMIT, end_process
 from mlx_engine.errors import DistributedError
 
-# Seconds in which the other ranks begin to listen before the last one, which connects first. MLX tries again after 1 s.
+# Seconds that the last rank waits before it connects, so that rank 0 listens already: after a refused connection MLX
+# waits for 1 s.
 HEAD_START = 0.1
 # Seconds after which a rank that does not connect ends itself: the watchers have named a rank by then.
 LONGEST = LIMIT + 1.0
@@ -36,12 +37,11 @@ def connected(ring: Callable[[], R], rank: int, hosts: Sequence[str], peers: Map
         peers: connections that nobody else reads: of rank 0 to all ranks, of the others to rank 0.
     """
     own, other = socket.socketpair()
-    links = {rank: other.fileno(), **{of: peer.fileno() for of, peer in peers.items()}}
-    given = {"rank": rank, "hosts": hosts, "links": links, "process": os.getpid(), "limit": LIMIT}
+    given = {"rank": rank, "hosts": hosts, "process": os.getpid(), "limit": LIMIT}
     try:
         with own:
             with other:
-                watching = _watching(given)
+                watching = _watching(given, {rank: other, **peers})
             faulthandler.register(watcher.QUESTION, file=own.fileno(), all_threads=False)
             _end_later(own)
             _meet(own, watcher.READY)
@@ -57,15 +57,23 @@ def connected(ring: Callable[[], R], rank: int, hosts: Sequence[str], peers: Map
     return made
 
 
-def _watching(given: dict[str, Any]) -> subprocess.Popen[bytes]:
+def _watching(given: dict[str, Any], links: Mapping[int, socket.socket]) -> subprocess.Popen[bytes]:
     """Start the watching process with the arguments of `Watcher`."""
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", watcher.__file__, json.dumps(given)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=list(given["links"].values()),
-        start_new_session=True,  # Ctrl-C is for the rank
-    )
+    import fcntl  # imported here: Windows has none
+
+    # A process that was started without stdin or stdout has sockets at their numbers, which the new one needs.
+    numbers = {rank: fcntl.fcntl(link.fileno(), fcntl.F_DUPFD_CLOEXEC, 3) for rank, link in links.items()}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", watcher.__file__, json.dumps({**given, "links": numbers})],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=list(numbers.values()),
+            start_new_session=True,  # Ctrl-C is for the rank
+        )
+    finally:
+        for number in numbers.values():
+            os.close(number)
 
 
 def _end_later(own: socket.socket) -> None:
@@ -78,13 +86,13 @@ def _made(ring: Callable[[], R], own: socket.socket) -> R:
     try:
         return ring()
     except DistributedError as error:
-        time.sleep(COURTESY)  # if it is because of a rank that has died, that rank is named first
+        time.sleep(COURTESY)  # if the ring failed because another rank has died, that rank is named first
         _meet(own, f"{watcher.FAILED} {' '.join(str(error).split())}")
         raise
 
 
 def _meet(own: socket.socket, line: str) -> None:
-    """Say a line, and wait until all ranks have said it. If the watcher has ended, end this process."""
+    """Send a line to the watcher, and wait until all ranks have sent it. If the watcher has ended, end this process."""
     found = bytearray()
     try:
         own.sendall(f"{line}\n".encode())

@@ -49,8 +49,9 @@ class Host:
     def seconds(self, work: Work) -> float:
         """Return the time of a rank's work while no other rank runs.
 
-        Reading and arithmetic overlap in part. The root of the sum of their squares is within 7 % of passes of 1 to 8
-        requests on a CPU; the longer of both is up to a quarter too short.
+        It is sqrt(r^2 + a^2), for r = bytes / bandwidth and a = operations / rate of arithmetic, because reading and
+        arithmetic overlap in part. Passes of 1 to 8 requests on one core were within 7 % of it; the longer of r and a
+        was up to a quarter too short.
         """
         return math.hypot(work.nbytes / self.bandwidth, work.flops / self.compute)
 

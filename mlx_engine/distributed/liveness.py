@@ -98,8 +98,8 @@ class Liveness:
     def paused(self) -> Iterator[Mapping[int, socket.socket]]:
         """Yield the connections to the other ranks, which only the caller reads in the context. Every rank calls this.
 
-        Signs of life are sent in the context, and their lack is no error. After an exception in the context nobody
-        reads the connections: the run ends, and a rank at fault was named in the context.
+        Signs of life are sent in the context, and their lack is no error. After an exception in the context the
+        connections stay unread: the run ends, and its cause has been printed.
 
         Raises:
             DistributedError: the run has ended, and `end` has returned.

@@ -1,13 +1,13 @@
 """A process that watches its rank while MLX connects the ranks, and names a rank that dies or stops meanwhile.
 
-MLX keeps the GIL while it connects, so no thread of the rank's own process can. Every rank starts this file as a script
-when all have joined (`connecting.py`). The script imports a part of the standard library alone, so it starts in some
-milliseconds. It reads and writes lines on links: one to its rank, and the connections for signs of life to the others,
-which nobody else reads meanwhile.
+MLX keeps the GIL while it connects, so no Python thread of a rank can detect this. Every rank starts this file as a
+script when all have joined (`connecting.py`). The script imports a part of the standard library alone, so it starts in
+some milliseconds. It reads and writes lines on links: one to its rank, and the connections for signs of life to the
+others, which nobody else reads meanwhile.
 
 A rank says "ready" and "connected"; the watcher of rank 0 answers "all ready" and "all connected" when every rank has
-said it. A link that ends belongs to a rank that is dead. Shortly before the limit a signal asks the rank whether it
-lives: Python's `faulthandler` answers in C, without the GIL. A rank that is stopped does not answer.
+said it. A link that ends belongs to a rank that is dead. One second before the limit of each of the two waits, the
+watcher sends its rank a signal: Python's `faulthandler` answers in C, without the GIL. A rank that is stopped does not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 READY, CONNECTED, FAILED, ALIVE, GONE = "ready", "connected", "failed", "alive", "gone"
-# Asks a rank whether it lives: any line that is not one of the above is an answer.
-QUESTION = signal.SIGUSR1
+# Asks a rank whether it lives: any line that is not one of the above is an answer. Windows has no SIGUSR1, and no
+# ranks.
+QUESTION = getattr(signal, "SIGUSR1", signal.SIGTERM)
 # Seconds for the answer, before the limit.
 GRACE = 1.0
 
@@ -42,8 +43,8 @@ class Watcher:
         hosts: the host of each rank, for messages.
         links: a file descriptor for each rank that this one hears: itself and rank 0; rank 0 hears all.
         process: the process of this rank.
-        limit: seconds in which the ranks must connect.
-        grace: how many of these a rank that lives has for its answer.
+        limit: seconds in which the ranks must say each word.
+        grace: seconds before the limit at which the watcher signals its rank.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Watcher:
         self._parts = {of: bytearray() for of in links}
         self._said: dict[str, set[int]] = {READY: set(), CONNECTED: set()}
         self._alive, self._dead, self._errors = set[int](), set[int](), dict[int, str]()
-        self._is_over, self._deadline = False, 0.0
+        self._is_over = self._have_met = False
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> str | None:
@@ -66,10 +67,9 @@ class Watcher:
         with self._selector:
             for of, link in self._links.items():
                 self._selector.register(link, selectors.EVENT_READ, of)
-            self._listen(self._limit - self._grace)
-            if not self._is_decided():
-                self._ask()
-                self._listen(self._grace)
+            self._watch()
+            if self._have_met and not self._is_over:  # all are ready, and connect now
+                self._watch()
         if self._is_over:
             return None
         ranks, found = self._at_fault()
@@ -77,13 +77,22 @@ class Watcher:
             self._tell_others(GONE)
         return line_about(self._hosts, ranks, found) if ranks and self._rank < 2 else None
 
+    def _watch(self) -> None:
+        """Listen until all ranks have said a word, or a rank is at fault, or the limit has passed."""
+        self._have_met = False
+        self._alive.clear()
+        self._listen(self._limit - self._grace)
+        if not self._is_decided():
+            self._ask()
+            self._listen(self._grace)
+
     def _is_decided(self) -> bool:
-        return bool(self._is_over or self._dead or self._errors)
+        return bool(self._is_over or self._have_met or self._dead or self._errors)
 
     def _listen(self, seconds: float) -> None:
-        """Read lines for some seconds, or until all have connected or a rank is at fault."""
-        self._deadline = time.monotonic() + seconds
-        while not self._is_decided() and (left := self._deadline - time.monotonic()) > 0:
+        """Read lines for some seconds, or until it is decided how the wait ends."""
+        deadline = time.monotonic() + seconds
+        while not self._is_decided() and (left := deadline - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 if not self._is_decided():
                     self._read(key.data)
@@ -129,7 +138,7 @@ class Watcher:
 
     def _hear_end(self, rank: int) -> None:
         """Note that the link to a rank has ended."""
-        if rank in self._alive:  # it has waited for the limit
+        if rank in self._alive:  # after its answer it has waited until the limit: its end is not the cause
             return
         if rank == self._rank:
             self._is_over = True  # the other ranks hear the end of this process
@@ -139,8 +148,7 @@ class Watcher:
     def _conclude(self, word: str) -> None:
         """Tell this rank that all ranks have said a word."""
         self._tell(self._rank, f"all {word}")
-        self._is_over = word == CONNECTED
-        self._deadline = time.monotonic() + self._limit - self._grace
+        self._have_met, self._is_over = True, word == CONNECTED
 
     def _ask(self) -> None:
         """Ask this rank's process whether it lives."""

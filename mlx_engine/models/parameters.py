@@ -81,9 +81,7 @@ class Parameters:
         self._done(f"{name}.weight")
         if type(weight) is not Weight:  # the bytes of other classes are made on demand
             return weight
-        own = weight if self._slices is None else self._slices.own(f"{name}.weight", weight)
-        kept = None if own is weight else own.data
-        return TableInFile(weight.name, weight.shape, weight.type, weight.data, kept)
+        return TableInFile(weight.name, weight.shape, weight.type, weight.data)
 
     def linear(self, name: str) -> Linear:
         """Return a linear layer of `name.weight`, converted as the options say, and `name.bias` if it exists."""
@@ -174,7 +172,8 @@ class Parameters:
         stored = self._stored(name)
         if self._slices is None:
             return stored
-        map_small_pages(stored.data)
+        if type(stored) is Weight:  # the bytes of other classes are made on demand
+            map_small_pages(stored.data)
         own = self._slices.own(name, stored)
         if type(own) is Weight and type(stored) is Weight:
             release(stored.data, own)

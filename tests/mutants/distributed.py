@@ -92,5 +92,6 @@ MUTANTS = [
            "os.read(self._links[rank], 1)", "os.read(self._links[rank], 64)[:1]"),
     Mutant("the other watchers are not told who is at fault", WATCHER, "Watcher.run",
            "self._tell_others(GONE)", "pass"),
+    Mutant("ranks that are ready late are not asked again", WATCHER, "Watcher._watch", "self._alive.clear()", "pass"),
     Mutant("the error of a rank is printed by nobody", LIVENESS, "Liveness._listen_to", 'word == "failed"', "False"),
 ]  # fmt: skip

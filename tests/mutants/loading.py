@@ -68,6 +68,13 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
+        "cutting groups joins the bytes of all rows",
+        "mlx_engine/models/parameters.py",
+        "Parameters._own",
+        "type(stored) is Weight",
+        "True",
+    ),
+    Mutant(
         "reading ahead gives back the end of a view",
         "mlx_engine/backends/mapped_pages.py",
         "read_ahead",
@@ -82,17 +89,17 @@ MUTANTS = [
         "(0,)",
     ),
     Mutant(
-        "a token drops pages of the head",
+        "pages before the table are given back",
         "mlx_engine/backends/mapped_pages.py",
         "release_rows",
-        "_give_back(file, start, min(stop, kept[0]))",
-        "_give_back(file, start, stop)",
+        "max(window, first)",
+        "window",
     ),
     Mutant(
         "rows of a table stay in memory",
         "mlx_engine/models/table_in_file.py",
         "TableInFile.rows",
-        "release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]), but=self.kept)",
+        "release_rows(self.data, map(int, ids), self.type.bytes_for(self.shape[1]))",
         "pass",
     ),
     Mutant(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
 from mlx_engine.distributed.watcher import CONNECTED, READY, Watcher
+from tests.ranks import ROOT
 
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 RANKS = range(len(HOSTS))
@@ -135,6 +140,21 @@ def test_a_rank_that_stops_is_named_after_the_limit(connecting: Connecting, vict
 
 
 @pytest.mark.parametrize("victim", RANKS)
+@pytest.mark.parametrize("dies", [False, True], ids=["stops", "dies"])
+def test_ranks_that_are_ready_late_are_asked_again(connecting: Connecting, victim: int, dies: bool):
+    time.sleep(LIMIT - GRACE + 0.1)  # they have been asked once
+    connecting.meet(READY)
+    if dies:
+        connecting.die(victim)
+        found = "expected to run until the end, found that it has ended"
+    else:
+        connecting.stopped = victim
+        connecting.meet(CONNECTED, victim)
+        found = f"expected to run until the end, found that it has given no sign of life for {LIMIT} s"
+    assert connecting.end() == printed(f"rank {victim} ({HOSTS[victim]})", found, by=int(victim == 0))
+
+
+@pytest.mark.parametrize("victim", RANKS)
 def test_the_error_of_a_rank_is_printed_by_rank_0(connecting: Connecting, victim: int):
     connecting.meet(READY)
     connecting.say(victim, "failed ring: expected a port, found none")
@@ -164,3 +184,15 @@ def test_a_rank_asks_its_own_process_alone(monkeypatch):
     for process in (6, 7):
         Watcher(0, HOSTS, {}, process, LIMIT)._ask()
     assert asked == [7]
+
+
+def test_the_links_of_a_watching_process_are_not_its_stdin_or_stdout():
+    # A process without stdin, whose sockets get its number.
+    code = (
+        "import os, socket, subprocess; os.close(0); one, two = socket.socketpair(); assert one.fileno() == 0\n"
+        "from mlx_engine.distributed import connecting\n"
+        "subprocess.Popen = lambda command, pass_fds, **options: print(sorted(pass_fds))\n"
+        "connecting._watching({}, {0: one, 1: two})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert min(json.loads(run.stdout)) > 2
