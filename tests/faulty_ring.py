@@ -46,9 +46,9 @@ class FaultyRing(Ring):
             time.sleep(1.0)
 
 
-def watching(given):
+def watching(given, links):
     """Start the watching process."""
-    started = start(given)
+    started = start(given, links)
     strike("watched")
     return started
 
