@@ -150,6 +150,7 @@ class _Deals:
 
     def __init__(self, planned: Planned) -> None:
         self._planned, self._config = planned, planned.config
+        # Not `functools.cache` of a method, which would refer to itself and keep the file's metadata.
         self._made: dict[tuple[int | None, str], Deal] = {}
         self._matrices: dict[Name, list[str]] = {}  # those of all experts of a layer have one key
         for name in planned.tensors:

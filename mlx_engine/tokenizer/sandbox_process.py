@@ -145,7 +145,7 @@ def _exchange(process: subprocess.Popen[bytes], data: bytes, limits: Limits, whe
     if not line.endswith(b"\n") and not is_late.is_set():
         process.wait()
     if is_late.is_set() or (AT_THE_LIMIT and process.returncode == -AT_THE_LIMIT):
-        raise ChatTemplateError(where=where, found=f"one that takes over {limits.seconds} seconds", hint=HINT)
+        raise ChatTemplateError(where=where, found=f"one that takes over {limits.seconds:g} seconds", hint=HINT)
     answer: dict[str, Any]
     if line.endswith(b"\n"):
         answer = json.loads(line.decode(sandbox.ENCODING, sandbox.HALVES))

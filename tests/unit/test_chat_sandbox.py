@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -78,7 +77,7 @@ def test_a_template_that_takes_too_long_is_ended(name):
 @pytest.mark.skipif(sys.platform != "linux", reason="no bounds on memory")
 @pytest.mark.parametrize("name", LARGE)
 def test_a_template_that_takes_too_much_memory_is_ended(name):
-    assert re.search("Memory|over 1 seconds", refused(LARGE[name]))
+    assert "Memory" in refused(LARGE[name], seconds=20)  # a busy machine takes over a second to reach the limit
 
 
 def test_a_sandbox_that_cannot_be_started_is_one_error(monkeypatch):
