@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from mlx_engine.distributed.stalls import Report, Stalls
-from mlx_engine.distributed.watcher import line_about
+from mlx_engine.distributed.watcher import line_about, names
 from mlx_engine.errors import DistributedError
 
 # Seconds between signs of life, and without one after which a rank is given up: all end within 10 s.
@@ -216,8 +216,11 @@ class Liveness:
         if not self._stalls.is_stalled(rank, report):
             return
         if report.awaited_gather:
-            found = "expected each gather to end, found a wait for one that all ranks have begun"
-            self._give_up(self._stalls.waiting(report.awaited_gather), found)
+            waiting = self._stalls.waiting(report.awaited_gather)
+            # A rank whose gather has ended may not have sent all blocks: it lacks memory, or its link is lost.
+            others = [of for of in range(len(self._hosts)) if of not in waiting]
+            found = f"found one that all ranks have begun and that does not end on {names(self._hosts, waiting)}"
+            self._give_up(others or waiting, f"expected each gather to end, {found}")
         else:
             before = (rank - 1) % len(self._hosts)
             found = f"expected each message to arrive, found that one to rank {rank} ({self._hosts[rank]}) does not"

@@ -29,10 +29,14 @@ QUESTION = getattr(signal, "SIGUSR1", signal.SIGTERM)
 GRACE = 1.0
 
 
+def names(hosts: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return the ranks and their hosts, for messages."""
+    return ", ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks)
+
+
 def line_about(hosts: Sequence[str], ranks: Sequence[int], found: str) -> str:
     """Return the line that names the ranks because of which a run ends."""
-    named = ", ".join(f"rank {rank} ({hosts[rank]})" for rank in ranks)
-    return f"error: {named}: {found}; all ranks end, start them again"
+    return f"error: {names(hosts, ranks)}: {found}; all ranks end, start them again"
 
 
 class Watcher:

