@@ -1,7 +1,7 @@
 """Memory pages of a mapped file: read those that passes need ahead of them, and give back all others.
 
 A page fault on a mapped file also maps neighbouring pages from the page cache, up to 2 MiB on Linux. A rank that reads
-half of every matrix would have two thirds of the file resident.
+half of the rows of a matrix would have two thirds to three quarters of the matrix resident.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ def connected(ring: Callable[[], R], rank: int, hosts: Sequence[str], peers: Map
                 watching = _watching(given, {rank: other, **peers})
             faulthandler.register(watcher.QUESTION, file=own.fileno(), all_threads=False)
             _end_later(own)
-            _meet(own, watcher.READY)
+            _barrier(own, watcher.READY)
             _end_later(own)
             if rank == len(hosts) - 1:
                 time.sleep(HEAD_START)
             made = _made(ring, own)
-            _meet(own, watcher.CONNECTED)
+            _barrier(own, watcher.CONNECTED)
     finally:
         faulthandler.cancel_dump_traceback_later()
         faulthandler.unregister(watcher.QUESTION)
@@ -87,11 +87,11 @@ def _made(ring: Callable[[], R], own: socket.socket) -> R:
         return ring()
     except DistributedError as error:
         time.sleep(COURTESY)  # if the ring failed because another rank has died, that rank is named first
-        _meet(own, f"{watcher.FAILED} {' '.join(str(error).split())}")
+        _barrier(own, f"{watcher.FAILED} {' '.join(str(error).split())}")
         raise
 
 
-def _meet(own: socket.socket, line: str) -> None:
+def _barrier(own: socket.socket, line: str) -> None:
     """Send a line to the watcher, and wait until all ranks have sent it. If the watcher has ended, end this process."""
     found = bytearray()
     try:

@@ -174,7 +174,7 @@ class Watcher:
         return waiting, f"expected to connect within {self._limit:g} s, found a neighbour that cannot be reached"
 
     def _tell(self, rank: int, line: str) -> None:
-        with contextlib.suppress(OSError):  # whoever is gone is found when its link is read
+        with contextlib.suppress(OSError):  # a rank that is gone is found when its link is read
             os.write(self._links[rank], f"{line}\n".encode())
 
     def _tell_others(self, line: str) -> None:

@@ -16,8 +16,7 @@ from mlx_engine.quant.weight import Weight
 class TableInFile(Weight):
     """A table whose rows are not kept in memory, so that it does not become resident in the course of many passes.
 
-    If the head is a part of the table, its pages that are given back, too, are mapped again in the next pass: about
-    0.1 ms per token.
+    Where the head is a part of the table, pages of the head are given back, too, and mapped again in the next pass.
     """
 
     def rows(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ RANKS = range(len(HOSTS))
 LIMIT, GRACE = 0.7, 0.5
 
 
-class Watched(Watcher):
+class AnsweringWatcher(Watcher):
     """A watcher whose rank answers unless it is stopped."""
 
     def __init__(self, connecting: Connecting, rank: int, links: dict[int, int]) -> None:
@@ -50,7 +50,7 @@ class Connecting:
         own = self.hub if rank == 0 else self.links[rank - 1 : rank]
         links = {rank: self.watchers[rank].fileno()}
         links |= {of: link.fileno() for of, link in zip(RANKS[1:] if rank == 0 else [0], own, strict=True)}
-        self.lines[rank] = Watched(self, rank, links).run()
+        self.lines[rank] = AnsweringWatcher(self, rank, links).run()
         if rank != self.stopped and not self.have_connected:
             for link in own:
                 link.shutdown(socket.SHUT_WR)
