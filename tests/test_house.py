@@ -68,11 +68,6 @@ def test_names_are_spelled_the_american_way(path: Path):
     assert {name for name in names if BRITISH.search(name)} == set()
 
 
-@each("path", PYTHON)
-def test_files_stay_small(path: Path):
-    assert len(path.read_text().splitlines()) <= 400
-
-
 def test_messages_quote_values_and_not_words():
     """`found="nothing"` would be printed as: found 'nothing'. `Words` has no quotes."""
     for path in (path for path in SOURCES if "found=" in path.read_text()):
