@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -38,7 +40,7 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = 60.0) -> list[tuple[int, str, str]]:
+def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE) -> list[tuple[int, str, str]]:
     """Return exit code, stdout and stderr of each rank; kill those that do not end in time."""
     found = []
     try:

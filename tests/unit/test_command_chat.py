@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.unit.test_command_generate import MODEL, ROOT, cli
 from tests.unit.test_generate_options import plain  # noqa: F401 - a fixture
 
@@ -159,7 +160,7 @@ class Screen:
         os.close(theirs)
         self.text = ""
 
-    def wait_for(self, pattern, seconds=15):
+    def wait_for(self, pattern, seconds=PATIENCE):
         """Read until the pattern appears, and drop what was read up to there."""
         until = time.monotonic() + seconds
         while (match := re.search(pattern, self.text)) is None:
@@ -216,4 +217,4 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(screen):
     terminal.wait_for("Ctrl-D or quit")
     terminal.wait_for(PROMPT)
     terminal.type("\x04")
-    assert terminal.process.wait(timeout=10) == 0
+    assert terminal.process.wait(timeout=PATIENCE) == 0
