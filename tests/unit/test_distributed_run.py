@@ -191,7 +191,7 @@ def test_ranks_that_do_not_join_are_named(clock: Clock, missing: tuple[int, ...]
 
 def test_each_rank_that_joins_gives_the_others_more_time(clock: Clock):
     def pause(ends: Ends, rank: int) -> None:
-        wait_for(lambda: len(ends.ranks[0]._peers) == rank)
+        wait_for(lambda: clock.n_readings > 1 and len(ends.ranks[0]._peers) == rank)
         n_readings = clock.n_readings
         clock.now += 0.3
         wait_for(lambda: rank == 2 or clock.n_readings > n_readings + 1 or ends.found)
