@@ -97,12 +97,12 @@ class Connecting:
 
     def end(self) -> dict[int, str | None]:
         """Return the lines that the watchers print."""
-        for thread in self.threads:
-            thread.join(PATIENCE)
+        wait_for(lambda: not any(thread.is_alive() for thread in self.threads))
         return self.lines
 
     def close(self) -> None:
         """Close all connections."""
+        self.n_over = 9
         for rank in RANKS:
             self.die(rank)
         self.end()
