@@ -30,7 +30,7 @@ class AnsweringWatcher(Watcher):
         self._connecting = connecting
 
     def _ask(self) -> None:
-        if self._rank != self._connecting.stopped:
+        if self._rank not in (self._connecting.stopped, *self._connecting.dead):
             self._connecting.say(self._rank, "Current thread 0x1 (most recent call first):")
 
     def _listen(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Connecting:
         self.watchers, self.hub, self.stopped, self.have_connected = watchers, hub, -1, False
         self.lines: dict[int, str | None] = {}
         self.made: dict[int, AnsweringWatcher] = {}
-        self.n_over = 0
+        self.n_over, self.dead = 0, set[int]()
         for each in (*self.ranks, *self.links):
             each.settimeout(PATIENCE)
         self.threads = [threading.Thread(target=self.watch, args=(rank,)) for rank in RANKS]
@@ -93,6 +93,7 @@ class Connecting:
 
     def die(self, rank: int) -> None:
         """Let a rank die: its watcher ends after it, and with both their connections."""
+        self.dead.add(rank)
         self.ranks[rank].shutdown(socket.SHUT_RDWR)
 
     def end(self) -> dict[int, str | None]:
@@ -102,9 +103,9 @@ class Connecting:
 
     def close(self) -> None:
         """Close all connections."""
-        self.n_over = 9
         for rank in RANKS:
             self.die(rank)
+        self.n_over = 9
         self.end()
         for each in (*self.ranks, *self.watchers, *self.links, *self.hub):
             each.close()
