@@ -63,7 +63,7 @@ def test_what_it_prints_works_and_a_signal_ends_it():
             assert reply["model"] == "builtin"
             assert reply["choices"][0]["message"]["content"]
         assert HTTP.post(words[1], json={}).status_code == 401
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True}
         headers = {"Authorization": "Bearer secret"}
         with HTTP.stream("POST", words[1], json=body, headers=headers, timeout=PATIENCE) as response:
             pieces = response.iter_raw()
