@@ -18,7 +18,7 @@ from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.options import SUGGESTED, Backend, EngineOptions, Model
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
-from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, is_local
+from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions
 from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.commands.values import size
 from mlx_engine.errors import EngineError
@@ -97,7 +97,7 @@ def answer_requests(
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
 
-        service = new_service(make, model, address, capacity, is_own=is_local(host))
+        service = new_service(make, model, address, capacity, host)
 
         def ready() -> None:
             if suggested and service.engine is not None:
@@ -145,7 +145,10 @@ def load_engine(
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)
     scheduler = engine.scheduler(
-        slots=capacity.slots, kv_memory=kv_memory(engine, capacity), prefix_cache=not capacity.no_prefix_cache
+        slots=capacity.slots,
+        kv_memory=kv_memory(engine, capacity),
+        prefix_cache=not capacity.no_prefix_cache,
+        whole_pages=not capacity.explain_cache,
     )
     for line in [*loaded(engine, source, scheduler, capacity.context_len), *warnings]:
         notice(line)
@@ -170,14 +173,9 @@ def new_service(
     source: str,
     address: AddressOptions,
     capacity: CapacityOptions,
-    *,
-    is_own: bool,
+    host: str,
 ) -> Service:
-    """Return the service, whose worker is not started yet.
-
-    With `is_own`, all clients are on this machine. Others must not read each other's prompts, neither on the page nor
-    in explanations of cache misses.
-    """
+    """Return the service, whose worker is not started yet; `host` is the address that it listens on, as numbers."""
     from mlx_engine.bench.bandwidth import read_bandwidth
     from mlx_engine.serve.service import Service
     from mlx_engine.serve.status import Monitor
@@ -189,16 +187,17 @@ def new_service(
     def measure(engine: Engine) -> None:
         service.bandwidth = read_bandwidth(engine)
 
-    monitor = Monitor(bandwidth=lambda: service.bandwidth, text_of=decoded if is_own else None)
+    monitor = Monitor(bandwidth=lambda: service.bandwidth, text_of=decoded)
     worker = Worker(make, queue=capacity.queue, snapshot=monitor.after, measure=measure)
     service = Service(
         worker,
         served_name(source) if address.name is None else address.name,
         api_key=address.api_key,
         max_body=capacity.max_body_bytes,
+        hosts=address.hosts(host),
         origins=tuple(address.cors or ()),
         context_len=capacity.context_len,
-        shows_expected=is_own,
+        explains_cache=capacity.explain_cache,
         keeps_history=not capacity.no_prefix_cache,
     )
     return service
@@ -227,12 +226,16 @@ def collect_garbage_again() -> None:
 
 
 def served_name(source: str) -> str:
-    """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf."""
+    """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
+
+    The name says nothing about where the file lies.
+    """
     path = Path(source)
     if not path.exists():
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)
-    return path.name.removesuffix(".gguf") if path.exists() or source.endswith(".gguf") else source
+    is_file = path.exists() or path.is_absolute() or source.endswith(".gguf")
+    return path.resolve().name.removesuffix(".gguf") if is_file else source
 
 
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:

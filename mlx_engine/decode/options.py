@@ -25,7 +25,8 @@ class Options:
     """Options of one run.
 
     Attributes:
-        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that.
+        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0 reads
+            the prompt alone, into the prefix cache if there is one.
         sampling: the sampling options.
         kv: use a KV cache. Without it each pass runs the whole sequence again.
         stop: the text ends before the first of these strings to appear.
@@ -61,10 +62,10 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid."""
-        for option, unbounded in (("max_tokens", [UNTIL_FULL]), ("context_len", list[int]())):
+        for option, least, unbounded in (("max_tokens", 0, [UNTIL_FULL]), ("context_len", 1, list[int]())):
             n = getattr(self, option)
-            sound = n is None or (is_whole(n) and (n >= 1 or n in unbounded))
-            expected = ", ".join(["a whole number >= 1", *map(str, unbounded), "or none at all"])
+            sound = n is None or (is_whole(n) and (n >= least or n in unbounded))
+            expected = ", ".join([f"a whole number >= {least}", *map(str, unbounded), "or none at all"])
             require(sound, option=option, expected=expected, found=n)
         sound = self.timeout is None or (is_number(self.timeout) and self.timeout > 0)
         require(sound, option="timeout", expected="a finite number of seconds > 0, or none at all", found=self.timeout)

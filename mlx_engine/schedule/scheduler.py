@@ -285,7 +285,8 @@ class Scheduler:
         if not answer.unread:  # a pass that is under way computes its next token
             return False
         n_pending = self._passes.n_pending(answer)
-        return len(answer.output.token_ids) + n_pending < answer.output.max_tokens and not (answer.forks and n_pending)
+        most = max(1, answer.output.max_tokens)  # the prompt is run even if no token is wanted
+        return len(answer.output.token_ids) + n_pending < most and not (answer.forks and n_pending)
 
     def _alone(self, answer: Answer) -> list[Part]:
         """Return the next part of one answer, unless it runs already."""

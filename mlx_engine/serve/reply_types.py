@@ -54,15 +54,18 @@ class ShownTokens(Reply):
     text: str
 
 
-class Reuse(Reply):
-    """What was reused of a prompt's keys and values, and why not more; `reuse.py` describes the keys."""
+class Reuse(CachedTokens):
+    """What was reused of a prompt's keys and values. Why not more is said with --explain-cache alone, see `reuse.py`."""
 
-    cached_tokens: int
-    agreeing_tokens: int
-    cause: Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"] | None
-    position: int | None
-    found: ShownTokens | None
-    expected: ShownTokens | None
+    agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    cause: (
+        Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"]
+        | None
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    position: int | None | msgspec.UnsetType = msgspec.UNSET
+    found: ShownTokens | None | msgspec.UnsetType = msgspec.UNSET
+    expected: ShownTokens | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class Receipt(Reply):
