@@ -88,8 +88,10 @@ def answer_requests(
     """
     import asyncio  # takes 20 ms, which no other command should pay
 
+    from mlx_engine.serve.connection import Crowd, most_connections, raise_descriptor_limit
     from mlx_engine.serve.server import Server, listen
 
+    raise_descriptor_limit()
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
     make = partial(load_engine, model, backend, capacity, how, address.warnings(host), suggested=suggested)
@@ -109,7 +111,8 @@ def answer_requests(
                 notice(line)
 
         service.worker.on_ready = ready
-        await Server(create_app(service), service.worker, grace=capacity.grace).serve([listener])
+        crowd = Crowd(most_connections())
+        await Server(create_app(service), service.worker, grace=capacity.grace, crowd=crowd).serve([listener])
         return service.worker.fault
 
     fault = asyncio.run(run())

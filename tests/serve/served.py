@@ -163,7 +163,8 @@ def chat_body(text: str = "hello", **parameters: Any) -> dict[str, Any]:
 def request(path: str, body: object) -> bytes:
     """Return the bytes of a request."""
     data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def wait_for(holds: Callable[[], object], seconds: float = SECONDS) -> None:
