@@ -142,7 +142,9 @@ class PrefixCache:
         length, pages, state = self._tree.usable(path, n, self._step)
         expected = self._after(path, n)
         lacking: End = "state" if self.pool.states.n_slots else "window"
-        end: End = lacking if length < n - n % self._step else "whole" if n == len(ids) else "differs" if expected else "new"
+        end: End = (
+            lacking if length < n - n % self._step else "whole" if n == len(ids) else "differs" if expected else "new"
+        )
         if end in ("differs", "new") and self._was_evicted(path, n, ids[n]):
             end = "evicted"
         return Match(length, n, pages, expected, end, state), [node for node in path if node.start < length]

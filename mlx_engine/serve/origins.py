@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.prometheus import Counter
 
-# A host as in an address: a name, an IPv4 address or an IPv6 address in brackets; and perhaps a port.
-HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{0,5}))?", re.IGNORECASE)
+# A host as in an address, an IPv6 address in brackets, and perhaps a port; and a name or an IPv4 address.
+HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 PORTS = {"http": "80", "https": "443"}
 
 # The names of this machine for clients that run on it.
@@ -31,14 +32,12 @@ def host_name(text: str) -> str | None:
 
     None for a text that is no host, such as one with a port.
     """
-    name = text.lower().removeprefix("[").removesuffix("]").removesuffix(".")
-    if ":" in name:
+    if ":" in text:
         try:
-            return str(ipaddress.IPv6Address(name))
+            return str(ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]")))
         except ValueError:
             return None
-    match = HOST.fullmatch(name)
-    return None if match is None else match[1]
+    return text.lower().removesuffix(".") if NAME.fullmatch(text) else None
 
 
 def host_names(names: Iterable[str]) -> frozenset[str]:

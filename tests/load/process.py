@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -53,10 +53,9 @@ class ServerProcess:
         lines: what it has written to stderr after it listened.
     """
 
-    def __init__(self, *arguments: str, command: Sequence[str] = SERVE) -> None:
-        self.popen = subprocess.Popen(
-            [*command, "--port", "0", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True, errors="replace"
-        )
+    def __init__(self, *arguments: str, command: Sequence[str] = SERVE, **options: Any) -> None:
+        command = [*command, "--port", "0", *arguments]
+        self.popen = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, errors="replace", **options)
         self.lines: list[str] = []
         self._listens = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -83,6 +82,9 @@ class ServerProcess:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.popen.kill()
         self.popen.wait()
+        self._reader.join(5)
+        if self.popen.stderr is not None:
+            self.popen.stderr.close()
 
     def end(self, *signals: signal.Signals, seconds: float = 30.0) -> int:
         """Send signals, and return the exit code; a killed process has a negative one."""

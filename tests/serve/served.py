@@ -26,6 +26,8 @@ from mlx_engine.serve.worker import Worker
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
 SECONDS = 10.0
+# The header that requests with a body must have; `json=` of httpx adds it.
+JSON = {"Content-Type": "application/json"}
 # One client for all requests, because making one takes 20 ms; each request has a connection of its own.
 HTTP = httpx.Client(verify=False, timeout=SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
 
@@ -87,6 +89,7 @@ class Served:
         self.loading.set()
         self.fault: BaseException | None = None
         self._queue, self._patience = queue, service.pop("patience", Patience())
+        self._crowd = service.pop("crowd", None)
         self._options = service
         self.grace = SECONDS
         listener = listen("127.0.0.1", 0)
@@ -99,7 +102,9 @@ class Served:
     async def _run(self, listener: socket.socket) -> None:
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         service = Service(self.worker, **{"model": "micro", **self._options})
-        self.server = QuickServer(create_app(service), self.worker, grace=self.grace, patience=self._patience)
+        self.server = QuickServer(
+            create_app(service), self.worker, grace=self.grace, patience=self._patience, crowd=self._crowd
+        )
         await self.server.serve([listener])
         self.fault = self.worker.fault
         self.finished.set()

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_engine.errors import CacheFullError
 from mlx_engine.serve.errors import api_error
-from tests.serve.served import HTTP, Served, chat_body, served
+from tests.serve.served import HTTP, JSON, Served, chat_body, served
 from tests.serve.shapes import Failure, checked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -39,7 +39,6 @@ def failure(response: httpx.Response, status: int, param: str | None, code: str)
             "invalid_value",
         ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0]", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_tokens": -1}, "max_tokens", "invalid_value"),
         ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
         ({"max_tokens": "8"}, "max_tokens", "invalid_type"),
@@ -136,13 +135,14 @@ def test_memory_is_a_limit_as_the_context_is():
     [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"messages": "\xff"}', b"[" * 100_000, b'{"seed": 1e999}', b"{}{}"],
 )
 def test_a_body_that_is_no_object(server: Served, body: bytes):
-    response = HTTP.post(server.url + CHAT, content=body)
+    response = HTTP.post(server.url + CHAT, content=body, headers=JSON)
     assert checked(response.json(), Failure).error.type == "invalid_request_error"
     assert response.status_code == 400
 
 
 def test_surrogates_are_refused(server: Served):
-    response = HTTP.post(server.url + CHAT, content=b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    body = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
+    response = HTTP.post(server.url + CHAT, content=body, headers=JSON)
     assert response.status_code == 400
 
 
@@ -188,7 +188,7 @@ def raw(server: Served, request: bytes) -> bytes:
 
 def test_large_bodies_are_refused_before_they_are_read():
     with served(max_body=1000) as small:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
         announced = raw(small, f"{head}Content-Length: 100000000\r\n\r\n".encode())
         assert announced.startswith(b"HTTP/1.1 413")
         sent = raw(small, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"400\r\n" + b" " * 1024 + b"\r\n")
@@ -200,6 +200,7 @@ def test_large_bodies_are_refused_before_they_are_read():
 def test_a_client_that_sends_a_large_body_reads_the_refusal():
     with served(max_body=1000) as small, socket.create_connection(small.address, timeout=10) as connection:
         for head in ("Content-Length: 20000000", "Content-Length: 20000000\r\nExpect: 100-continue"):
+            head = f"Content-Type: application/json\r\n{head}"
             connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
             connection.sendall(b" " * 20_000_000)
             assert connection.recv(65536).startswith(b"HTTP/1.1 413")
@@ -210,14 +211,6 @@ def test_a_body_that_ends_early_is_no_request(server: Served):
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"
         connection.sendall(head.encode() + b'{"messages"')
     assert server.chat().status_code == 200
-
-
-def test_web_pages_of_others_get_no_permission(server: Served):
-    response = server.post(CHAT, chat_body(), headers={"Origin": "https://example.org"})
-    assert "access-control-allow-origin" not in response.headers
-    with served(origins=("https://example.org",)) as shared:
-        allowed = shared.post(CHAT, chat_body(), headers={"Origin": "https://example.org"})
-        assert allowed.headers["access-control-allow-origin"] == "https://example.org"
 
 
 def test_errors_that_nobody_expects():

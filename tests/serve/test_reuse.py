@@ -67,14 +67,6 @@ def test_several_prompts_have_a_list():
         ]
 
 
-def test_tokens_of_others_are_shown_on_this_machine_only():
-    with served(shows_expected=False) as server:
-        completed(server, [5, 6, 7, 8])
-        found = completed(server, [5, 6, 9, 8])["mlx_engine"]["cache"]
-        assert (found["cause"], found["position"], found["expected"]) == ("differs", 2, None)
-        assert found["found"]["token_id"] == 9
-
-
 def test_without_a_cache():
     with served(prefix_cache=False) as server:
         assert completed(server, [5, 6, 7])["mlx_engine"]["cache"]["cause"] == "disabled"

@@ -141,7 +141,7 @@ def test_an_unknown_option_is_a_type_error_that_names_it(engine):
 
 
 def test_a_bad_option_of_generate_is_refused_by_name(engine):
-    for option, value in {"temperature": -1, "top_p": 2, "max_tokens": 0, "stop": ""}.items():
+    for option, value in {"temperature": -1, "top_p": 2, "max_tokens": -2, "stop": ""}.items():
         with pytest.raises(OptionError) as caught:
             engine.generate([1], **{option: value})
         assert caught.value.option == option

@@ -40,7 +40,7 @@ def test_stop_is_one_string_or_several(stop, meant):
 
 
 REFUSED = [
-    {"stop": 3}, {"top_p": 0.0}, {"timeout": -1.0}, {"logit_bias": {3: 1000}}, {"presence_penalty": 3},
+    {"stop": 3}, {"top_p": -0.1}, {"timeout": -1.0}, {"logit_bias": {3: 1000}}, {"presence_penalty": 3},
     *({"logprobs": n} for n in (-1, 21, 1.5, "3", True)),
 ]  # fmt: skip
 
