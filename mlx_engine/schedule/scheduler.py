@@ -346,6 +346,10 @@ class Scheduler:
             return
         for answer in map(answer_of, parts):
             n_prompt = len(answer.request.prompt_ids)
+            # The state after an answer is that of a whole page only by chance: keep those on the way.
+            at_page = self.prefix.whole_pages and answer.kv.length % self.pool.page == 0
+            if answer.output.token_ids and at_page and self.pool.states.n_slots:
+                self.prefix.insert(answer.ids[: answer.kv.length], answer.kv)
             # After each part of a prompt if there are windows: their layers soon give back the pages of its beginning.
             # The same if there is a state: a prefix is reused where its state is held.
             parts_count = self._has_windows or self.pool.states.n_slots > 0
