@@ -182,9 +182,17 @@ def wait_for(holds: Callable[[], object], seconds: float = SECONDS) -> None:
 
 @contextmanager
 def served(
-    *, slots: int = 4, kv_memory: int = 4 << 20, queue: int = 64, prefix_cache: bool = True, **service: Any
+    *,
+    slots: int = 4,
+    kv_memory: int = 4 << 20,
+    queue: int = 64,
+    prefix_cache: bool = True,
+    explains_cache: bool = True,
+    **service: Any,
 ) -> Iterator[Served]:
     scheduler = {"slots": slots, "kv_memory": kv_memory, "prefix_cache": prefix_cache, "budget": 64}
+    scheduler["whole_pages"] = not explains_cache
+    service["explains_cache"] = explains_cache
     found = Served(micro(), queue=queue, scheduler=scheduler, **service)
     found.start()
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_engine.decode.logprobs import digest
-from tests.serve.served import HTTP, Served, chat_body, events, micro
+from tests.serve.served import Served, chat_body, events, micro
 from tests.serve.shapes import Chat, Chunk, checked
 
 MESSAGES = [{"role": "user", "content": "hello"}]

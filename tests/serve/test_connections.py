@@ -90,9 +90,9 @@ def test_a_connection_is_refused_if_all_others_have_requests():
 
 
 def test_closed_connections_are_a_line_per_minute(caplog: pytest.LogCaptureFixture):
-    now = 0.0
-    crowd = Crowd(1, clock=lambda: now)
-    for now in (0.0, 1.0, LOG_SECONDS - 1, LOG_SECONDS, LOG_SECONDS + 1):
+    clock = MagicMock()
+    crowd = Crowd(1, clock=clock)
+    for clock.return_value in (0.0, 1.0, LOG_SECONDS - 1, LOG_SECONDS, LOG_SECONDS + 1):
         connection: Any = MagicMock()
         crowd.add(connection, 2)
         connection.transport.abort.assert_called_once()

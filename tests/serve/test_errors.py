@@ -11,7 +11,7 @@ import pytest
 
 from mlx_engine.errors import CacheFullError
 from mlx_engine.serve.errors import api_error
-from tests.serve.served import HTTP, JSON, Served, chat_body, served
+from tests.serve.served import HTTP, JSON, MICRO, Served, chat_body, served
 from tests.serve.shapes import Failure, checked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -217,3 +217,55 @@ def test_errors_that_nobody_expects():
     assert api_error(KeyError("x"), "prompt").status == 500
     assert "KeyError" in api_error(KeyError("x"), "prompt").message
     assert api_error(CacheFullError(length=1, wanted=2, capacity=2), "prompt").code == "engine_error"
+
+
+LONG = "m" * 5000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", CHAT, chat_body(model=LONG), "model"),
+        ("POST", CHAT, chat_body(**{LONG: 1}), LONG),
+        ("POST", CHAT, chat_body(stream=True, stream_options={LONG: 1}), f"stream_options.{LONG}"),
+        ("POST", CHAT, chat_body(logit_bias={LONG: 1}), "logit_bias"),
+        ("POST", CHAT, chat_body(chat_template_kwargs={LONG: 1}), "chat_template_kwargs"),
+        ("POST", CHAT, chat_body(messages=[{"role": LONG, "content": "a"}]), "messages[0].role"),
+        ("POST", CHAT, chat_body(messages=[{"role": "user", "content": "a", LONG: 1}]), "messages[0]"),
+        ("POST", COMPLETIONS, {"prompt": "a", "echo": LONG}, "echo"),
+        ("GET", f"/v1/models/{LONG}", None, "model"),
+        ("GET", f"/{LONG}", None, None),
+        (LONG[:999], CHAT, None, None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_long_name_is_not_repeated(server: Served, method: str, path: str, body: Any, param: str | None):
+    response = HTTP.request(method, server.url + path, json=body)
+    error = checked(response.json(), Failure).error
+    assert 400 <= response.status_code < 500
+    assert len(error.message) < 600
+    assert "m" * 201 not in error.message
+    assert error.param == (param if param is None or len(param) <= 200 else error.param)
+    assert len(error.param or "") <= 200
+
+
+@pytest.mark.parametrize("header", ["Host", "Origin", "Content-Type"])
+def test_a_long_header_is_not_repeated(header: str):
+    with served(hosts={"localhost", "127.0.0.1"}) as local:
+        headers = {"Host": "localhost", "Content-Type": "application/json", header: LONG}
+        response = HTTP.post(local.url + CHAT, content=b"{}", headers=headers)
+    assert response.status_code == 403
+    assert len(response.json()["error"]["message"]) < 600
+
+
+def test_errors_do_not_say_where_the_model_lies(server: Served, monkeypatch: pytest.MonkeyPatch):
+    failures = [HTTP.post(server.url + "/detokenize", json={"tokens": [10**8]})]
+    with monkeypatch.context() as patch:
+        patch.setattr("mlx_engine.tokenizer.tokenizer.Tokenizer.chat_template", "{{ raise_exception('no') }}")
+        failures.append(server.chat())
+        patch.setattr("mlx_engine.tokenizer.tokenizer.Tokenizer.chat_template", "{% for %}")
+        failures.append(server.chat())
+    for response in failures:
+        message = response.json()["error"]["message"]
+        assert message.startswith("model-q8_0.gguf: expected "), message
+        assert str(MICRO.parent) not in response.text

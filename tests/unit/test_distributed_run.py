@@ -169,6 +169,29 @@ def test_who_says_no_number_of_a_rank_is_none():
     closed(pair)
 
 
+def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting():
+    """It says one more often than the limit; the limit is that of the whole line."""
+    port, hosts, found = ranks.free_port(), ["127.0.0.1"] * 2, []
+    pair = [Liveness(rank, hosts, end=lambda *of: found.append(of), interval=0.02, limit=0.3) for rank in range(2)]
+    joining = threading.Thread(target=pair[0].join, args=(port,))
+    joining.start()
+    with connected(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(0.1)
+        with pytest.raises(ConnectionError):  # rank 0 hangs up
+            for _ in range(100):
+                stranger.sendall(b"1")
+                with contextlib.suppress(TimeoutError):
+                    assert stranger.recv(1) == b""
+                    raise ConnectionError
+        pair[1].join(port)
+    joining.join(5)
+    assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
+    for rank in pair:
+        rank._is_ending = True
+        rank._peers[1 - rank.rank].shutdown(socket.SHUT_RDWR)
+    closed(pair)
+
+
 def test_a_port_that_is_taken_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rank = Liveness(0, ["127.0.0.1"] * 2, end=lambda code, line: None, interval=0.02)
