@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mlx_engine.checkpoint.model_files import Checkpoint
 from mlx_engine.decode.metrics import Metrics
@@ -138,7 +138,7 @@ class Prompts:
         whole: int = self.config.context_length
         length = whole if context_len is None else min(whole, context_len)
         whose = "context_len" if length < whole else "the model's context"
-        room, least = length - n_prompt, 1 if max_tokens in (None, UNTIL_FULL) else cast(int, max_tokens)
+        room, least = length - n_prompt, 1 if max_tokens is None or max_tokens == UNTIL_FULL else max_tokens
         if room < least:
             raise ContextLengthError(
                 option="prompt and max_tokens",

@@ -76,7 +76,7 @@ def ids_of(node: Node) -> list[int]:
 
 
 def longest(cache: PrefixCache, ids: list[int], step: int = 1) -> int:
-    """Return the length of the longest prefix, a multiple of `step`, that can be reused, by trying all in every node."""
+    """Return the length, a multiple of `step`, of the longest prefix that can be reused, by trying all in each node."""
     # The nodes on the path, and the number of tokens that each has in common with ids.
     path = [(node, _n_equal(ids_of(node), ids)) for node in cache._nodes]
     path = [(node, n) for node, n in path if n > node.start]

@@ -25,8 +25,8 @@ class Options:
     """Options of one run.
 
     Attributes:
-        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0 reads
-            the prompt alone, into the prefix cache if there is one.
+        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0
+            reads the prompt alone, into the prefix cache if there is one.
         sampling: the sampling options.
         kv: use a KV cache. Without it each pass runs the whole sequence again.
         stop: the text ends before the first of these strings to appear.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import resource
 import sys
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import h11
@@ -63,7 +63,7 @@ def most_connections() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
-    n_open = len(os.listdir("/dev/fd"))
+    n_open = sum(1 for _ in Path("/dev/fd").iterdir())
     return max(1, min(limit - n_open - SPARE_DESCRIPTORS, MOST_CONNECTIONS))
 
 

@@ -54,18 +54,17 @@ class ShownTokens(Reply):
     text: str
 
 
+Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"]
+
+
 class Reuse(CachedTokens):
-    """What was reused of a prompt's keys and values. Why not more is said with --explain-cache alone, see `reuse.py`."""
+    """What was reused of a prompt's keys and values; with --explain-cache alone also why not more, see `reuse.py`."""
 
     agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    cause: (
-        Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"]
-        | None
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-    position: int | None | msgspec.UnsetType = msgspec.UNSET
-    found: ShownTokens | None | msgspec.UnsetType = msgspec.UNSET
-    expected: ShownTokens | None | msgspec.UnsetType = msgspec.UNSET
+    cause: Cause | msgspec.UnsetType | None = msgspec.UNSET
+    position: int | msgspec.UnsetType | None = msgspec.UNSET
+    found: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
+    expected: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Receipt(Reply):

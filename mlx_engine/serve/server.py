@@ -18,7 +18,6 @@ from mlx_engine.serve.connection import ACCEPTED_AT_ONCE, PATIENCE, Connection, 
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.worker import Worker
 
-
 # Connections that the system keeps until they are accepted.
 BACKLOG = 1024
 

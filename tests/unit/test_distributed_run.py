@@ -177,12 +177,14 @@ def test_a_stranger_that_says_a_byte_at_a_time_does_not_keep_the_ranks_waiting()
     joining.start()
     with connected(("127.0.0.1", port)) as stranger:
         stranger.settimeout(0.1)
-        with pytest.raises(ConnectionError):  # rank 0 hangs up
+        with contextlib.suppress(ConnectionError):  # rank 0 hangs up
             for _ in range(100):
                 stranger.sendall(b"1")
                 with contextlib.suppress(TimeoutError):
                     assert stranger.recv(1) == b""
-                    raise ConnectionError
+                    break
+            else:
+                pytest.fail("rank 0 listens to a line without an end")
         pair[1].join(port)
     joining.join(5)
     assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
