@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
@@ -40,11 +41,12 @@ class Run:
     poison: int
     time_limit: float
     print_from: Sequence[int]
+    alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 nothing lies between
     trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is noted
 
 
-# The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter; without
-# one, the buffer ends exactly where unmapped memory begins.
+# The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter, where this is
+# more than that of `Run`.
 Alignments = dict[int, int]
 
 
@@ -79,7 +81,7 @@ def _dispatched(
     """Return the outputs, or None if the kernel needs more `alignments`, which then has them."""
     placed: list[tuple[Buffer, int]] = []  # and the offset of element 0
     for i, parameter in enumerate(signature.parameters):
-        alignment = alignments.get(i, ALIGNMENT if run.races else 1)
+        alignment = alignments.get(i, run.alignment)
         if parameter.role == "output":
             placed.append((_output(run, shapes[parameter.place], parameter.dtype, alignment), 0))
         else:
@@ -194,22 +196,29 @@ def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
     statistics.writer = writers[0] if writers else None
 
 
+_SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
+    Failure.THREADGROUP_CANARY: "afterwards",
+    Failure.BOUNDS: "exactly",
+}
+
+
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
     """Raise an error with all mistakes, the most specific one first, which gives its class."""
     wrong = [one for one in failed if not one.kind.is_note]
     wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]
     classes: list[type[EmulatorError]] = [one.error_class for one in wrong]
-    damaged = [(i, offset) for i, (_, buffer) in enumerate(outputs) if (offset := buffer.damaged()) is not None]
-    for i, offset in damaged:
-        found.append(_damage(*outputs[i], offset))
-        classes.append(MemoryFaultError)
+    for name, buffer in outputs:
+        if (offset := buffer.damaged()) is not None:
+            found.append(_damage(name, buffer, offset))
+            classes.append(MemoryFaultError)
     if found:
         every = merged(found)
         error = classes[0](message(kernel, every))
         error.findings = every
-        if isinstance(error, MemoryFaultError) and not wrong:
-            error.damaged = damaged[0]
+        if isinstance(error, MemoryFaultError):
+            first = wrong[0].kind if wrong else Failure.THREADGROUP_CANARY
+            error.seen = _SEEN.get(first, "at once")
         raise error
 
 

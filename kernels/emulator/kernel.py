@@ -16,6 +16,7 @@ from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.findings import Finding
 from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
 from kernels.emulator.lint import notes
+from kernels.emulator.memory import ALIGNMENT
 from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
 from kernels.emulator.signature import Input
 from kernels.emulator.source import BODY, HEADER
@@ -144,6 +145,7 @@ class MetalKernel:
             poison=POISONS[(seed + 2 * (build == "races")) % len(POISONS)],
             time_limit=time_limit,
             print_from=print_from,
+            alignment=ALIGNMENT if build == "races" or text.casts else 1,
             trace=_traced(text, trace, output_dtypes, build) if trace else None,
         )
         try:
@@ -185,11 +187,13 @@ class MetalKernel:
         A write that was seen afterwards runs in the build that sees every access. If nothing is wrong this time, because
         the order of memory accesses matters, return the first fault.
         """
-        traced = fault.damaged is not None
-        again = instance._replace(build="races" if traced else UNOPTIMIZED.name)
+        if fault.seen == "exactly":
+            return fault
+        late = fault.seen == "afterwards"
+        again = instance._replace(build="races" if late else UNOPTIMIZED.name)
         try:
             _compile([(self, again)])
-            self._dispatch(replace(run, races=traced, trace=None), again, memories, output_shapes)
+            self._dispatch(replace(run, races=late, trace=None), again, memories, output_shapes)
         except MemoryFaultError as located:
             return located
         except EmulatorError:

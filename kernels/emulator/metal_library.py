@@ -23,6 +23,7 @@ from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
 from kernels.emulator.report import Failed, Region
 from kernels.emulator.runtime import Entry, Options, Statistics, threadgroup_arrays, turn
 from kernels.emulator.source import attributes
+from kernels.emulator.text import casts_pointers
 
 _POISON = 0xFF  # NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
@@ -189,7 +190,9 @@ class WholeKernel:
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
         """Run again, unoptimised: the line of that fault is equal on all machines. A write seen afterwards is located."""
-        options, build = Options.from_buffer_copy(run.options), UNOPTIMIZED.name if fault.damaged is None else "races"
+        if fault.seen == "exactly":
+            return fault
+        options, build = Options.from_buffer_copy(run.options), UNOPTIMIZED.name if fault.seen == "at once" else "races"
         options.races, options.trace = build == "races", 0
         try:
             self._dispatch(replace(run, build=build, options=options, trace=None), given, sizes)
@@ -255,7 +258,7 @@ class WholeKernel:
             else:
                 is_written = any(self._writes(i) for i in (one.slot, *same))
                 needed = [self._alignments[i] for i in (one.slot, *same) if i in self._alignments]
-                alignment = max(needed, default=ALIGNMENT if options.races else 1)
+                alignment = max(needed, default=ALIGNMENT if options.races or casts_pointers(self._text.code) else 1)
                 placed[one.slot] = _placed(
                     value or _ABSENT, at_end=bool(options.at_end), alignment=alignment, is_written=is_written
                 )

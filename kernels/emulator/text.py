@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 _IGNORED = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
@@ -21,6 +22,15 @@ def code_only(text: str, *, directives: bool = True) -> str:
 
 def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match.group())
+
+
+_CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
+
+
+@cache
+def casts_pointers(text: str) -> bool:
+    """Return whether the text may cast a pointer to another type, which may need more alignment."""
+    return _CAST.search(code_only(text)) is not None
 
 
 def line_of(text: str, position: int) -> int:
