@@ -195,9 +195,8 @@ def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], N
         matrix = values if isinstance(values, StoredMatrix) else _split(array.type, np.asarray(values))
         return matrix.inputs, expanded(matrix)
     if array.type in AS_BLOCKS:
-        kind, size = AS_BLOCKS[array.type]
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
-        weights = getattr(blocks_numpy, array.type)(raw.reshape(-1, kind.itemsize))
+        weights = getattr(blocks_numpy, array.type)(raw.reshape(-1))
         return [in_device_memory(mx.array(raw))], weights.astype(np.float64).reshape(len(raw), -1)
     given = mx.array(np.asarray(values)).astype(dtype_of(array.type, chosen))
     return [given], in_numpy(given)

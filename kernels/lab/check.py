@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -94,7 +95,8 @@ def check(
             with the first seed only.
         lanes: "active" or "all", instead of the experiment's `lanes`.
         suffixes: instead of the experiment's `suffixes`.
-        progress: called after each shape with the number of finished shapes and of all shapes.
+        progress: called after each shape with the number of finished shapes and of all shapes. Without it, a terminal
+            shows a bar on stderr.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
@@ -123,7 +125,24 @@ def check(
         made = cases_of(experiment, sizes, dtypes)
     cases = [replace(case, arguments=case.arguments + changed) for case in made]
     orders = Orders(seeds, builds, lanes, suffixes)
-    return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
+    with _shown(experiment.name, progress) as report:
+        return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=report)
+
+
+@contextmanager
+def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
+    """Return what reports progress: what the caller gave, or a bar on stderr if it is a terminal."""
+    if given is not None or not sys.stderr.isatty():
+        yield given
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"checking {name}, shapes", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def cases_of(

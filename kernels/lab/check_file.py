@@ -57,7 +57,7 @@ class FileReport:
         lines = []
         for name, n in self.calls.items():
             blank = any(note.kind == "not written" for note in self.notes.get(name, ()))
-            outcome = "no mistake, but not all of the outputs was written" if blank else "all right"
+            outcome = "no mistake, but some of the output was not written" if blank else "all right"
             lines.append(f"{name}: {n} call{'s' * (n > 1)}, {outcome}")
         ran = {verdict.name for verdict in self.verdicts}
         for name, others in self.compiled.items():

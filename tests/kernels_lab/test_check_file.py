@@ -82,7 +82,7 @@ def test_outputs_that_no_thread_has_written_are_told(write):
     """They are no mistake: a program may know which ones it does not read."""
     out = check(write("half.py", PROGRAM), 5, 9).stdout.splitlines()
     assert out[1:3] == [
-        "copy: 2 calls, no mistake, but not all of the outputs was written",
+        "copy: 2 calls, no mistake, but some of the output was not written",
         "note: kernel 'copy': 7 of 12 elements of 'y' were not written, the first is 5",
     ]
     filled = PROGRAM.replace("output_dtypes=", "init_value=0, output_dtypes=")
@@ -137,7 +137,7 @@ def test_a_program_that_checks_nothing_has_not_passed(write):
 
 
 def test_a_programs_exit_is_no_mistake_of_its_kernels(write):
-    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(3)\n"), 9).stdout
+    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(3)\n"), 12).stdout
 
 
 def test_experiments_of_a_file_are_checked(write):
