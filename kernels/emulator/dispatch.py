@@ -45,8 +45,8 @@ class Run:
     trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is noted
 
 
-# The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter, where this is
-# more than that of `Run`.
+# The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter, where this
+# is more than that of `Run`.
 Alignments = dict[int, int]
 
 

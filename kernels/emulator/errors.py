@@ -50,8 +50,8 @@ class MemoryFaultError(EmulatorError):
     """A thread accessed memory out of bounds, or wrote to an input.
 
     Attributes:
-        seen: "at once", by a fault; "afterwards", of a write beside an array that hit no unmapped page; "exactly", in the
-            build "races", which checks every access.
+        seen: "at once", by a fault; "afterwards", of a write beside an array that hit no unmapped page; "exactly", in
+            the build "races", which checks every access.
     """
 
     seen: Literal["at once", "afterwards", "exactly"] = "at once"

@@ -57,7 +57,7 @@ _SPECIFIC = ("fault", "race", "divergence", "unwritten", "undefined")
 
 
 def severity(finding: Finding | None) -> int:
-    """Return the place of a finding among those of one kernel: the lower, the more it explains. None is a wrong value."""
+    """Return the rank of a finding among those of one kernel: the lower, the more it explains. None: a wrong value."""
     if finding is None:
         return len(_SPECIFIC) + 1
     return _SPECIFIC.index(finding.kind) if finding.kind in _SPECIFIC else len(_SPECIFIC)

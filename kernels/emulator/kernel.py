@@ -184,8 +184,8 @@ class MetalKernel:
     ) -> MemoryFaultError:
         """Run a kernel that has faulted again, unoptimised; return this fault, whose line is equal on all machines.
 
-        A write that was seen afterwards runs in the build that sees every access. If nothing is wrong this time, because
-        the order of memory accesses matters, return the first fault.
+        A write that was seen afterwards runs in the build that sees every access. If nothing is wrong this time,
+        because the order of memory accesses matters, return the first fault.
         """
         if fault.seen == "exactly":
             return fault

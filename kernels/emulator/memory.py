@@ -55,7 +55,7 @@ def _mapped(size: int) -> int | None:
 
 @cache
 def _has_large_space() -> bool:
-    """Whether memory lies near the end of 2**47 addresses. It does not in QEMU, which takes memory for unmapped pages."""
+    """Whether memory lies near the end of 2**47 addresses: not in QEMU, which takes memory for unmapped pages, too."""
     base = _mapped(PAGE)
     if base is not None:
         _libc.munmap(base, PAGE)
@@ -114,7 +114,7 @@ class Buffer:
     def place(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> None:
         """Choose the place of the usable bytes and set canaries around them; the pages are writable afterwards.
 
-        At the end of the pages, the place is a multiple of `alignment`: with 1 nothing is left between it and the guard.
+        At the end of the pages, the place is a multiple of `alignment`: with 1 nothing lies between it and the guard.
         """
         self.allow(write=True)
         self.bytes = size

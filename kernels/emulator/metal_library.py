@@ -192,7 +192,8 @@ class WholeKernel:
         """Run again, unoptimised: the line of that fault is equal on all machines. A write seen afterwards is located."""
         if fault.seen == "exactly":
             return fault
-        options, build = Options.from_buffer_copy(run.options), UNOPTIMIZED.name if fault.seen == "at once" else "races"
+        options = Options.from_buffer_copy(run.options)
+        build = UNOPTIMIZED.name if fault.seen == "at once" else "races"
         options.races, options.trace = build == "races", 0
         try:
             self._dispatch(replace(run, build=build, options=options, trace=None), given, sizes)

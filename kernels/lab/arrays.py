@@ -26,8 +26,8 @@ FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 # A type that the caller of a kernel chooses; the kernel's text names it T.
 CHOSEN = "T"
-# Stored types that a kernel gets as packed quants and scales, as those of this package do, and types that it gets as the
-# blocks of a file.
+# Stored types that a kernel gets as packed quants and scales, as those of this package do, and types that it gets as
+# the blocks of a file.
 SPLIT = {
     layout.name.lower(): layout
     for layout in (
@@ -155,8 +155,8 @@ _TIED = (-1.0, 0.25, 0.5, 2.0)
 def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
     """Return random test values: normally distributed, small integers, or a matrix of a stored type with all quants.
 
-    The mean is not 0, because a missing term may go unnoticed in sums that cancel. With `tied`, numbers are few, so that
-    many are equal.
+    The mean is not 0, because a missing term may go unnoticed in sums that cancel. With `tied`, numbers are few, so
+    that many are equal.
     """
     if array.type == "q8_0":
         made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
@@ -206,7 +206,9 @@ def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
     """Return the matrix of a file's blocks."""
     modules = {"q8_0": q8_0.split_q8_0, "q4_0": q4_0.split_q4_0, "q4_k": q4_k.split_q4_k, "q6_k": q6_k.split_q6_k}
     if type_ not in modules:
-        raise ValueError(f"data: expected a kernels.StoredMatrix for a matrix of {type_}, found {type(values).__name__}")
+        raise ValueError(
+            f"data: expected a kernels.StoredMatrix for a matrix of {type_}, found {type(values).__name__}"
+        )
     raw, of = np.ascontiguousarray(values).view(np.uint8), SPLIT[type_]
     n_bytes = getattr(blocks, of.name).itemsize
     return modules[type_](raw, (len(values), raw.size // len(values) // n_bytes * of.group))

@@ -295,9 +295,7 @@ def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -
     return Failure(case.label, seed, build, str(error), found, rank)
 
 
-def _wrong(
-    case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders
-) -> Failure:
+def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
     """Return the failure for a wrong value: the mistake that another build finds, if there is one, then the value."""
     if build is None:
         return Failure(case.label, seed, build, wrong.text)
@@ -322,7 +320,7 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
 def _causes(
     launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
 ) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
-    """Return why an element may be wrong: a build and what it finds; or notes, and the thread that wrote the element."""
+    """Return why an element may be wrong: a build and what it finds; or notes, and the thread that wrote it."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0

@@ -45,9 +45,9 @@ class Experiment:
 
     Arrays are described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
     The type T stands for float32 and float16; both are tested. "q8_0 N K" is a Q8_0 matrix `w`; the kernel gets it
-    as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64. So are
-    q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16). A matrix of q4_1, q5_0, q5_1, q2_k, q3_k, q5_k, iq4_nl, iq4_xs or
-    mxfp4 is `w`, the bytes of a file, uint8 (N, bytes of a row).
+    as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64. So
+    are q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16). A matrix of q4_1, q5_0, q5_1, q2_k, q3_k, q5_k, iq4_nl,
+    iq4_xs or mxfp4 is `w`, the bytes of a file, uint8 (N, bytes of a row).
 
     The kernel's text can use every named axis and every constant as a number.
 
@@ -297,7 +297,9 @@ class Experiment:
         ]
         if set(sizes) != set(self.axes) or wrong:
             wanted = [
-                name + (f" from {least[name]} on" if least[name] > 1 else "") + (f", a multiple of {m}" if m > 1 else "")
+                name
+                + (f" from {least[name]} on" if least[name] > 1 else "")
+                + (f", a multiple of {m}" if m > 1 else "")
                 for name, m in self.axes.items()
             ]
             found = wrong or [f"{name}={size}" for name, size in sizes.items()]

@@ -196,11 +196,12 @@ KERNELS = {
         r"read output 'y' \(20 bytes\), at byte 20: just past its end",
     ),
     "a matrix": (
-        "simdgroup_float8x8 m; simdgroup_load(m, x); float2 v = m.thread_elements(); y[thread_position_in_grid.x % 5] = v.x + v.y;",
+        "simdgroup_float8x8 m; simdgroup_load(m, x); float2 v = m.thread_elements(); "
+        "y[thread_position_in_grid.x % 5] = v.x + v.y;",
         (63,),
         r"at byte 252: just past its end, (at|near) body, line 1",
     ),
-    "a number in constant memory": ("y[0] = x[3];", (3,), r"read input 'x' \(12 bytes\), at byte 12: just past its end"),
+    "a number in constant memory": ("y[0] = x[3];", (3,), r"input 'x' \(12 bytes\), at byte 12: just past its end"),
     "an array without elements": ("y[0] = x[0];", (0,), r"read input 'x' \(0 bytes\), at byte 0: just past its end"),
     "an unsigned index below 0": (
         "y[0] = x[thread_position_in_grid.x - 1];",

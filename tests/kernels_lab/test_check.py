@@ -203,7 +203,9 @@ def test_a_wrong_value_is_said_after_what_explains_it():
     source = "const uint i = thread_position_in_grid.x; if (i < N) y[i] = x[int(i) - 1] * a[0];"
     (failure,) = check(changed(NEXT, source=source), [{"N": 5}], seeds=(0,)).failures
     assert failure.build == "races"
-    assert failure.text.startswith("kernel 'scale': read input 'x' (20 bytes), 4 bytes before its start, at body, line 1")
+    assert failure.text.startswith(
+        "kernel 'scale': read input 'x' (20 bytes), 4 bytes before its start, at body, line 1"
+    )
     assert failure.text.splitlines()[3].startswith("y[0]: expected ")
 
 

@@ -245,7 +245,8 @@ def test_blocks_of_a_file_can_be_given():
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 def test_a_kernel_multiplies_q4_0():
     source = PRODUCT.source.replace(
-        "int(wq[(row * K + k) / 4] >> (k % 4 * 8) & 0xffu) - 128", "int(wq[(row * K + k) / 8] >> (k % 8 * 4) & 0xfu) - 8"
+        "int(wq[(row * K + k) / 4] >> (k % 4 * 8) & 0xffu) - 128",
+        "int(wq[(row * K + k) / 8] >> (k % 8 * 4) & 0xfu) - 8",
     )
     four = changed(PRODUCT, source=source, inputs={"x": "1 K", "w": "q4_0 N K"})
     assert kernels.check(four, {"N": [1, 5], "K": [32, 96]}, executor="emulator", seeds=(0, 1))
