@@ -189,7 +189,7 @@ class WholeKernel:
     def _located(
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
-        """Run again, unoptimised: the line of that fault is equal on all machines. A write seen afterwards is located."""
+        """Run again, unoptimised: the line of that fault is equal on all machines; a write seen afterwards, exactly."""
         if fault.seen == "exactly":
             return fault
         options = Options.from_buffer_copy(run.options)
