@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.decode.options import Options
+from mlx_engine.decode.options import Options, names_options
 from mlx_engine.errors import Words, require
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Conversation:
         variables: variables of the chat template, such as `enable_thinking`.
     """
 
+    @names_options
     def __init__(
         self,
         engine: Engine,

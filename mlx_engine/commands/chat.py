@@ -168,12 +168,12 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, reasoning: Reason
 
     Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
     """
-    printer = AnswerPrinter(quiet=quiet)
-    for piece in pieces:
-        printer.print(reasoning.add(piece))
-        if stop.is_set():
-            break
-    printer.print(reasoning.finish())
+    with AnswerPrinter(quiet=quiet) as printer:
+        for piece in pieces:
+            printer.print(reasoning.add(piece))
+            if stop.is_set():
+                break
+        printer.print(reasoning.finish())
     print(flush=True)
 
 

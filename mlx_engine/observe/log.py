@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 LOGGER = logging.getLogger("mlx_engine")
@@ -15,6 +16,9 @@ LOGGER = logging.getLogger("mlx_engine")
 TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
+
+# Called before an event is printed. Text on the same terminal may be in the middle of a line.
+before_event: Callable[[], None] | None = None
 
 # The warnings that have been printed.
 _warned: set[str] = set()
@@ -52,6 +56,8 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
         parts = [record.getMessage(), *(f"{key}={shown(value)}" for key, value in fields.items())]
+        if before_event is not None:
+            before_event()
         sys.stderr.write(" ".join(parts) + "\n")
 
 
