@@ -7,13 +7,15 @@ import re
 import sys
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from mlx_engine.commands.console import is_plain, safe_for
 from mlx_engine.observe import log
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.thinking import Piece
+
+Self = TypeVar("Self", bound="TextWriter")
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
@@ -38,7 +40,7 @@ class TextWriter:
         self._word_width = 0
         self._is_in_line = False
 
-    def __enter__(self) -> TextWriter:
+    def __enter__(self: Self) -> Self:
         if all(stream is not None and stream.isatty() for stream in (self._out, sys.stderr)):
             log.before_event = self.end_line
         return self

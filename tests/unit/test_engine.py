@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
 from mlx_engine.engine import open_source
 from mlx_engine.errors import (
     EngineError,
     OptionError,
 )
+from mlx_engine.schedule.stream import Generation
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "qwen3-micro"
