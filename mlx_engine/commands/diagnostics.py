@@ -10,6 +10,7 @@ from mlx_engine.cache.pool import kv_layers
 from mlx_engine.cache.size import CacheSize
 
 if TYPE_CHECKING:
+    from mlx_engine.decode.metrics import Metrics
     from mlx_engine.engine import Engine
     from mlx_engine.schedule.stream import Generation, Stream
 
@@ -74,9 +75,15 @@ def kv_cache(size: CacheSize) -> str:
 
 def in_short(generation: Generation, engine: Engine) -> str:
     """Return the one line about a finished run: tokens, backend, how it ended, and its two rates."""
-    first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
-    times = "" if first is None else f": first token after {first:,.1f} ms"
-    return _tokens(generation, engine) + times + ("" if rate is None else f", then {rate:,.1f} tokens/s")
+    return f"{_tokens(generation, engine)}: {rates(generation.metrics)}"
+
+
+def rates(metrics: Metrics) -> str:
+    """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
+    first, rate = metrics.time_to_first_token_ms, metrics.decode_tokens_per_second
+    if first is None:
+        return "no token"
+    return f"first token after {first:,.1f} ms" + ("" if rate is None else f", then {rate:,.1f} tokens/s")
 
 
 def summary(generation: Generation, engine: Engine, seconds: float) -> list[str]:

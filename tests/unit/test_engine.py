@@ -249,7 +249,7 @@ def test_the_repr_of_a_generation_is_one_short_line():
     metrics = Metrics(passes=[0.5, *[0.01] * 181])
     story = Generation("Once\nupon a time " * 60, list(range(182)), metrics, "stop", [1, 2])
     assert repr(story) == (
-        "<Generation 'Once\\nupon a time Once\\nupon a time Once\\nupon a time Once\\nup…': "
+        "<Generation 'Once\\nupon a time Once\\nupon a time Once\\nupon a time Once\\nupo…': "
         "182 tokens, ended by stop, 100.0 tokens/s>"
     )
     assert repr(Generation("a", [1], Metrics(), None, [1])) == "<Generation 'a': 1 token, not ended>"
