@@ -98,13 +98,14 @@ def kept_history() -> History | None:
 @contextlib.contextmanager
 def without_echo() -> Iterator[None]:
     """Do not show what is typed meanwhile: it would be in the middle of an answer. The next prompt shows it."""
-    if os.name != "posix" or sys.stdin is None or not sys.stdin.isatty():
+    try:
+        import termios
+
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except Exception:  # no terminal, or none as POSIX has them; `termios.error` is no OSError
         yield
         return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
     silent = list(before)
     silent[3] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
