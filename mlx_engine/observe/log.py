@@ -45,6 +45,11 @@ def warn(text: str) -> None:
         LOGGER.warning("warning: %s", text)
 
 
+def note(text: str) -> None:
+    """Print a line that the user should know, without a level: what was written to the disk."""
+    LOGGER.warning("%s", text)
+
+
 def event(level: int, name: str, **fields: Any) -> None:
     """Log one event. The record has the attribute `fields`; its text has them as `key=value`."""
     LOGGER.log(level, "%s", name, extra={"fields": fields})
