@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
 
 from mlx_engine.commands.console import notice, read_text
 from mlx_engine.commands.diagnostics import rates
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 Ask: TypeAlias = Callable[..., Iterator[str]]
 """Starts an answer and returns its pieces; the argument `progress` is that of `Conversation.ask`."""
 
-# With a slash in front, these are commands, too.
-QUIT = ("quit", "exit", "bye")
+QUIT, SLASHED_QUIT = ("quit", "exit"), ("/quit", "/exit", "/bye")
 
 COMMAND = re.compile(r"(/\S*)(?:\s+(.*))?", re.DOTALL)
 
@@ -61,7 +60,7 @@ class Command:
 
 def is_end(text: str) -> bool:
     """Return whether the user ends the conversation; a space before the slash makes it a message, as in `perform`."""
-    return text.strip() in QUIT or (text[:1] == "/" and text[1:].strip() in QUIT)
+    return text.strip() in QUIT or text.rstrip() in SLASHED_QUIT
 
 
 def perform(chat: Chat, text: str) -> Ask | None:
@@ -79,12 +78,16 @@ def perform(chat: Chat, text: str) -> Ask | None:
         return functools.partial(chat.conversation.ask, text[1:] if is_escaped else text)
     name, argument = match[1], (match[2] or "").strip()
     if name not in COMMANDS:
-        all_names = [*COMMANDS, *(f"/{word}" for word in QUIT)]
-        close = difflib.get_close_matches(name, all_names, n=1)
+        close = difflib.get_close_matches(name, all_names(), n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
-        expected = f"one of {', '.join(all_names)}{meant}, or a space before the slash of a message"
+        expected = f"one of {', '.join(all_names())}{meant}, or a space before the slash of a message"
         raise OptionError(option=name[:40], expected=expected, found=Words("no such command"))
     return COMMANDS[name].run(chat, argument)
+
+
+def all_names() -> list[str]:
+    """Return the names of all commands."""
+    return [*COMMANDS, *SLASHED_QUIT]
 
 
 def completer() -> Completer:
@@ -97,13 +100,12 @@ def completer() -> Completer:
     class Commands(Completer):
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
             name, space, argument = document.text_before_cursor.partition(" ")
-            if not name.startswith("/"):
-                return []
             if space and name in ("/load", "/save", "/model"):
                 return files.get_completions(Document(argument), complete_event)
-            words, begun = (settings(), argument) if space else ([*COMMANDS, *(f"/{word}" for word in QUIT)], name)
-            if space and name != "/set":
-                return []
+            if space:
+                words, begun = settings() if name == "/set" else [], argument
+            else:
+                words, begun = all_names() if name.startswith("/") else [], name
             return [Completion(word, -len(begun)) for word in words if word.startswith(begun)]
 
     return Commands()
@@ -234,7 +236,7 @@ def _parsed(name: str, text: str) -> Any:
         return () if name == "logit_bias" else next(f.default for f in fields(group) if f.name == name)
     if name == "logit_bias":
         return tuple(biases_of(text.split()))
-    is_whole = "int" in str(get_type_hints(group)[name])
+    is_whole = int in get_args(get_type_hints(group)[name])
     try:
         return int(text) if is_whole else float(text)
     except ValueError:
