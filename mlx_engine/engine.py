@@ -17,7 +17,7 @@ from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
-from mlx_engine.decode.options import Options
+from mlx_engine.decode.options import Options, names_options
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import require
@@ -132,11 +132,13 @@ class Engine(LoadedModel):
             return mx.array(self.backend.host(logits))
 
     @shows_options
+    @names_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
         """Generate text from a prompt. The arguments are those of `stream`."""
         return drained(self.run(prompt, Options.of(max_tokens, **options)))
 
     @shows_options
+    @names_options
     def stream(
         self,
         prompt: Prompt,
@@ -177,6 +179,7 @@ class Engine(LoadedModel):
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
+    @names_options
     def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.
 
@@ -283,6 +286,7 @@ class Engine(LoadedModel):
         return self.prompts.chat_ids(messages, history)
 
 
+@names_options
 def load(
     source: str | Path = "builtin",
     backend: str = "auto",

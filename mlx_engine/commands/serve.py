@@ -243,6 +243,7 @@ def served_name(source: str) -> str:
 
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
+    from mlx_engine.commands.diagnostics import notes
     from mlx_engine.models import Staged
 
     pool, slots = scheduler.pool, scheduler.slots
@@ -251,7 +252,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
-        *engine.notes,
+        *notes(engine),
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]
@@ -267,4 +268,4 @@ def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]
     if address.api_key is not None:
         headers.append("Authorization: Bearer KEY")
     words = ["curl", url + route, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
-    return [f"Listening on {url} (Ctrl-C stops the server)", f"Try: {shlex.join(words)}"]
+    return [f"Listening on {url} (Ctrl-C stops the server)", address.page(url), f"Try: {shlex.join(words)}"]

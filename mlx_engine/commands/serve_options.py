@@ -14,6 +14,8 @@ from mlx_engine.commands.run_options import CONTEXT_LEN
 from mlx_engine.errors import OptionError, require
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+# Addresses that mean all networks of this machine, and where a client on it finds the server.
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -83,8 +85,13 @@ class AddressOptions:
     def url(self, listener: socket.socket) -> str:
         """Return the server's address for a client on this machine."""
         host, port = listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        host = EVERYWHERE.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def page(self, url: str) -> str:
+        """Return the line about the chat page; `url` is the server's address on this machine."""
+        others = ", on other machines with this one's name or address" if self.host in EVERYWHERE else ""
+        return f"Chat in a browser: {url}/{others}{' (it asks for the key)' if self.api_key is not None else ''}"
 
     def warnings(self, host: str) -> list[str]:
         """Return a warning if others can reach the server and need no key; `host` is the address as numbers."""

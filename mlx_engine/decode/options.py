@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
@@ -18,6 +21,56 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
+
+# Names of options in other projects, and on the command line where they differ from those in Python.
+ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "ctx_size": "context_len",
+    "stop_strings": "stop",
+    "model": "source",
+    "no_jit": "jit",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def names_options(function: Function) -> Function:
+    """Make a wrong keyword argument a TypeError that names `function` and the option that was meant.
+
+    The options of a run count as arguments of a function that takes `**options`.
+    """
+    name = function.__qualname__.removesuffix(".__init__")
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    takes_run_options = len(named) < len(parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        known = list(dict.fromkeys([*named, *run_options()])) if takes_run_options else named
+        for wrong in given:
+            if wrong not in known:
+                raise TypeError(f"{name}() has no option {wrong!r}; {_meant(wrong, known)}")
+        return function(*args, **given)
+
+    return cast("Function", checked)
+
+
+def run_options() -> list[str]:
+    """Return the names of the options of a run: the fields of `Options` and of `Sampling`."""
+    return [f.name for kind in (Sampling, Options) for f in fields(kind) if f.name != "sampling"]
+
+
+def _meant(wrong: str, known: Sequence[str]) -> str:
+    """Return a hint: the option that a wrong name resembles, or all names."""
+    if "options" in known and wrong in run_options():
+        return f"pass options=Options.of({wrong}=...)"
+    if ALIASES.get(wrong) in known:
+        return f"the option is {ALIASES[wrong]}"
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"it has {', '.join(n for n in known if n not in ('self', 'cls'))}"
 
 
 @dataclass(frozen=True)
@@ -47,6 +100,7 @@ class Options:
     logprobs: int | None = None
 
     @classmethod
+    @names_options
     def of(cls, max_tokens: int | None = None, **values: Unpack[OptionValues]) -> Options:
         """Make options from keyword arguments: the fields of this class and of `Sampling`.
 
@@ -54,7 +108,7 @@ class Options:
 
         Raises:
             OptionError: a value is invalid.
-            TypeError: there is no such option.
+            TypeError: there is no such option; the message has the one that was meant.
         """
         given: dict[str, Any] = {**values}
         sampling = Sampling(**{f.name: given.pop(f.name) for f in fields(Sampling) if f.name in given})

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import httpx
@@ -55,6 +56,9 @@ def test_what_it_prints_works_and_a_signal_ends_it():
         url = re.search(r"Listening on (\S+)", text)
         assert url is not None
         assert HTTP.get(url[1] + "/health").json() == {"status": "ok"}
+        assert f"Chat in a browser: {url[1]}/ (it asks for the key)" in lines
+        assert "<html" in HTTP.get(url[1] + "/").text
+        assert "fused" not in text  # no news for a user
         words = shlex.split(lines[-1].removeprefix("Try: ").replace("Bearer KEY", "Bearer secret"))
         assert words[0] == "curl"
         if shutil.which("curl"):
@@ -103,6 +107,22 @@ def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, ca
     assert service.hosts == {"localhost", "127.0.0.1", "::1"}
     assert scheduler.prefix is not None
     assert scheduler.prefix.whole_pages
+
+
+@pytest.mark.parametrize(
+    ("host", "bound", "url", "others"),
+    [
+        ("localhost", ("127.0.0.1", 80), "http://127.0.0.1:80", ""),
+        ("::1", ("::1", 80, 0, 0), "http://[::1]:80", ""),
+        ("192.0.2.1", ("192.0.2.1", 80), "http://192.0.2.1:80", ""),
+        ("0.0.0.0", ("0.0.0.0", 80), "http://127.0.0.1:80", ", on other machines with this one's name or address"),
+        ("::", ("::", 80, 0, 0), "http://[::1]:80", ", on other machines with this one's name or address"),
+    ],
+)
+def test_the_address_of_the_page_is_printed(host: str, bound: tuple[Any, ...], url: str, others: str):
+    address = AddressOptions(host=host)
+    assert address.url(MagicMock(getsockname=lambda: bound)) == url
+    assert serve.usage(None, address, url)[1] == f"Chat in a browser: {url}/{others}"
 
 
 def test_wrong_options_are_refused_before_anything_is_loaded():

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
 from mlx_engine.engine import open_source
 from mlx_engine.errors import (
     EngineError,
     OptionError,
 )
+from mlx_engine.schedule.stream import Generation
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "qwen3-micro"
@@ -241,3 +243,13 @@ def test_tf32_is_switched_off_before_mlx_is_imported():
     code = "import os; os.environ.pop('MLX_ENABLE_TF32', None); import mlx_engine; print(os.environ['MLX_ENABLE_TF32'])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "0\n"
+
+
+def test_the_repr_of_a_generation_is_one_short_line():
+    metrics = Metrics(passes=[0.5, *[0.01] * 181])
+    story = Generation("Once\nupon a time " * 60, list(range(182)), metrics, "stop", [1, 2])
+    assert repr(story) == (
+        "<Generation 'Once\\nupon a time Once\\nupon a time Once\\nupon a time Once\\nupo…': "
+        "182 tokens, ended by stop, 100.0 tokens/s>"
+    )
+    assert repr(Generation("a", [1], Metrics(), None, [1])) == "<Generation 'a': 1 token, not ended>"
