@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlx_engine.decode.options import Options
+from mlx_engine.decode.options import Options, names_options
 from mlx_engine.errors import Words, require
 
 if TYPE_CHECKING:
@@ -26,17 +26,30 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 @dataclass(frozen=True)
 class Turn:
-    """The counts of one turn.
+    """One turn.
 
     Attributes:
-        n_prompt: tokens of the prompt: the whole conversation up to the answer.
-        n_cached: those of them whose keys and values the turns before had computed.
-        n_generated: tokens of the answer.
+        generation: the answer.
+        n_messages: messages of the conversation at its end, without the system message.
     """
 
-    n_prompt: int
-    n_cached: int
-    n_generated: int
+    generation: Generation
+    n_messages: int
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt: the whole conversation up to the answer."""
+        return len(self.generation.prompt_ids)
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt whose keys and values the turns before had computed."""
+        return self.generation.n_cached
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens of the answer."""
+        return len(self.generation.token_ids)
 
 
 class Conversation:
@@ -47,11 +60,11 @@ class Conversation:
     Attributes:
         messages: the messages so far. A last message of the user has no answer yet, and the next question replaces it.
         options: options of every answer.
-        turns: the counts of every turn.
-        generation: the last answer; None before the first.
+        turns: the turns of these messages whose answers were generated here.
         variables: variables of the chat template, such as `enable_thinking`.
     """
 
+    @names_options
     def __init__(
         self,
         engine: Engine,
@@ -76,7 +89,6 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.variables = dict(variables or {})
         self.turns: list[Turn] = []
-        self.generation: Generation | None = None
         self._history, self._kv_memory = History(engine.tokenizer), kv_memory
         self._kept: Scheduler | None = None
         self._asked: list[int] = []
@@ -97,6 +109,11 @@ class Conversation:
     def system(self, text: str | None) -> None:
         rest = self.messages if self.system is None else self.messages[1:]
         self.messages = [*([] if text is None else [{"role": SYSTEM, "content": text}]), *rest]
+
+    @property
+    def generation(self) -> Generation | None:
+        """The last answer; None before the first."""
+        return self.turns[-1].generation if self.turns else None
 
     @property
     def n_tokens(self) -> int:
@@ -136,10 +153,28 @@ class Conversation:
         require(is_question, option="retry", expected="a question before it", found=Words("none"))
         return self._answer(asked, progress)
 
+    def undo(self) -> str:
+        """Drop the last question with its answer, and return the question.
+
+        Later answers have the bits of a conversation in which it was never asked: the ids of the answer are forgotten,
+        too, and keys and values are found again by the ids of all tokens before them.
+
+        Raises:
+            OptionError: nothing was asked yet.
+            EngineError: the template cannot render the messages; the conversation is unchanged.
+        """
+        asked = [i for i, message in enumerate(self.messages) if message["role"] == USER]
+        require(bool(asked), option="undo", expected="a question before it", found=Words("none"))
+        question, kept = self.messages[asked[-1]], self.messages[: asked[-1]]
+        history = self._remembered(kept)
+        self._replace(kept)
+        self._history = history
+        return str(question["content"])
+
     def clear(self) -> None:
         """Drop all messages except the system message."""
         system, self.messages = self.system, []
-        self.system, self.turns, self.generation = system, [], None
+        self.system, self.turns = system, []
 
     def load(self, messages: Sequence[dict[str, Any]]) -> None:
         """Replace the conversation.
@@ -152,6 +187,24 @@ class Conversation:
         self.clear()
         self.messages = list(messages)
 
+    def _replace(self, messages: list[dict[str, Any]]) -> None:
+        """Set the messages, and drop the turns whose answers are not among them."""
+        n = _n_said(messages)
+        self.messages, self.turns = messages, [turn for turn in self.turns if turn.n_messages <= n]
+
+    def _remembered(self, messages: list[dict[str, Any]]) -> History:
+        """Return a history with the ids of the answers among the first messages of this conversation."""
+        from mlx_engine.tokenizer.history import History
+
+        history, n_system = History(self.engine.tokenizer), len(messages) - _n_said(messages)
+        for turn in self.turns:
+            n = n_system + turn.n_messages
+            if n <= len(messages):
+                # Adds the prompt, which must be known before its answer is added.
+                conversation_ids(self.engine.prompts, messages[: n - 1], self.variables, history)
+                history.add_answer(turn.generation.prompt_ids, turn.generation.token_ids)
+        return history
+
     def _answered(self) -> list[dict[str, Any]]:
         """Return the messages without a question that has no answer."""
         return self.messages[:-1] if self._role(-1) == USER else self.messages
@@ -163,7 +216,7 @@ class Conversation:
         ids, options = self._prompt_ids(messages), self.options
         self._asked = ids
         stream = self.engine.run(ids, options, progress=progress, scheduler=self._scheduler() if options.kv else None)
-        self.messages = messages
+        self._replace(messages)
         return self._pieces(stream)
 
     def _scheduler(self) -> Scheduler:
@@ -190,10 +243,9 @@ class Conversation:
     def _keep(self, generation: Generation, *, has_text: bool) -> None:
         """Add an answer to the messages, unless the caller has got nothing of it."""
         if has_text and generation.token_ids:
-            self.generation = generation
-            self.turns.append(Turn(len(generation.prompt_ids), generation.n_cached, len(generation.token_ids)))
             self._history.add_answer(generation.prompt_ids, generation.token_ids)
             self.messages = [*self.messages, self._message(generation)]
+            self.turns.append(Turn(generation, _n_said(self.messages)))
 
     def _message(self, generation: Generation) -> dict[str, Any]:
         """Return the message of an answer; its reasoning is a field of its own if the template reads that field.
@@ -213,6 +265,11 @@ class Conversation:
         from mlx_engine.tokenizer.thinking import Reasoning
 
         return Reasoning.after(self.engine.tokenizer, self._asked if prompt_ids is None else prompt_ids)
+
+
+def _n_said(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of messages without the system message."""
+    return len(messages) - (bool(messages) and messages[0]["role"] == SYSTEM)
 
 
 def conversation_ids(

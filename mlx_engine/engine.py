@@ -17,7 +17,7 @@ from mlx_engine.cache.prefix import PrefixCache
 from mlx_engine.checkpoint.sources import resolve
 from mlx_engine.decode.finite import check_logits
 from mlx_engine.decode.keywords import OptionValues, one_per_prompt, shows_options
-from mlx_engine.decode.options import Options
+from mlx_engine.decode.options import Options, names_options
 from mlx_engine.decode.step import forward_logits
 from mlx_engine.distributed.shard import Shard
 from mlx_engine.errors import require
@@ -132,11 +132,13 @@ class Engine(LoadedModel):
             return mx.array(self.backend.host(logits))
 
     @shows_options
+    @names_options
     def generate(self, prompt: Prompt, max_tokens: int | None = None, **options: Unpack[OptionValues]) -> Generation:
         """Generate text from a prompt. The arguments are those of `stream`."""
         return drained(self.run(prompt, Options.of(max_tokens, **options)))
 
     @shows_options
+    @names_options
     def stream(
         self,
         prompt: Prompt,
@@ -149,10 +151,11 @@ class Engine(LoadedModel):
 
         Args:
             prompt: text, token ids, or messages for the model's chat template.
-            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that.
+            max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0
+                reads the prompt alone.
             temperature: 0 takes the most likely token; otherwise logits are divided by it.
             top_k: choose among the k most likely tokens.
-            top_p: choose among the most likely tokens that together reach this probability.
+            top_p: choose among the most likely tokens that together reach this probability; 0 takes the most likely.
             min_p: drop tokens less than this times as likely as the most likely one.
             repetition_penalty: above 1, tokens that are in the text already become less likely.
             presence_penalty: above 0, tokens that have been generated become less likely; -2 to 2.
@@ -176,6 +179,7 @@ class Engine(LoadedModel):
         """
         return self.run(prompt, Options.of(max_tokens, **options), progress=progress)
 
+    @names_options
     def generate_batch(self, prompts: Sequence[Prompt], max_tokens: Any = None, **options: Any) -> list[Generation]:
         """Generate text from several prompts, which share forward passes.
 
@@ -225,7 +229,13 @@ class Engine(LoadedModel):
         return self.prompts.request(prompt, options, n=n)
 
     def scheduler(
-        self, *, slots: int = 4, kv_memory: int | None = None, prefix_cache: bool = True, **options: Any
+        self,
+        *,
+        slots: int = 4,
+        kv_memory: int | None = None,
+        prefix_cache: bool = True,
+        whole_pages: bool = False,
+        **options: Any,
     ) -> Scheduler:
         """Return a scheduler for requests that come and go.
 
@@ -234,13 +244,16 @@ class Engine(LoadedModel):
             kv_memory: bytes for keys and values; None takes what the machine can spare, at most a full context for
                 each slot.
             prefix_cache: keep the keys and values of prompts and answers for later requests that begin alike.
+            whole_pages: reuse whole pages of 64 tokens alone, so that neither counts nor times tell a client how many
+                tokens its prompt has in common with that of another.
             options: other options of `Scheduler`.
 
         Raises:
             OptionError: the memory is too small for a single page.
         """
         pool = pool_for(self.model, slots, kv_memory)
-        prefix, traffic = PrefixCache(pool) if prefix_cache else None, Traffic.of(self.model, pool)
+        prefix = PrefixCache(pool, whole_pages=whole_pages) if prefix_cache else None
+        traffic = Traffic.of(self.model, pool)
         return Scheduler(self.model, pool, slots=slots, prefix=prefix, traffic=traffic, **options)
 
     def _steps(self, requests: Sequence[Request]) -> Steps:
@@ -273,6 +286,7 @@ class Engine(LoadedModel):
         return self.prompts.chat_ids(messages, history)
 
 
+@names_options
 def load(
     source: str | Path = "builtin",
     backend: str = "auto",

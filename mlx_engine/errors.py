@@ -51,6 +51,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def size(n_bytes: int | None) -> str:
+    """Format a number of bytes with a binary unit."""
+    if n_bytes is None:
+        return "?"
+    number, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    return f"{n_bytes} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
+
+
 class EngineError(Exception):
     """The root of every error that a user's input can cause."""
 

@@ -138,7 +138,7 @@ class Prompts:
         whole: int = self.config.context_length
         length = whole if context_len is None else min(whole, context_len)
         whose = "context_len" if length < whole else "the model's context"
-        room, least = length - n_prompt, max(max_tokens or 1, 1)
+        room, least = length - n_prompt, 1 if max_tokens is None or max_tokens == UNTIL_FULL else max_tokens
         if room < least:
             raise ContextLengthError(
                 option="prompt and max_tokens",

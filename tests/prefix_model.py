@@ -75,12 +75,12 @@ def ids_of(node: Node) -> list[int]:
     return before + node.ids.tolist()
 
 
-def longest(cache: PrefixCache, ids: list[int]) -> int:
-    """Return the length of the longest prefix that can be reused, by trying every one in every node."""
+def longest(cache: PrefixCache, ids: list[int], step: int = 1) -> int:
+    """Return the length, a multiple of `step`, of the longest prefix that can be reused, by trying all in each node."""
     # The nodes on the path, and the number of tokens that each has in common with ids.
     path = [(node, _n_equal(ids_of(node), ids)) for node in cache._nodes]
     path = [(node, n) for node, n in path if n > node.start]
-    return next(m for m in range(len(ids), -1, -1) if _is_held(cache, path, m))
+    return next(m for m in range(len(ids) - len(ids) % step, -1, -step) if _is_held(cache, path, m))
 
 
 def _n_equal(a: list[int], b: list[int]) -> int:

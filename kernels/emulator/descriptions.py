@@ -13,7 +13,7 @@ from kernels.emulator.errors import (
     RaceError,
     UndefinedBehaviorError,
 )
-from kernels.emulator.memory import GUARD
+from kernels.emulator.memory import LARGE_GUARD
 from kernels.emulator.runtime import Failure
 
 if TYPE_CHECKING:
@@ -25,15 +25,39 @@ def _fault(failed: Failed) -> list[str]:
     did = ("wrote to" if report.is_write else "read") if report.is_known else "touched"
     if report.count:
         return [f"private memory is full, {failed.stopped}", failed.thread, "expected less than 100 KB per thread"]
-    if not failed.regions or failed.nearest.distance(report.address) > GUARD:
+    if not failed.regions or failed.nearest.distance(report.address) > LARGE_GUARD:
         where = f"address {report.address:#x}, which belongs to no buffer, {failed.stopped}"
         return [f"{did} {where}", failed.thread, "check the index and the strides"]
     region = failed.nearest
     if region.read_only and not region.distance(report.address):
         did, advice = "wrote to", "inputs are read-only; write to an output"
     else:
-        advice = "expected an address inside; check the index, or guard it"
+        advice = _INSIDE
     return [f"{did} {region.place(report.address)}, {failed.stopped}", failed.thread, advice]
+
+
+_INSIDE = "expected an address inside; check the index, or guard it"
+
+
+def _bounds(failed: Failed) -> list[str]:
+    """Return the text of an access that the build "races" has found out of bounds, the first byte or a later one."""
+    report, region = failed.report, failed.nearest
+    where, end = region.place(report.address), region.start + region.bytes
+    if not region.distance(report.address):
+        where += f": the last {report.address + report.count - end} of {report.count} bytes are past its end"
+    did = "wrote to" if report.is_write else "read"
+    return [f"{did} {where}, at {failed.line_of(report.code - 1)}", failed.thread, _INSIDE]
+
+
+def _not_written(failed: Failed) -> list[str]:
+    """Return the text of a note on an output, of which an element counts as written if one of its bytes is."""
+    region = failed.nearest
+    missing, first = failed.report.count // region.item, (failed.report.address - region.start) // region.item
+    name = region.name[region.name.index("'") :]
+    return [
+        f"{missing:,} of {region.bytes // region.item:,} elements of {name} were not written, the first is {first:,}",
+        "check the grid and the guards, or give an init_value",
+    ]
 
 
 def _divergent(failed: Failed) -> list[str]:
@@ -280,9 +304,11 @@ KINDS: dict[Failure, Kind] = {
     Failure.RACE: Kind("race", RaceError, _race, is_return=True),
     Failure.INTERRUPTED: Kind("stopped", EmulatorError, _interrupted),
     Failure.SPINNING: Kind("hang", HangError, _spinning),
+    Failure.BOUNDS: Kind("fault", MemoryFaultError, _bounds, is_return=True),
     Failure.SAME_VALUE: Kind("same value", RaceError, _same_value, is_return=True),
     Failure.TRUNCATED: Kind("truncation", UndefinedBehaviorError, _truncated),
     Failure.UNWRITTEN: Kind("unwritten", MemoryFaultError, _unwritten, is_return=True),
     Failure.SHIFTED: Kind("shifted", ConvergenceError, _shifted),
+    Failure.NOT_WRITTEN: Kind("not written", MemoryFaultError, _not_written),
     Failure.WRITER: Kind("writer", EmulatorError, _writer, is_return=True),
 }

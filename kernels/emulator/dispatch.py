@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 
-from kernels.emulator.arrays import Memory, array_at, fill, output_bytes
+from kernels.emulator.arrays import Memory, array_at, fill, item_size, output_bytes
 from kernels.emulator.errors import EmulatorError, MemoryFaultError
-from kernels.emulator.findings import Finding, Place, merged, message
-from kernels.emulator.memory import Buffer, pool
+from kernels.emulator.findings import Finding, Place, merged, message, severity
+from kernels.emulator.memory import ALIGNMENT, Buffer, pool
 from kernels.emulator.report import Failed, Region
 from kernels.emulator.runtime import Entry, Failure, Options, Statistics, printed, threadgroup_arrays, turn
 from kernels.emulator.signature import Parameter, Signature
@@ -20,7 +21,7 @@ from kernels.emulator.signature import Parameter, Signature
 _POISON = 0xFF  # NaN in every floating type
 # Bytes of outputs that are checked for races; each takes 88 bytes of memory.
 _WATCHED = 8 << 20
-# Bytes on each side of a traced one: a wide store begins before it.
+# Bytes on each side of a traced one, of large outputs.
 _TRACED = 1024
 
 
@@ -40,45 +41,91 @@ class Run:
     poison: int
     time_limit: float
     print_from: Sequence[int]
+    alignment: int = ALIGNMENT  # of buffers that end at unmapped memory: with 1 nothing lies between
     trace: tuple[int, int] | None = None  # an output and a byte of it, whose last writer is noted
 
 
+# The alignment, in bytes, that a kernel's loads and stores need of a buffer, by the number of its parameter, where this
+# is more than that of `Run`.
+Alignments = dict[int, int]
+
+
 def dispatch(
-    run: Run, signature: Signature, entry: Entry, inputs: Sequence[Memory], shapes: Sequence[Sequence[int]]
+    run: Run,
+    signature: Signature,
+    entry: Entry,
+    inputs: Sequence[Memory],
+    shapes: Sequence[Sequence[int]],
+    alignments: Alignments,
 ) -> tuple[list[mx.array], Statistics]:
     """Run the kernel and return its outputs, with these shapes.
 
     Raises:
         EmulatorError: the kernel made a mistake.
     """
-    produced = [parameter for parameter in signature.parameters if parameter.role == "output"]
-    with turn, pool.lending():
-        outputs = [_output(run, shape, parameter.dtype) for parameter, shape in zip(produced, shapes, strict=True)]
-        buffers, addresses = [], []
-        for parameter in signature.parameters:
-            if parameter.role == "output":
-                buffer, offset = outputs[parameter.place], 0
-            else:
-                buffer, offset = _input(run, parameter, inputs[parameter.place])
-            buffers.append(buffer)
-            addresses.append(buffer.start + offset)
-        statistics, reports = entry.dispatch(
-            addresses,
-            run.grid,
-            run.threadgroup,
-            _options(run, outputs),
-            watched=_watched(run, outputs),
-        )
-        print(printed(), end="")  # noqa: T201 - of the kernel's own log
-        regions = _regions(signature.parameters, buffers) if reports else []
-        failed = [Failed(run.texts, report, regions) for report in reports]
-        raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in zip(produced, outputs, strict=True)])
-        note(statistics, failed)
-        arrays = [
-            array_at(buffer.start, shape, parameter.dtype)
-            for parameter, buffer, shape in zip(produced, outputs, shapes, strict=True)
-        ]
-    return arrays, statistics
+    with turn:
+        while True:
+            with pool.lending():
+                if (found := _dispatched(run, signature, entry, inputs, shapes, alignments)) is not None:
+                    return found
+
+
+def _dispatched(
+    run: Run,
+    signature: Signature,
+    entry: Entry,
+    inputs: Sequence[Memory],
+    shapes: Sequence[Sequence[int]],
+    alignments: Alignments,
+) -> tuple[list[mx.array], Statistics] | None:
+    """Return the outputs, or None if the kernel needs more `alignments`, which then has them."""
+    placed: list[tuple[Buffer, int]] = []  # and the offset of element 0
+    for i, parameter in enumerate(signature.parameters):
+        alignment = alignments.get(i, run.alignment)
+        if parameter.role == "output":
+            placed.append((_output(run, shapes[parameter.place], parameter.dtype, alignment), 0))
+        else:
+            placed.append(_input(run, parameter, inputs[parameter.place], alignment))
+    buffers = [buffer for buffer, _ in placed]
+    made = [(p, buffer) for p, buffer in zip(signature.parameters, buffers, strict=True) if p.role == "output"]
+    outputs = [buffer for _, buffer in made]
+    statistics, reports = entry.dispatch(
+        [buffer.start + offset for buffer, offset in placed],
+        run.grid,
+        run.threadgroup,
+        _options(run, outputs),
+        watched=_watched(run, outputs),
+        bounds=[buffer.bounds for buffer in buffers] if run.races else [],
+    )
+    regions = _regions(signature.parameters, buffers) if reports else []
+    failed = [Failed(run.texts, report, regions) for report in reports]
+    if needs := misplaced(failed, dict(enumerate(buffers))):
+        alignments |= needs
+        return None
+    print(printed(), end="")  # noqa: T201 - of the kernel's own log
+    raise_mistakes(run.kernel, failed, [(p.name, buffer) for p, buffer in made])
+    note(statistics, failed)
+    return [array_at(buffer.start, shapes[p.place], p.dtype) for p, buffer in made], statistics
+
+
+def misplaced(failed: Sequence[Failed], buffers: Mapping[int, Buffer]) -> Alignments:
+    """Return what wide loads and stores need of buffers that begin at no multiple of it.
+
+    Elsewhere than here, buffers begin at multiples of more than any type needs.
+    """
+    needs: Alignments = {}
+    for one in failed:
+        wanted, address = one.report.count, one.report.address
+        if one.kind is not Failure.UNDEFINED or not wanted or not buffers:
+            continue
+        i = min(buffers, key=lambda i: _distance(buffers[i], address))
+        if buffers[i].start % wanted:
+            needs[i] = max(wanted, needs.get(i, 0))
+    return needs
+
+
+def _distance(buffer: Buffer, address: int) -> int:
+    return max(buffer.start - address, address - (buffer.start + buffer.bytes - 1), 0)
 
 
 def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]:
@@ -93,10 +140,10 @@ def _watched(run: Run, outputs: Sequence[Buffer]) -> list[tuple[int, int, bool]]
 
 def around(buffer: Buffer, byte: int) -> tuple[int, int, bool]:
     """Return the memory that is watched to find which thread wrote a byte, or the one next to it."""
-    first, end = byte - _TRACED, byte + _TRACED
     if buffer.bytes <= _WATCHED:
-        first, end = min(first, 0), max(end, buffer.bytes)
-    return buffer.start + first, end - first, False
+        return buffer.start, buffer.bytes, False
+    first = max(0, byte - _TRACED)
+    return buffer.start + first, min(buffer.bytes, byte + _TRACED) - first, False
 
 
 def _options(run: Run, outputs: Sequence[Buffer]) -> Options:
@@ -105,9 +152,9 @@ def _options(run: Run, outputs: Sequence[Buffer]) -> Options:
     return Options(run.seed, run.all_lanes, run.races, run.at_end, run.poison, patience, place, trace)
 
 
-def _output(run: Run, shape: Sequence[int], dtype: str) -> Buffer:
+def _output(run: Run, shape: Sequence[int], dtype: str, alignment: int) -> Buffer:
     size = output_bytes(shape, dtype)
-    buffer = pool.writable(size, at_end=run.at_end)
+    buffer = pool.writable(size, at_end=run.at_end, alignment=alignment)
     if run.init_value is None:
         ctypes.memset(buffer.start, _POISON, size)
     else:
@@ -115,16 +162,16 @@ def _output(run: Run, shape: Sequence[int], dtype: str) -> Buffer:
     return buffer
 
 
-def _input(run: Run, parameter: Parameter, memory: Memory) -> tuple[Buffer, int]:
+def _input(run: Run, parameter: Parameter, memory: Memory, alignment: int) -> tuple[Buffer, int]:
     """Return a buffer with an input, or with its shape, strides or ndim, and the offset of element 0."""
     if parameter.role == "input":
-        buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end)
+        buffer = pool.readable(memory.first, memory.size, memory.source, at_end=run.at_end, alignment=alignment)
         return buffer, memory.origin - memory.first
     if parameter.role == "strides":
         told = np.array(memory.strides, np.int64)
     else:
         told = np.array(memory.shape if parameter.role == "shape" else [len(memory.shape)], np.int32)
-    return pool.readable(told.ctypes.data, told.nbytes, at_end=run.at_end, alignment=told.itemsize), 0
+    return pool.readable(told.ctypes.data, told.nbytes, at_end=run.at_end, alignment=alignment), 0
 
 
 def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list[Region]:
@@ -132,7 +179,8 @@ def _regions(parameters: Sequence[Parameter], buffers: Sequence[Buffer]) -> list
     for parameter, buffer in zip(parameters, buffers, strict=True):
         is_output = parameter.role == "output"
         name = f"{'output' if is_output else 'input'} '{parameter.name}'"
-        regions.append(Region(name, buffer.start, buffer.bytes, read_only=not is_output))
+        item = item_size(parameter.dtype) if is_output else 1
+        regions.append(Region(name, buffer.start, buffer.bytes, read_only=not is_output, item=item))
     for array in threadgroup_arrays():
         regions.append(Region(f"threadgroup array '{array.name.decode()}'", array.start, array.bytes))
     return regions
@@ -148,33 +196,36 @@ def note(statistics: Statistics, failed: Sequence[Failed]) -> None:
     statistics.writer = writers[0] if writers else None
 
 
+_SEEN: dict[Failure, Literal["afterwards", "exactly"]] = {
+    Failure.THREADGROUP_CANARY: "afterwards",
+    Failure.BOUNDS: "exactly",
+}
+
+
 def raise_mistakes(kernel: str, failed: Sequence[Failed], outputs: Sequence[tuple[str, Buffer]]) -> None:
-    """Raise an error with all mistakes, the class of which is the first one's."""
+    """Raise an error with all mistakes, the most specific one first, which gives its class."""
     wrong = [one for one in failed if not one.kind.is_note]
+    wrong.sort(key=lambda one: severity(one.finding))
     found = [one.finding for one in wrong]
     classes: list[type[EmulatorError]] = [one.error_class for one in wrong]
-    damaged = [(i, offset) for i, (_, buffer) in enumerate(outputs) if (offset := buffer.damaged()) is not None]
-    for i, offset in damaged:
-        found.append(_damage(*outputs[i], offset, failed))
-        classes.append(MemoryFaultError)
+    for name, buffer in outputs:
+        if (offset := buffer.damaged()) is not None:
+            found.append(_damage(name, buffer, offset))
+            classes.append(MemoryFaultError)
     if found:
         every = merged(found)
         error = classes[0](message(kernel, every))
         error.findings = every
-        if isinstance(error, MemoryFaultError) and not wrong:
-            error.damaged = damaged[0]
+        if isinstance(error, MemoryFaultError):
+            first = wrong[0].kind if wrong else Failure.THREADGROUP_CANARY
+            error.seen = _SEEN.get(first, "at once")
         raise error
 
 
-def _damage(name: str, buffer: Buffer, offset: int, failed: Sequence[Failed]) -> Finding:
-    """Return the finding for a byte around an output that has changed, with its writer if that was traced."""
+def _damage(name: str, buffer: Buffer, offset: int) -> Finding:
+    """Return the finding for a byte around an output that has changed."""
     where = f"{-offset:,} bytes before its start" if offset < 0 else f"{offset - buffer.bytes:,} bytes past its end"
     if offset == buffer.bytes:
         where = "just past its end"
-    lines, place = [f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}"], Place((0, 0, 0), (0, 0, 0), None, 0)
-    for one in failed:
-        if one.kind is Failure.WRITER and one.report.count == 1 and one.report.address == buffer.start + offset:
-            lines[0] += f", at {one.line_of(one.report.code - 1)}"
-            lines.append(one.thread)
-            place = one.finding.place
-    return Finding("fault", False, "\n".join([*lines, "check the index, or guard it"]), place)
+    text = f"wrote to output '{name}' ({buffer.bytes:,} bytes), {where}\ncheck the index, or guard it"
+    return Finding("fault", False, text, Place((0, 0, 0), (0, 0, 0), None, 0))

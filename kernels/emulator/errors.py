@@ -15,6 +15,8 @@ EmulatorError
 
 from __future__ import annotations
 
+from typing import Literal
+
 from kernels.emulator.findings import Finding
 
 
@@ -48,11 +50,11 @@ class MemoryFaultError(EmulatorError):
     """A thread accessed memory out of bounds, or wrote to an input.
 
     Attributes:
-        damaged: of a write that was seen afterwards, because it hit no unmapped page: the output's number, and the
-            byte, counted from its start.
+        seen: "at once", by a fault; "afterwards", of a write beside an array that hit no unmapped page; "exactly", in
+            the build "races", which checks every access.
     """
 
-    damaged: tuple[int, int] | None = None
+    seen: Literal["at once", "afterwards", "exactly"] = "at once"
 
 
 class ConvergenceError(EmulatorError):

@@ -33,7 +33,7 @@ class Finding:
 
     Attributes:
         kind: "fault", "race", "divergence", "undefined", "hang" or "stopped"; for notes "same value", "truncation",
-            "unwritten" or "shifted".
+            "unwritten", "not written" or "shifted".
         is_note: whether the kernel may be right.
         text: the description, several lines.
         place: where it was seen first.
@@ -52,12 +52,25 @@ class Finding:
         return self.text + (f"\n  ({self.times:,} times in this run)" if self.times > 1 and self.is_note else "")
 
 
+# From what explains most to what explains least: a read out of bounds may be the cause of all others.
+_SPECIFIC = ("fault", "race", "divergence", "unwritten", "undefined")
+
+
+def severity(finding: Finding | None) -> int:
+    """Return the rank of a finding among those of one kernel: the lower, the more it explains. None: a wrong value."""
+    if finding is None:
+        return len(_SPECIFIC) + 1
+    return _SPECIFIC.index(finding.kind) if finding.kind in _SPECIFIC else len(_SPECIFIC)
+
+
 def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings without those that differ only in the instruction or the thread."""
     first: dict[object, Finding] = {}
     for one in findings:
         other = one.other and (one.other.file, one.other.line)
         what = one.text if one.place.file is None else ""
+        if one.kind == "not written":  # one of each output, whatever its sizes
+            what = one.text.partition(" elements ")[2].partition(" were ")[0]
         key = (one.kind, one.place.file, one.place.line, other, what)
         first[key] = replace(first[key], times=first[key].times + one.times) if key in first else one
     return tuple(first.values())

@@ -15,6 +15,7 @@ from kernels.emulator.recursion import defined_at, recursive, suspects
 from kernels.emulator.runtime import Entry
 from kernels.emulator.signature import TYPES, Argument, Input, Signature, dtype_name, signature
 from kernels.emulator.source import Part, unit
+from kernels.emulator.text import casts_pointers
 
 Template = Sequence[tuple[str, Any]]
 # An input, or its shape and dtype.
@@ -48,6 +49,11 @@ class KernelText:
     source: str
     header: str
     atomic_outputs: bool
+
+    @property
+    def casts(self) -> bool:
+        """Whether it may read or write more than an element at once."""
+        return casts_pointers(self.header) or casts_pointers(self.source)
 
     def instance(
         self,

@@ -11,11 +11,12 @@ import mlx.core as mx
 
 from kernels.emulator.arrays import Memory, memory_of
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
-from kernels.emulator.dispatch import Run, dispatch
+from kernels.emulator.dispatch import Alignments, Run, dispatch
 from kernels.emulator.errors import EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.findings import Finding
 from kernels.emulator.instances import Compiled, InputSpec, Instance, KernelText, Template, compile_together
 from kernels.emulator.lint import notes
+from kernels.emulator.memory import ALIGNMENT
 from kernels.emulator.runtime import MAX_THREADS, Statistics, turn
 from kernels.emulator.signature import Input
 from kernels.emulator.source import BODY, HEADER
@@ -41,6 +42,7 @@ class MetalKernel:
         self._text = text
         self._row_contiguous = ensure_row_contiguous
         self._compiled: dict[Instance, Compiled] = {}
+        self._alignments: dict[Instance, Alignments] = {}  # equal in all builds
 
     @property
     def name(self) -> str:
@@ -143,13 +145,20 @@ class MetalKernel:
             poison=POISONS[(seed + 2 * (build == "races")) % len(POISONS)],
             time_limit=time_limit,
             print_from=print_from,
+            alignment=ALIGNMENT if build == "races" or text.casts else 1,
             trace=_traced(text, trace, output_dtypes, build) if trace else None,
         )
         try:
-            arrays, self.statistics = dispatch(run, *self._compiled[instance], memories, output_shapes)
+            arrays, self.statistics = self._dispatch(run, instance, memories, output_shapes)
         except MemoryFaultError as fault:
             raise self._located(fault, instance, run, memories, output_shapes) from None
         return arrays
+
+    def _dispatch(
+        self, run: Run, instance: Instance, memories: Sequence[Memory], output_shapes: Sequence[Sequence[int]]
+    ) -> tuple[list[mx.array], Statistics]:
+        alignments = self._alignments.setdefault(instance._replace(build=""), {})
+        return dispatch(run, *self._compiled[instance], memories, output_shapes, alignments)
 
     def _memory(self, value: Any) -> Memory:
         try:
@@ -175,15 +184,16 @@ class MetalKernel:
     ) -> MemoryFaultError:
         """Run a kernel that has faulted again, unoptimised; return this fault, whose line is equal on all machines.
 
-        A write that was seen afterwards is traced. If it does not fault, because the order of memory accesses matters,
-        return the first fault.
+        A write that was seen afterwards runs in the build that sees every access. If nothing is wrong this time,
+        because the order of memory accesses matters, return the first fault.
         """
-        traced = fault.damaged is not None
-        again = instance._replace(build="races" if traced else UNOPTIMIZED.name)
+        if fault.seen == "exactly":
+            return fault
+        late = fault.seen == "afterwards"
+        again = instance._replace(build="races" if late else UNOPTIMIZED.name)
         try:
             _compile([(self, again)])
-            repeated = replace(run, races=traced, trace=fault.damaged)
-            dispatch(repeated, *self._compiled[again], memories, output_shapes)
+            self._dispatch(replace(run, races=late, trace=None), again, memories, output_shapes)
         except MemoryFaultError as located:
             return located
         except EmulatorError:

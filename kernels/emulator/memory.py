@@ -8,11 +8,10 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 PAGE = mmap.PAGESIZE
-# Unmapped memory on either side, large enough to catch most wrong indices. It uses only addresses.
-GUARD = 64 << 20
 # MLX's buffers begin at multiples of this, and kernels may load 16 bytes at a time.
 ALIGNMENT = 16
 # The byte that fills the pages around a buffer; floats of it are NaN.
@@ -31,7 +30,36 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _NONE, _READ, _READ_WRITE = 0, mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
-_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+# Unmapped memory on either side of a buffer, so that a wrong index reaches no other buffer. It uses only addresses.
+# The large one is beyond what an index of 32 bits can reach, also one below 0 that is unsigned, among 16 bytes each;
+# it takes a process with 2**47 addresses, and at most a quarter of them.
+LARGE_GUARD, SMALL_GUARD = 64 << 30, 64 << 20
+_SPACE = 1 << 47
+
+
+class Bounds(NamedTuple):
+    """What a kernel may touch of a buffer, and the mapped pages around that."""
+
+    pages: int
+    page_bytes: int
+    start: int
+    bytes: int
+
+
+def _mapped(size: int) -> int | None:
+    """Return the address of so many unused bytes without access, or None."""
+    base: int = _libc.mmap(None, size, _NONE, _FLAGS, -1, 0)
+    return None if base in (None, ctypes.c_void_p(-1).value) else base
+
+
+@cache
+def _has_large_space() -> bool:
+    """Whether memory lies near the end of 2**47 addresses: not in QEMU, which takes memory for unmapped pages, too."""
+    base = _mapped(PAGE)
+    if base is not None:
+        _libc.munmap(base, PAGE)
+    return base is not None and base >= _SPACE // 2
 
 
 class Buffer:
@@ -40,19 +68,40 @@ class Buffer:
     Attributes:
         start: the address of the first byte.
         bytes: the number of usable bytes.
+        guard: the unmapped bytes on either side of the pages.
     """
+
+    _reserved = 0  # bytes of addresses of all buffers
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        size = capacity + 2 * GUARD
-        base: int = _libc.mmap(None, size, _NONE, _FLAGS, -1, 0)
-        if base in (None, ctypes.c_void_p(-1).value):
-            raise MemoryError(f"the kernel emulator: no {size:,} bytes of addresses left")
-        self._first: int = base + GUARD
-        weakref.finalize(self, _libc.munmap, base, size)
+        base, self.guard = self._reserve(capacity)
+        self._first: int = base + self.guard
         self._access = _NONE
         self.start: int = self._first
         self.bytes = 0
+
+    def _reserve(self, capacity: int) -> tuple[int, int]:
+        """Return the address of the pages and their guards, and the size of one guard."""
+        for guard in (LARGE_GUARD, SMALL_GUARD):
+            size = capacity + 2 * guard
+            if guard == LARGE_GUARD and (Buffer._reserved + size > _SPACE // 4 or not _has_large_space()):
+                continue
+            if (base := _mapped(size)) is not None:
+                Buffer._reserved += size
+                weakref.finalize(self, Buffer._release, base, size)
+                return base, guard
+        raise MemoryError(f"the kernel emulator: no {size:,} bytes of addresses left")
+
+    @staticmethod
+    def _release(base: int, size: int) -> None:
+        _libc.munmap(base, size)
+        Buffer._reserved -= size
+
+    @property
+    def bounds(self) -> Bounds:
+        """What a kernel may touch, and what is mapped."""
+        return Bounds(self._first, self.capacity, self.start, self.bytes)
 
     def allow(self, *, write: bool) -> None:
         """Make the pages writable or read-only."""
@@ -63,7 +112,10 @@ class Buffer:
             self._access = access
 
     def place(self, size: int, *, at_end: bool, alignment: int = ALIGNMENT) -> None:
-        """Choose the place of the usable bytes and set canaries around them; the pages are writable afterwards."""
+        """Choose the place of the usable bytes and set canaries around them; the pages are writable afterwards.
+
+        At the end of the pages, the place is a multiple of `alignment`: with 1 nothing lies between it and the guard.
+        """
         self.allow(write=True)
         self.bytes = size
         self.start = self._first
@@ -100,6 +152,7 @@ class _Key(NamedTuple):
     address: int
     size: int
     at_end: bool
+    alignment: int  # 1 where it makes no difference
 
 
 class Pool:
@@ -152,7 +205,7 @@ class Pool:
             ctypes.memmove(buffer.start, address, size)
             buffer.mark_as_input()
         else:
-            buffer = self._keep(_Key(address, size, at_end), owner)
+            buffer = self._keep(_Key(address, size, at_end, alignment if at_end and size % alignment else 1), owner)
         buffer.allow(write=False)
         return buffer
 
@@ -166,7 +219,7 @@ class Pool:
             self._resident.move_to_end(key)
             return buffer
         self.copies += 1
-        buffer.place(key.size, at_end=key.at_end)
+        buffer.place(key.size, at_end=key.at_end, alignment=key.alignment)
         ctypes.memmove(buffer.start, key.address, key.size)
         buffer.mark_as_input()
         self._resident.move_to_end(key)

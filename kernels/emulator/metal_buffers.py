@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,12 @@ class Contents:
     size: int
     bytes: NDArray[np.uint8] | None
     like: Any
+
+    @property
+    def item(self) -> int:
+        """The bytes of an element."""
+        shape = getattr(self.like, "shape", None)
+        return max(1, self.size // max(1, math.prod(shape))) if shape is not None else 1
 
     def is_same(self, other: Contents) -> bool:
         """Whether both are one array, which is then one buffer."""

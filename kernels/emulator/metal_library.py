@@ -13,16 +13,17 @@ import numpy as np
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED, Build
 from kernels.emulator.compiler import kernel_library
-from kernels.emulator.dispatch import around, note, raise_mistakes
+from kernels.emulator.dispatch import Alignments, around, misplaced, note, raise_mistakes
 from kernels.emulator.errors import CompileError, EmulatorError, LaunchError, MemoryFaultError
 from kernels.emulator.kernel import POISONS, TIME_LIMIT, check_grid, check_switches
-from kernels.emulator.memory import Buffer, pool
+from kernels.emulator.memory import ALIGNMENT, Buffer, pool
 from kernels.emulator.metal_buffers import Contents, contents
 from kernels.emulator.metal_parameters import MetalParameter
 from kernels.emulator.metal_text import MetalFunction, MetalText, read_metal
 from kernels.emulator.report import Failed, Region
 from kernels.emulator.runtime import Entry, Options, Statistics, threadgroup_arrays, turn
 from kernels.emulator.source import attributes
+from kernels.emulator.text import casts_pointers
 
 _POISON = 0xFF  # NaN in every floating type
 _FLAGS = ("-DMSL_FLAT", "-Xclang", "-cl-single-precision-constant", "-Wno-double-promotion")
@@ -110,6 +111,7 @@ class WholeKernel:
         self.statistics: Statistics | None = None
         self._file, self._text, self._function, self._constants = file, text, function, constants
         self._entries: dict[str, Entry] = {}
+        self._alignments: Alignments = {}
 
     @property
     def name(self) -> str:
@@ -187,14 +189,14 @@ class WholeKernel:
     def _located(
         self, fault: MemoryFaultError, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
     ) -> MemoryFaultError:
-        """Run again, unoptimised: the line of that fault is equal on all machines. Trace a write seen afterwards."""
-        options, build, trace = Options.from_buffer_copy(run.options), UNOPTIMIZED.name, None
-        if fault.damaged is not None:
-            written = [i for i, value in given.items() if value is not None and self._writes(i)]
-            build, trace = "races", (written[fault.damaged[0]], fault.damaged[1])
-        options.races = build == "races"
+        """Run again, unoptimised: the line of that fault is equal on all machines; a write seen afterwards, exactly."""
+        if fault.seen == "exactly":
+            return fault
+        options = Options.from_buffer_copy(run.options)
+        build = UNOPTIMIZED.name if fault.seen == "at once" else "races"
+        options.races, options.trace = build == "races", 0
         try:
-            self._dispatch(replace(run, build=build, options=options, trace=trace), given, sizes)
+            self._dispatch(replace(run, build=build, options=options, trace=None), given, sizes)
         except MemoryFaultError as located:
             return located
         except EmulatorError:
@@ -203,27 +205,44 @@ class WholeKernel:
 
     def _dispatch(self, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]) -> dict[int, Any]:
         entry = self._compiled(run.build)
-        with turn, pool.lending():
-            placed = self._place(given, run.options)
-            addresses = [
-                sizes[one.slot] if one.role == "threadgroup" else placed[one.slot].start if one.slot in placed else 0
-                for one in self.parameters
-                if one.role != "attribute"
-            ]
-            written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
-            watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
-            if run.trace is not None:
-                index, byte = run.trace
-                watched = [around(buffer, byte) for i, _, buffer in written if i == index]
-                run.options.trace = placed[index].start + byte if watched else 0
-            statistics, reports = entry.dispatch(
-                addresses, run.grid, run.threadgroup, run.options, watched=watched if run.options.races else []
-            )
-            failed = [Failed(self._text.sources, report, self._regions(placed)) for report in reports]
-            raise_mistakes(self.name, failed, [(self._label(i), buffer) for i, _, buffer in written])
-            note(statistics, failed)
-            self.statistics = statistics
-            return {i: value.array(buffer.start) for i, value, buffer in written}
+        with turn:
+            while True:
+                with pool.lending():
+                    if (found := self._dispatched(entry, run, given, sizes)) is not None:
+                        return found
+
+    def _dispatched(
+        self, entry: Entry, run: _Run, given: dict[int, Contents | None], sizes: dict[int, int]
+    ) -> dict[int, Any] | None:
+        """Return what was written, or None if the kernel needs more alignments, which are noted."""
+        placed = self._place(given, run.options)
+        addresses = [
+            sizes[one.slot] if one.role == "threadgroup" else placed[one.slot].start if one.slot in placed else 0
+            for one in self.parameters
+            if one.role != "attribute"
+        ]
+        written = [(i, value, placed[i]) for i, value in given.items() if value is not None and self._writes(i)]
+        watched = [(buffer.start, buffer.bytes, value.bytes is None) for _, value, buffer in written]
+        if run.trace is not None:
+            index, byte = run.trace
+            watched = [around(buffer, byte) for i, _, buffer in written if i == index]
+            run.options.trace = placed[index].start + byte if watched else 0
+        statistics, reports = entry.dispatch(
+            addresses,
+            run.grid,
+            run.threadgroup,
+            run.options,
+            watched=watched if run.options.races else [],
+            bounds=[buffer.bounds for buffer in placed.values()] if run.options.races else [],
+        )
+        failed = [Failed(self._text.sources, report, self._regions(placed, given)) for report in reports]
+        if needs := misplaced(failed, placed):
+            self._alignments |= needs
+            return None
+        raise_mistakes(self.name, failed, [(self._label(i), buffer) for i, _, buffer in written])
+        note(statistics, failed)
+        self.statistics = statistics
+        return {i: value.array(buffer.start) for i, value, buffer in written}
 
     def _place(self, given: Mapping[int, Contents | None], options: Options) -> dict[int, Buffer]:
         """Return the buffers by index; an array that was given twice is in one."""
@@ -239,7 +258,11 @@ class WholeKernel:
                 placed[one.slot] = shared
             else:
                 is_written = any(self._writes(i) for i in (one.slot, *same))
-                placed[one.slot] = _placed(value or _ABSENT, options, is_written=is_written)
+                needed = [self._alignments[i] for i in (one.slot, *same) if i in self._alignments]
+                alignment = max(needed, default=ALIGNMENT if options.races or casts_pointers(self._text.code) else 1)
+                placed[one.slot] = _placed(
+                    value or _ABSENT, at_end=bool(options.at_end), alignment=alignment, is_written=is_written
+                )
         return placed
 
     def _writes(self, index: int) -> bool:
@@ -248,11 +271,12 @@ class WholeKernel:
     def _label(self, index: int) -> str:
         return next(one.name for one in self.parameters if one.role == "buffer" and one.slot == index)
 
-    def _regions(self, placed: Mapping[int, Buffer]) -> list[Region]:
-        regions = [
-            Region(f"buffer {i} '{self._label(i)}'", buffer.start, buffer.bytes, read_only=not self._writes(i))
-            for i, buffer in placed.items()
-        ]
+    def _regions(self, placed: Mapping[int, Buffer], given: Mapping[int, Contents | None]) -> list[Region]:
+        regions = []
+        for i, buffer in placed.items():
+            name, value = f"buffer {i} '{self._label(i)}'", given[i]
+            item = value.item if value is not None else 1
+            regions.append(Region(name, buffer.start, buffer.bytes, read_only=not self._writes(i), item=item))
         for array in threadgroup_arrays():
             regions.append(Region(f"threadgroup array '{array.name.decode()}'", array.start, array.bytes))
         return regions
@@ -323,10 +347,10 @@ def compile_together(kernels: Sequence[WholeKernel], build: str) -> Path:
     return kernel_library(text, Build(base.name, (*base.flags, *_FLAGS)))
 
 
-def _placed(value: Contents, options: Options, *, is_written: bool) -> Buffer:
+def _placed(value: Contents, *, at_end: bool, alignment: int, is_written: bool) -> Buffer:
     if value.bytes is not None and not is_written:
-        return pool.readable(value.bytes.ctypes.data, value.size, value, at_end=bool(options.at_end))
-    buffer = pool.writable(value.size, at_end=bool(options.at_end))
+        return pool.readable(value.bytes.ctypes.data, value.size, value, at_end=at_end, alignment=alignment)
+    buffer = pool.writable(value.size, at_end=at_end, alignment=alignment)
     if value.bytes is None:
         ctypes.memset(buffer.start, _POISON, value.size)
     else:

@@ -21,6 +21,7 @@ class Region(NamedTuple):
     start: int
     bytes: int
     read_only: bool = False
+    item: int = 1  # bytes of an element
 
     def distance(self, address: int) -> int:
         """Return 0 for an address inside, else the distance in bytes to the nearer end."""

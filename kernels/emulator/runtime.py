@@ -13,6 +13,7 @@ from typing import Any
 
 from kernels.emulator.compiler import runtime_library
 from kernels.emulator.findings import Finding
+from kernels.emulator.memory import Bounds
 
 MAX_THREADS = 1024
 _ARRAYS = 64
@@ -42,11 +43,13 @@ class Failure(IntEnum):
     UNEVEN_ARGUMENT = 16
     UNORDERED_SIMD = 17
     SPINNING = 18
-    SAME_VALUE = 19
-    TRUNCATED = 20
-    UNWRITTEN = 21
-    SHIFTED = 22
-    WRITER = 23
+    BOUNDS = 19
+    SAME_VALUE = 20
+    TRUNCATED = 21
+    UNWRITTEN = 22
+    SHIFTED = 23
+    WRITER = 24
+    NOT_WRITTEN = 25
 
     @property
     def is_note(self) -> bool:
@@ -174,6 +177,8 @@ def library() -> ctypes.CDLL:
     loaded.msl_dispatch.restype = ctypes.c_uint
     loaded.msl_watch.argtypes = [ctypes.c_ulong, ctypes.c_ulong, ctypes.c_uint]
     loaded.msl_watch.restype = None
+    loaded.msl_bound.argtypes = [ctypes.c_ulong] * 4
+    loaded.msl_bound.restype = None
     loaded.msl_printed.restype = ctypes.c_char_p
     loaded.msl_threadgroup_arrays.argtypes = [pointer]
     loaded.msl_threadgroup_arrays.restype = ctypes.c_uint
@@ -195,14 +200,17 @@ class Entry:
         threadgroup: Sequence[int],
         options: Options,
         watched: Sequence[tuple[int, int, bool]] = (),
+        bounds: Sequence[Bounds] = (),
     ) -> tuple[Statistics, list[Report]]:
         """Run the grid on buffers at these addresses; the caller holds `turn`.
 
         `watched` has the start and size of memory that is checked for races, in a kernel compiled for this, and whether
-        it has no values yet.
+        it has no values yet; `bounds` all buffers, beside which nothing may be touched.
         """
         for start, size, blank in watched:
             self._runtime.msl_watch(start, size, blank)
+        for one in bounds:
+            self._runtime.msl_bound(*one)
         statistics, reports = Statistics(), (Report * _REPORTS)()
         n = self._runtime.msl_dispatch(
             self._address,

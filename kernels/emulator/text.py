@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 _IGNORED = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
@@ -21,6 +22,33 @@ def code_only(text: str, *, directives: bool = True) -> str:
 
 def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match.group())
+
+
+_CAST = re.compile(r"\*\s*(?:const\s*)?\)|_cast\s*<")
+
+
+@cache
+def casts_pointers(text: str) -> bool:
+    """Return whether the text may cast a pointer to another type, which may need more alignment."""
+    return _CAST.search(code_only(text)) is not None
+
+
+_LARGEST = re.compile(r"\b(?:simd_|quad_|f)(?:max|min)\s*\(")
+_FLOAT = re.compile(r"\b(?:float|half|bfloat|float16_t|bfloat16_t|T)[234]?\b[\s*&]*(\w+)")
+# A name from a list, or an element of it, beside a comparison or among what the largest is taken of.
+_COMPARED = r"""
+    (?:NAMES)\b(?:\[[^\]]*\])*\s*(?:[<>=!]=|[<>](?![<>]))
+    | (?<![<>-])(?:[<>=!]=|[<>])\s*(?:NAMES)\b(?!\s*>)
+    | \b(?:max|min|max3|min3|clamp)\s*\((?:[^;()]|\([^()]*\))*\b(?:NAMES)\b
+"""
+
+
+def compares_numbers(text: str, arrays: Sequence[str]) -> bool:
+    """Return whether the text seems to compare floating numbers: elements of arrays, or what it declares as such."""
+    code = code_only(text)
+    names = "|".join(map(re.escape, sorted({*arrays, *_FLOAT.findall(code)})))
+    compared = re.compile(_COMPARED.replace("NAMES", rf"\b(?:{names})"), re.VERBOSE)
+    return bool(names) and (_LARGEST.search(code) or compared.search(code)) is not None
 
 
 def line_of(text: str, position: int) -> int:

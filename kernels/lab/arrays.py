@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import lcm, prod
 from typing import Any
 
@@ -12,9 +13,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.blocks import Q8_0
-from kernels.metal.layout import BLOCK, expanded, in_device_memory
-from kernels.metal.q8_0 import split_q8_0
+from kernels import blocks
+from kernels.cpu import blocks_numpy
+from kernels.metal import q4_0, q4_k, q6_k, q8_0
+from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout
+from kernels.metal.layout import BLOCK, StoredMatrix, expanded, in_device_memory
+from kernels.metal.samples import stored
 
 Sizes = Mapping[str, int]
 
@@ -22,7 +26,21 @@ FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 # A type that the caller of a kernel chooses; the kernel's text names it T.
 CHOSEN = "T"
-TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, "q8_0")
+# Stored types that a kernel gets as packed quants and scales, as those of this package do, and types that it gets as
+# the blocks of a file.
+SPLIT = {
+    layout.name.lower(): layout
+    for layout in (
+        q8_0.LAYOUT, q4_0.LAYOUT, q4_k.LAYOUT, q6_k.LAYOUT,
+        *(affine_layout(*of) for of in product(KINDS, GROUPS, DTYPES)),
+    )
+}  # fmt: skip
+AS_BLOCKS: dict[str, tuple[np.dtype[np.void], int]] = {
+    **{name: (getattr(blocks, name.upper()), 32) for name in ("q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
+    **{name: (getattr(blocks, name.upper()), 256) for name in ("q2_k", "q3_k", "q5_k", "iq4_xs")},
+}
+STORED = (*SPLIT, *AS_BLOCKS)
+TYPES = (*FLOATS, *INTEGERS, "bool", CHOSEN, *STORED)
 
 # Words that are meant as types: other libraries' names, and Metal's, all of which would be names of axes otherwise.
 _MEANT = re.compile(
@@ -70,7 +88,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Array:
-    """An array's name, type and axes. A "q8_0" array is a matrix, passed to a kernel as two arrays."""
+    """An array's name, type and axes. One of a type in `SPLIT` is a matrix, passed to a kernel as two arrays."""
 
     name: str
     type: str
@@ -82,16 +100,21 @@ class Array:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its names in the kernel: quants `wq` and scales `ws` of a Q8_0 matrix `w`."""
-        return (f"{self.name}q", f"{self.name}s") if self.type == "q8_0" else (self.name,)
+        """Its names in the kernel: quants `wq` and scales `ws` of a matrix `w` in `SPLIT`."""
+        return (f"{self.name}q", f"{self.name}s") if self.type in SPLIT else (self.name,)
+
+    @property
+    def block(self) -> int:
+        """The number of columns that a stored type has together; 1 for numbers."""
+        return SPLIT[self.type].group if self.type in SPLIT else AS_BLOCKS.get(self.type, (None, 1))[1]
 
     @property
     def multiples(self) -> dict[str, int]:
         """The numbers that its named sizes must be multiples of."""
         found = {axis.name: axis.multiple for axis in self.axes if axis.name is not None}
         last = self.axes[-1].name if self.axes else None
-        if self.type == "q8_0" and last is not None:
-            found[last] = lcm(found[last], BLOCK)
+        if last is not None:
+            found[last] = lcm(found[last], self.block)
         return found
 
 
@@ -114,8 +137,8 @@ def parse(name: str, text: str, kernel: str) -> Array:
             )
         factors = re.findall(r"([*/])(\d+)", match[2])
         axes.append(Axis(word, match[1], tuple((operator, int(factor)) for operator, factor in factors)))
-    if type_ == "q8_0" and len(axes) != 2:
-        raise ValueError(f"{kernel}: {name}: expected two axes for a q8_0 matrix, rows and columns, found {text!r}")
+    if type_ in STORED and len(axes) != 2:
+        raise ValueError(f"{kernel}: {name}: expected two axes for a {type_} matrix, rows and columns, found {text!r}")
     return Array(name, type_, tuple(axes))
 
 
@@ -125,16 +148,27 @@ def dtype_of(type_: str, chosen: str) -> mx.Dtype:
     return dtype
 
 
-def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Return random test values: normally distributed, small integers, or Q8_0 blocks with all quants.
+# Few numbers, exact in every type, so that many are equal.
+_TIED = (-1.0, 0.25, 0.5, 2.0)
 
-    The mean is not 0, because a missing term may go unnoticed in sums that cancel.
+
+def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool = False) -> Any:
+    """Return random test values: normally distributed, small integers, or a matrix of a stored type with all quants.
+
+    The mean is not 0, because a missing term may go unnoticed in sums that cancel. With `tied`, numbers are few, so
+    that many are equal.
     """
     if array.type == "q8_0":
-        blocks = np.empty((shape[0], shape[1] // BLOCK), Q8_0)
-        blocks["qs"] = rng.integers(-128, 128, (*blocks.shape, BLOCK))
-        blocks["d"] = rng.uniform(0.5, 1.5, blocks.shape) / 128
-        return blocks
+        made = np.empty((shape[0], shape[1] // BLOCK), blocks.Q8_0)
+        made["qs"] = rng.integers(-128, 128, (*made.shape, BLOCK))
+        made["d"] = rng.uniform(0.5, 1.5, made.shape) / 128
+        return q8_0.split_q8_0(made.view(np.uint8), (shape[0], shape[1]))
+    if array.type in SPLIT:
+        return stored(rng, shape[0], shape[1], SPLIT[array.type].name)
+    if array.type in AS_BLOCKS:
+        return _random_blocks(array.type, shape, rng)
+    if tied and array.type in (*FLOATS, CHOSEN):
+        return rng.choice(_TIED, shape)
     if array.type == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if array.type in INTEGERS:
@@ -142,14 +176,42 @@ def random_values(array: Array, shape: tuple[int, ...], rng: np.random.Generator
     return rng.standard_normal(shape) + 0.25
 
 
+def _random_blocks(type_: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.void]:
+    kind, size = AS_BLOCKS[type_]
+    made = rng.integers(0, 256, (shape[0], shape[1] // size * kind.itemsize), dtype=np.uint8).view(kind)
+    for name in {"d", "dmin", "m"} & set(kind.names or ()):
+        made[name] = rng.uniform(0.5, 1.5, made.shape) / 128
+    if type_ == "mxfp4":
+        made["e"] = rng.integers(120, 130, made.shape)
+    return made
+
+
 def on_device(array: Array, values: Any, chosen: str) -> tuple[list[mx.array], NDArray[Any]]:
-    """Return the arrays for the kernel, and the same values for a reference, in float64 or int64."""
-    if array.type == "q8_0":
-        shape = values.shape[0], values.shape[1] * BLOCK
-        matrix = split_q8_0(values.view(np.uint8), shape)
-        return [in_device_memory(matrix.wq), in_device_memory(matrix.ws)], expanded(matrix)
+    """Return the arrays for the kernel, and the same values for a reference, in float64 or int64.
+
+    Values of a stored type are a StoredMatrix, or the blocks of a file, (rows, blocks) of a structured type or bytes.
+    """
+    if array.type in SPLIT:
+        matrix = values if isinstance(values, StoredMatrix) else _split(array.type, np.asarray(values))
+        return matrix.inputs, expanded(matrix)
+    if array.type in AS_BLOCKS:
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+        weights = getattr(blocks_numpy, array.type)(raw.reshape(-1))
+        return [in_device_memory(mx.array(raw))], weights.astype(np.float64).reshape(len(raw), -1)
     given = mx.array(np.asarray(values)).astype(dtype_of(array.type, chosen))
     return [given], in_numpy(given)
+
+
+def _split(type_: str, values: NDArray[Any]) -> StoredMatrix:
+    """Return the matrix of a file's blocks."""
+    modules = {"q8_0": q8_0.split_q8_0, "q4_0": q4_0.split_q4_0, "q4_k": q4_k.split_q4_k, "q6_k": q6_k.split_q6_k}
+    if type_ not in modules:
+        raise ValueError(
+            f"data: expected a kernels.StoredMatrix for a matrix of {type_}, found {type(values).__name__}"
+        )
+    raw, of = np.ascontiguousarray(values).view(np.uint8), SPLIT[type_]
+    n_bytes = getattr(blocks, of.name).itemsize
+    return modules[type_](raw, (len(values), raw.size // len(values) // n_bytes * of.group))
 
 
 def in_numpy(array: mx.array | NDArray[Any]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from math import prod
 
 import mlx.core as mx
 
-from kernels.lab.arrays import Sizes, in_numpy
+from kernels.lab.arrays import STORED, Sizes, in_numpy
 from kernels.lab.check import EPSILON, compare
 from kernels.lab.experiment import Experiment
 from kernels.lab.run import counted, require, run
@@ -213,7 +213,7 @@ def mlx_product(x: mx.array, codes: mx.array, scales: mx.array, biases: mx.array
 
 def _counts(experiment: Experiment, launch: Launch, sizes: Sizes, shape: str, wrong: str | None) -> Counts:
     found = counted(launch)
-    matrices = [array for array in experiment.arrays[0] if array.type == "q8_0"]
+    matrices = [array for array in experiment.arrays[0] if array.type in STORED]
     weights = sum(prod(array.shape(sizes)) for array in matrices)
     parts = {part for array in matrices for part in array.parts}
     of_weights = [x for name, x in zip(launch.kernel.input_names, launch.inputs, strict=True) if name in parts]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernels.emulator import EmulatorError, Finding
 from kernels.emulator.causes import root_cause
-from kernels.emulator.findings import merged
+from kernels.emulator.findings import merged, severity
 from kernels.lab.arrays import FLOATS, Sizes, in_numpy
 from kernels.lab.experiment import Experiment
 from kernels.lab.metal_experiment import MetalExperiment
@@ -33,6 +34,8 @@ DTYPES = ("float32", "float16")
 EPSILON = 2.0**-23  # float32's
 # Stop after this many wrong shapes. The same number is compiled before the rest, because most new kernels are wrong.
 MOST_FAILURES = 4
+# Shapes that a kernel which compares numbers also runs with many equal ones.
+TIED_SHAPES = 4
 # Half a unit in the last place: relative, and absolute for tiny numbers.
 ROUNDING = {mx.float16: (2.0**-11, 2.0**-25), mx.bfloat16: (2.0**-8, 0.0)}
 
@@ -92,7 +95,8 @@ def check(
             with the first seed only.
         lanes: "active" or "all", instead of the experiment's `lanes`.
         suffixes: instead of the experiment's `suffixes`.
-        progress: called after each shape with the number of finished shapes and of all shapes.
+        progress: called after each shape with the number of finished shapes and of all shapes. Without it, a terminal
+            shows a bar on stderr.
 
     Returns:
         The verdict. Print it, or use it as a truth value.
@@ -121,7 +125,24 @@ def check(
         made = cases_of(experiment, sizes, dtypes)
     cases = [replace(case, arguments=case.arguments + changed) for case in made]
     orders = Orders(seeds, builds, lanes, suffixes)
-    return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=progress)
+    with _shown(experiment.name, progress) as report:
+        return check_cases(experiment.name, cases, chosen, orders, bound=experiment.bound, wary=True, progress=report)
+
+
+@contextmanager
+def _shown(name: str, given: Progress | None) -> Iterator[Progress | None]:
+    """Return what reports progress: what the caller gave, or a bar on stderr if it is a terminal."""
+    if given is not None or not sys.stderr.isatty():
+        yield given
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"checking {name}, shapes", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def cases_of(
@@ -132,8 +153,14 @@ def cases_of(
     if unknown or isinstance(dtypes, str):
         raise ValueError(f"check {experiment.name}: expected dtypes, a list of {', '.join(FLOATS)}, found {dtypes!r}")
     tried = dtypes if experiment.has_choice else DTYPES[:1]
+    sizes = experiment.sizes if sizes is None else sizes
     every = _every_size(experiment.name, sizes, experiment.ragged() if sizes is None else ())
-    return [_case(experiment, one, dtype) for one in every for dtype in tried]
+    made = [_case(experiment, one, dtype) for one in every for dtype in tried]
+    if not experiment.compares:
+        return made
+    # From the largest on, because a tie needs several numbers; not the one that is large on purpose.
+    chosen = every[:-1][-TIED_SHAPES:] or every
+    return made + [_case(experiment, one, tried[0], tied=True) for one in chosen]
 
 
 def _every_size(
@@ -167,15 +194,16 @@ def _scale(value: NDArray[Any]) -> NDArray[Any]:
     return np.full(value.shape, np.max(np.abs(value), initial=0, where=np.isfinite(value)), np.float64)
 
 
-def _case(experiment: Experiment, sizes: Sizes, dtype: str) -> Case:
-    launch, numbers = experiment.launch(sizes, dtype)
+def _case(experiment: Experiment, sizes: Sizes, dtype: str, *, tied: bool = False) -> Case:
+    launch, numbers = experiment.launch(sizes, dtype, tied=tied)
 
     def expected() -> list[Expected]:
         results = experiment.expected(sizes, numbers)
         return [Expected(value, experiment.bound * EPSILON * magnitude) for value, magnitude in results]
 
     arguments = f"[{dict(sizes)}]" + (f', dtypes=["{dtype}"]' if experiment.has_choice else "")
-    return Case(experiment.label(sizes, dtype), launch, expected, arguments)
+    label = experiment.label(sizes, dtype) + (", of few distinct numbers" if tied else "")
+    return Case(label, launch, expected, arguments)
 
 
 def check_cases(
@@ -208,10 +236,10 @@ def check_cases(
         verdict.shapes, verdict.runs = verdict.shapes + 1, verdict.runs + runs
         verdict.worst = max(verdict.worst, ratio * bound)
         if failure is not None:
-            if not verdict.failures and case.arguments:
+            verdict.failures.append(failure)
+            if verdict.clearest is failure and case.arguments:
                 seeds = "" if failure.seed is None else f", seeds=[{failure.seed}]"
                 verdict.again = f"kernels.check({name}, {case.arguments}{seeds})"
-            verdict.failures.append(failure)
         if progress is not None:
             progress(verdict.shapes, len(cases))
         if len(verdict.failures) == MOST_FAILURES:
@@ -246,24 +274,38 @@ def _examine(
             try:
                 outputs = _run(case.launch, executor, build, {**switches, "seed": seed})
             except (EmulatorError, RuntimeError, ValueError) as error:  # compilers', the emulator's and MLX's
-                found = getattr(error, "findings", ())
-                return worst, runs, Failure(case.label, seed, build, str(error), found), notes
+                return worst, runs, _raised(case, seed, build, error), notes
             notes += notes_of(case.launch) if executor == "emulator" else ()
             results[seed] = [in_numpy(output) for output in outputs]
             undefined = undefined_reads(case.launch) if executor == "emulator" else ""
         wrong = None if case.launch.atomic_outputs else _unsteady(case.launch, results)
         if wrong is not None:
-            causes = _causes(case.launch, orders, wrong) if executor == "emulator" else ()
-            text = "\n".join([wrong.text + undefined, *map(str, causes)])
-            return worst, runs, Failure(case.label, None, build, text, causes), notes
+            return worst, runs, _wrong(case, None, build, wrong, undefined, orders), notes
         for seed, arrays in results.items():
             ratio, wrong = compare(case.launch, arrays, expected)
             worst = max(worst, ratio)
             if wrong is not None:
-                causes = _causes(case.launch, orders, wrong) if executor == "emulator" else ()
-                text = "\n".join([wrong.text + undefined, *map(str, causes)])
-                return worst, runs, Failure(case.label, seed, build, text, causes), notes
+                return worst, runs, _wrong(case, seed, build, wrong, undefined, orders), notes
     return worst, runs, None, notes
+
+
+def _raised(case: Case, seed: int | None, build: str | None, error: Exception) -> Failure:
+    found: tuple[Finding, ...] = getattr(error, "findings", ())
+    rank = min(map(severity, found), default=0)  # without findings, the kernel has not run: nothing says more
+    return Failure(case.label, seed, build, str(error), found, rank)
+
+
+def _wrong(case: Case, seed: int | None, build: str | None, wrong: Wrong, undefined: str, orders: Orders) -> Failure:
+    """Return the failure for a wrong value: the mistake that another build finds, if there is one, then the value."""
+    if build is None:
+        return Failure(case.label, seed, build, wrong.text)
+    error, causes = _causes(case.launch, orders, wrong)
+    if error is not None:
+        failure = _raised(case, seed, error[0], error[1])
+        return replace(failure, text=f"{failure.text}\n{wrong.text}{undefined}")
+    text = "\n".join([wrong.text + undefined, *map(str, causes)])
+    rank = min((severity(one) for one in causes if one.kind == "unwritten"), default=severity(None))
+    return Failure(case.label, seed, build, text, causes, rank)
 
 
 def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None, options: dict[str, Any]) -> list[Any]:
@@ -275,23 +317,27 @@ def _run(launch: Launch | MetalLaunch, executor: ExecutorName, build: str | None
         raise root_cause(error, str(build), lambda other: again(build=other)) from None
 
 
-def _causes(launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong) -> tuple[Finding, ...]:
-    """Return why an element may be wrong: what another build finds, or notes, and the thread that wrote it."""
+def _causes(
+    launch: Launch | MetalLaunch, orders: Orders, wrong: Wrong
+) -> tuple[tuple[str, EmulatorError] | None, tuple[Finding, ...]]:
+    """Return why an element may be wrong: a build and what it finds; or notes, and the thread that wrote it."""
     place = launch.output_names.index(wrong.output)
     shape = tuple(launch.output_shapes[place])
     index = int(np.ravel_multi_index(wrong.at, shape)) if wrong.at else 0
     found: list[Finding] = []
+    errors: list[tuple[str, EmulatorError]] = []
     for build, trace in (("undefined", None), ("races", None), ("races", (wrong.output, index))):
         options = {"build": build, "seed": orders.seeds[0], "lanes": orders.lanes, "suffixes": orders.suffixes}
         try:
             run(launch, "emulator", **options, **({"trace": trace} if trace else {}))
         except EmulatorError as error:
-            if error.findings:
-                return error.findings
+            if error.findings and trace is None:
+                errors.append((build, error))
             continue
-        found += [note for note in notes_of(launch) if note.kind in ("unwritten", "truncation")]
+        found += [note for note in notes_of(launch) if note.kind in ("unwritten", "not written", "truncation")]
     writer = writer_of(launch)
-    return (*merged(found), *((writer,) if writer else ()))
+    best = min(errors, key=lambda one: min(map(severity, one[1].findings)), default=None)
+    return best, (*merged(found), *((writer,) if writer else ()))
 
 
 class Wrong(NamedTuple):

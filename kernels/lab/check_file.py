@@ -54,7 +54,11 @@ class FileReport:
         return not self.findings and all(self.verdicts) and bool(self.calls or self.verdicts or self.compiled)
 
     def __str__(self) -> str:
-        lines = [f"{name}: {n} call{'s' * (n > 1)}, all right" for name, n in self.calls.items()]
+        lines = []
+        for name, n in self.calls.items():
+            blank = any(note.kind == "not written" for note in self.notes.get(name, ()))
+            outcome = "no mistake, but some of the output was not written" if blank else "all right"
+            lines.append(f"{name}: {n} call{'s' * (n > 1)}, {outcome}")
         ran = {verdict.name for verdict in self.verdicts}
         for name, others in self.compiled.items():
             also = f" (and {len(others)} more instantiation{'s' * (len(others) > 1)}, not compiled)" if others else ""

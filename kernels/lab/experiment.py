@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.emulator.text import compares_numbers
 from kernels.kernel import Kernel
-from kernels.lab.arrays import CHOSEN, Array, Sizes, dtype_of, on_device, parse, random_values
+from kernels.lab.arrays import CHOSEN, STORED, Array, Sizes, dtype_of, on_device, parse, random_values
 from kernels.lab.validate import (
     check_constants,
     check_data,
+    check_least,
     check_names,
     check_parameters,
+    check_sizes,
     check_switches,
     check_threadgroup,
     three,
@@ -42,7 +45,9 @@ class Experiment:
 
     Arrays are described by a type and axes: "float16 V K" is a float16 matrix, "N" a float32 vector, "" one number.
     The type T stands for float32 and float16; both are tested. "q8_0 N K" is a Q8_0 matrix `w`; the kernel gets it
-    as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64.
+    as `wq`, uint32 (N, K/4), and `ws`, float16 (N, K/32), see kernels/metal/layout.py; the reference as float64. So
+    are q4_0, q4_k, q6_k and MLX's types (affine4_g64_f16). A matrix of q4_1, q5_0, q5_1, q2_k, q3_k, q5_k, iq4_nl,
+    iq4_xs or mxfp4 is `w`, the bytes of a file, uint8 (N, bytes of a row).
 
     The kernel's text can use every named axis and every constant as a number.
 
@@ -68,6 +73,10 @@ class Experiment:
         lanes: the lanes that must take part in SIMD-group operations: "active", those that come, as Metal defines it;
             "all", as CUDA requires.
         suffixes: whether floating-point literals must have a suffix, as CUDA requires.
+        sizes: what `check` takes without sizes of its own, in the same form; without them, ragged sizes.
+        least: the smallest size that the kernel takes, of axes where that is more than 1: {"N": 4}.
+        ties: whether a kernel that compares numbers also gets few distinct ones, so that many are equal: its reference
+            must then say which of them comes first. False if the kernel may choose.
 
     Raises:
         ValueError: the definition has a mistake; one line.
@@ -89,10 +98,16 @@ class Experiment:
     atomic_outputs: bool = False
     lanes: str = "active"
     suffixes: bool = False
+    sizes: Mapping[str, Sequence[int]] | Sequence[Sizes] | None = None
+    least: Mapping[str, int] = field(default_factory=dict)
+    ties: bool = True
 
     def __post_init__(self) -> None:
         self.kernel  # noqa: B018 - raises errors now
         given, made = self.arrays
+        check_least(self.name, self.least, self.axes)
+        if self.sizes is not None:
+            check_sizes(self.name, self.sizes)
         if not made:
             raise ValueError(f"{self.name}: expected at least one output, found none")
         arrays = [*dict.fromkeys((*self.inputs, *(part for array in given for part in array.parts))), *self.outputs]
@@ -107,7 +122,7 @@ class Experiment:
 
         An exception within a function is left to the check that meets it: the smallest sizes may never be used.
         """
-        numbers = {**self.axes, **self.constants}
+        numbers = {**self.smallest, **self.constants}
         everything = [*numbers, *self.inputs]
         for name, known in (("threads", [*numbers]), ("reference", everything), ("magnitude", everything)):
             if name != "magnitude" or self.magnitude is not None:
@@ -130,14 +145,14 @@ class Experiment:
         """The parsed inputs and outputs.
 
         Raises:
-            ValueError: a description is invalid, or an output is q8_0.
+            ValueError: a description is invalid, or an output is of a stored type.
         """
         given, made = (
             tuple(parse(name, text, self.name) for name, text in described.items())
             for described in (self.inputs, self.outputs)
         )
-        if any(array.type == "q8_0" for array in made):
-            raise ValueError(f"{self.name}: expected outputs of numbers, found a q8_0 matrix")
+        if stored := [array.type for array in made if array.type in STORED]:
+            raise ValueError(f"{self.name}: expected outputs of numbers, found a {stored[0]} matrix")
         return given, made
 
     @cached_property
@@ -163,6 +178,16 @@ class Experiment:
         return found
 
     @property
+    def smallest(self) -> dict[str, int]:
+        """The smallest size of each axis."""
+        return {name: -(-self.least.get(name, 1) // multiple) * multiple for name, multiple in self.axes.items()}
+
+    @cached_property
+    def compares(self) -> bool:
+        """Whether the text seems to compare floating numbers, so that it matters which are equal."""
+        return self.ties and compares_numbers(self.header + self.source, [array.name for array in self.arrays[0]])
+
+    @property
     def has_choice(self) -> bool:
         """Whether an array is of type T."""
         return any(array.type == CHOSEN for arrays in self.arrays for array in arrays)
@@ -174,7 +199,10 @@ class Experiment:
 
     def ragged(self, n: int = SHAPES) -> list[dict[str, int]]:
         """Return at most n sizes that reveal mistakes, smallest first, the same ones each time."""
-        choices = [[multiple * size for size in RAGGED] for multiple in self.axes.values()]
+        choices = [
+            [least, *(multiple * size for size in RAGGED if multiple * size > least)]
+            for (_, multiple), least in zip(self.axes.items(), self.smallest.values(), strict=True)
+        ]
         every = [sizes for sizes in product(*choices) if prod(sizes) <= MOST_NUMBERS]
         chosen = [every[0], *random.Random(0).sample(every[1:], min(n, len(every)) - 1)]
         ordered = [dict(zip(self.axes, sizes, strict=True)) for sizes in sorted(chosen, key=lambda s: (prod(s), s))]
@@ -186,13 +214,15 @@ class Experiment:
         named = [axis.name for array in self.arrays[1] for axis in array.axes if axis.name is not None]
         if not named or any(prod(array.shape(sizes)) > BEYOND for sizes in chosen for array in arrays):
             return []
-        least, grown = dict(self.axes), named[-1]
+        least, grown = self.smallest, named[-1]
         most = max(prod(array.shape(least)) for array in arrays if grown in array.multiples)
         least[grown] *= BEYOND // most + 1
         return [least] if max(prod(array.shape(least)) for array in arrays) <= 4 * BEYOND else []
 
-    def launch(self, sizes: Sizes, dtype: str = "float32", seed: int = 0) -> tuple[Launch, dict[str, NDArray[Any]]]:
-        """Return a launch with random values from `seed`, and the inputs of the reference.
+    def launch(
+        self, sizes: Sizes, dtype: str = "float32", seed: int = 0, *, tied: bool = False
+    ) -> tuple[Launch, dict[str, NDArray[Any]]]:
+        """Return a launch with random values from `seed`, few distinct ones if `tied`, and the inputs of the reference.
 
         Raises:
             ValueError: sizes are missing or not divisible, or a function's result has the wrong shape.
@@ -208,7 +238,7 @@ class Experiment:
         numbers: dict[str, NDArray[Any]] = {}
         for array in self.arrays[0]:
             shape = array.shape(sizes)
-            values = special[array.name] if array.name in special else random_values(array, shape, rng)
+            values = special[array.name] if array.name in special else random_values(array, shape, rng, tied=tied)
             parts, numbers[array.name] = on_device(array, values, dtype)
             if numbers[array.name].shape != shape:
                 raise ValueError(f"{self.name}.data: expected {array.name} {shape}, found {numbers[array.name].shape}")
@@ -236,23 +266,42 @@ class Experiment:
             ValueError: the reference's result has the wrong shape.
         """
         known = {**sizes, **self.constants, **numbers}
-        results = _tuple(call(self.reference, known, f"{self.name}.reference"))
-        magnitudes: tuple[Any, ...] = (None,) * len(results)
-        if self.magnitude is not None:
-            magnitudes = _tuple(call(self.magnitude, known, f"{self.name}.magnitude"))
+        of = f" for {' '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""
+        results = self._called("reference", known, of)
+        magnitudes = (None,) * len(results) if self.magnitude is None else self._called("magnitude", known, of)
         if not len(results) == len(magnitudes) == len(self.outputs):
-            raise ValueError(f"{self.name}.reference: expected {len(self.outputs)} arrays, found {len(results)}")
+            raise ValueError(f"{self.name}.reference{of}: expected {len(self.outputs)} arrays, found {len(results)}")
         for array, result, magnitude in zip(self.arrays[1], results, magnitudes, strict=True):
             result, shape = np.asarray(result), array.shape(sizes)
             if result.shape != shape:
-                raise ValueError(f"{self.name}.reference: expected {array.name} {shape}, found {result.shape}")
+                raise ValueError(
+                    f"{self.name}.reference{of}: expected {array.name} {shape}, found {result.shape}; if the kernel "
+                    "takes no such sizes, say so with sizes or least"
+                )
             against = np.max(np.abs(result), initial=0, where=np.isfinite(result)) if magnitude is None else magnitude
             yield result, np.broadcast_to(np.asarray(against, dtype=np.float64), shape)
 
+    def _called(self, name: str, known: Mapping[str, Any], of: str) -> tuple[Any, ...]:
+        """Return what a function returns, as several arrays; its errors name the sizes."""
+        try:
+            return _tuple(call(getattr(self, name), known, f"{self.name}.{name}"))
+        except Exception as error:
+            raise ValueError(f"{self.name}.{name}{of}: {type(error).__name__}: {error}") from error
+
     def _check(self, sizes: Sizes) -> None:
-        wrong = [f"{name}={size}" for name, size in sizes.items() if size < 1 or size % self.axes.get(name, 1)]
+        least = {name: max(1, self.least.get(name, 1)) for name in self.axes}
+        wrong = [
+            f"{name}={size}"
+            for name, size in sizes.items()
+            if size < least.get(name, 1) or size % self.axes.get(name, 1)
+        ]
         if set(sizes) != set(self.axes) or wrong:
-            wanted = [name if m == 1 else f"{name}, a multiple of {m}" for name, m in self.axes.items()]
+            wanted = [
+                name
+                + (f" from {least[name]} on" if least[name] > 1 else "")
+                + (f", a multiple of {m}" if m > 1 else "")
+                for name, m in self.axes.items()
+            ]
             found = wrong or [f"{name}={size}" for name, size in sizes.items()]
             raise ValueError(
                 f"{self.name}: expected sizes >= 1 of {'; '.join(wanted)}, found {', '.join(found) or 'none'}"

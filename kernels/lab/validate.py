@@ -36,6 +36,15 @@ def check_constants(kernel: str, constants: Mapping[str, Any]) -> None:
             )
 
 
+def check_least(kernel: str, least: Any, axes: Mapping[str, int]) -> None:
+    """Refuse smallest sizes of other axes, and those that are no numbers from 1 on."""
+    right = isinstance(least, Mapping) and all(
+        name in axes and _is_whole(size) and size >= 1 for name, size in least.items()
+    )
+    if not right:
+        raise ValueError(f"{kernel}.least: expected a number from 1 on for any of {', '.join(axes)}, found {least!r}")
+
+
 def check_threadgroup(kernel: str, threadgroup: Any) -> Size:
     """Return the threads of a threadgroup in each direction."""
     size = three(threadgroup, f"{kernel}.threadgroup")

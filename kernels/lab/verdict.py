@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernels.emulator import Finding
+from kernels.emulator.findings import severity
 
 # Shapes whose labels a message lists.
 SHOWN = 8
@@ -20,6 +21,7 @@ class Failure:
         build: the emulator's build that found it; None on a GPU.
         text: description of the mistake.
         findings: all mistakes of that run in the emulator, as values.
+        rank: how much the text explains, from 0 on: accesses out of bounds first, wrong values without a cause last.
     """
 
     shape: str
@@ -27,6 +29,7 @@ class Failure:
     build: str | None
     text: str
     findings: tuple[Finding, ...] = ()
+    rank: int = severity(None)
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Verdict:
         notes: what may be a mistake, in the emulator.
         seconds: duration, including compilation.
         compile_seconds: duration of compilation.
-        again: Python code that runs the smallest wrong shape alone.
+        again: Python code that runs the shape alone that `clearest` is about.
     """
 
     name: str
@@ -64,6 +67,11 @@ class Verdict:
         """Whether all shapes are right."""
         return self.runs > 0 and not self.failures
 
+    @property
+    def clearest(self) -> Failure | None:
+        """The failure that explains most: of the most specific kind, the smallest shape."""
+        return min(self.failures, key=lambda failure: failure.rank, default=None)
+
     def __bool__(self) -> bool:
         return self.passed
 
@@ -72,8 +80,9 @@ class Verdict:
         if self.passed:
             right = f"{head}, all right; worst error {self.worst:.2f} of {self.bound:g} allowed"
             return "\n".join([right, *self._notes()])
-        first, *others = self.failures
-        lines = [f"{head}, {len(self.failures)} shapes wrong", f"smallest: {first.shape}", f"  {where(first)}"]
+        first, *others = sorted(self.failures, key=lambda failure: failure is not self.clearest)
+        which = "smallest" if first is self.failures[0] else "clearest"
+        lines = [f"{head}, {len(self.failures)} shapes wrong", f"{which}: {first.shape}", f"  {where(first)}"]
         lines += [f"  {line}" for line in first.text.splitlines()]
         if others:
             more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""

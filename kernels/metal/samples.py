@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks
-from kernels.metal.affine import affine_layout, join_affine
+from kernels.metal.affine import DTYPES, GROUPS, KINDS, affine_layout, join_affine
 from kernels.metal.layout import StoredMatrix
 from kernels.metal.q4_0 import split_q4_0
 from kernels.metal.q4_k import split_q4_k
@@ -34,7 +35,7 @@ def matrix(rng: np.random.Generator, n_rows: int, n_columns: int) -> Q8_0Matrix:
 
 
 def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) -> StoredMatrix:
-    """Return a matrix of one of `TYPES`, or Q8_0, with random quants and such scales."""
+    """Return a matrix of Q8_0, Q4_0, Q4_K, Q6_K or an affine type, with random quants and such scales."""
     shape = n_rows, n_columns
     if type_ == "Q8_0":
         return matrix(rng, n_rows, n_columns)
@@ -45,7 +46,7 @@ def stored(rng: np.random.Generator, n_rows: int, n_columns: int, type_: str) ->
         for name in set(kind.names) & {"d", "dmin"}:
             made[name] = _scales(rng, len(made))
         return split(made.view(np.uint8), shape)
-    bits, group, scale = next(of for of in AFFINE if affine_layout(*of).name == type_)
+    bits, group, scale = next(of for of in product(KINDS, GROUPS, DTYPES) if affine_layout(*of).name == type_)
     quants = rng.integers(0, 256, n_rows * n_columns * bits // 8, dtype=np.uint8)
     n = n_rows * n_columns // group
     parts = [_bytes(_scales(rng, n).astype(np.float32), scale) for _ in range(2)]

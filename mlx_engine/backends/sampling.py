@@ -37,7 +37,7 @@ class Sampling:
     Attributes:
         temperature: divisor of the logits; below 1e-7 the choice is greedy.
         top_k: keep the k most likely tokens; of equally likely tokens, the lower ids. None keeps all.
-        top_p: keep the most likely tokens until their probability reaches p; 1 keeps all.
+        top_p: keep the most likely tokens until their probability reaches p; 1 keeps all, 0 the most likely one.
         min_p: keep tokens at least min_p times as likely as the most likely one; 0 keeps all.
         repetition_penalty: divisor of positive logits of earlier tokens, and factor of negative ones; 1 is off.
         presence_penalty: subtracted from the logit of every token that has been generated; -2 to 2, 0 is off.
@@ -66,7 +66,7 @@ class Sampling:
         t, k, p, m, r = self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty
         self._require("temperature", is_number(t) and t >= 0, "a finite number >= 0 (0 is greedy)")
         self._require("top_k", k is None or (is_whole(k) and k >= 1), "a whole number >= 1, or none at all")
-        self._require("top_p", is_number(p) and 0 < p <= 1, "a number in (0, 1]")
+        self._require("top_p", is_number(p) and 0 <= p <= 1, "a number in [0, 1]")
         self._require("min_p", is_number(m) and 0 <= m <= 1, "a number in [0, 1]")
         self._require("repetition_penalty", is_number(r) and r > 0, "a finite number > 0")
         for option in ("presence_penalty", "frequency_penalty"):

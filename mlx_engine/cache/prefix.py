@@ -1,7 +1,9 @@
 """The prefix cache: keys and values of earlier prompts and answers, reused by sequences with the same first tokens.
 
 The tokens lie in a radix tree (`radix.py`), whose nodes hold pages of the pool. The longest common prefix is found
-down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence.
+down to the token. Its whole pages are shared; a partly used page is copied into a page of the new sequence. If clients
+must not learn about each other's prompts, whole pages alone are kept and reused: otherwise the counts of cached tokens
+and of pages, and the times, would tell a client who guesses a prompt how many tokens of its guess are right.
 
 A page that a sequence holds too is in use and is never freed. The other pages leave, least recently used first, when
 the pool has too few free pages or the cache exceeds its bound. Use is counted by a logical clock.
@@ -87,13 +89,15 @@ class PrefixCache:
     Attributes:
         pool: the pool.
         max_nbytes: the most bytes of pages and states that the cache holds, None for no bound. What is in use counts.
+        whole_pages: whether prefixes of whole pages alone are kept and reused.
         stats: what has been asked for, found and evicted.
     """
 
-    def __init__(self, pool: KVPool, max_nbytes: int | None = None) -> None:
+    def __init__(self, pool: KVPool, max_nbytes: int | None = None, *, whole_pages: bool = False) -> None:
         if pool.reclaim is not None or not pool.stores.are_kept:
             raise ValueError("expected a pool with kept stores and without a prefix cache, found another one")
         self.pool, self.max_nbytes, self.stats = pool, max_nbytes, PrefixStats()
+        self.whole_pages, self._step = whole_pages, pool.page if whole_pages else 1
         self._tree = RadixTree(pool)
         # All nodes but the root, least recently used first; so children come before their parents.
         self._nodes: dict[Node, None] = {}
@@ -135,10 +139,12 @@ class PrefixCache:
     def _match(self, ids: Sequence[int]) -> tuple[Match, list[Node]]:
         """Return the match, and the nodes of its `length` tokens."""
         path, n = self._tree.walk(np.asarray(ids, dtype=np.int64))
-        length, pages, state = self._tree.usable(path, n)
+        length, pages, state = self._tree.usable(path, n, self._step)
         expected = self._after(path, n)
         lacking: End = "state" if self.pool.states.n_slots else "window"
-        end: End = lacking if length < n else "whole" if n == len(ids) else "differs" if expected else "new"
+        end: End = (
+            lacking if length < n - n % self._step else "whole" if n == len(ids) else "differs" if expected else "new"
+        )
         if end in ("differs", "new") and self._was_evicted(path, n, ids[n]):
             end = "evicted"
         return Match(length, n, pages, expected, end, state), [node for node in path if node.start < length]
@@ -186,9 +192,10 @@ class PrefixCache:
             kv: the sequence.
         """
         self._check(kv)
-        path = self._tree.insert(np.asarray(ids, dtype=np.int64), kv.lend(len(ids)))
+        n = len(ids) - len(ids) % self._step
+        path = self._tree.insert(np.asarray(ids[:n], dtype=np.int64), kv.lend(n))
         self._use(path)
-        for state in kv.state.snapshots(len(ids)):
+        for state in kv.state.snapshots(n):
             self._tree.keep(path, state)
         while self.max_nbytes is not None and self.nbytes > self.max_nbytes:
             self._cut(next(iter(self._nodes)))

@@ -1,15 +1,18 @@
 """Checkpoints with the shapes of real models and random weights ("shape:gpt2"), to benchmark without a download.
 
-Each is written once, to the user's cache folder: Qwen3 and Qwen3.5 as a Q8_0 GGUF file, others as Hugging Face
-folders. Their generated text is noise; their timings are valid, because speed does not depend on the values.
+Each is written once, to the user's cache folder, and stays there: Qwen3 and Qwen3.5 as a Q8_0 GGUF file, others as
+Hugging Face folders. Their generated text is noise; their timings are valid, because speed does not depend on the
+values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from kernels.drafts import remove_dead
+from kernels.drafts import draft, remove_dead
 from mlx_engine.checkpoint.shape_folders import FolderShape, Progress, write_folder
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
 from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
@@ -17,7 +20,8 @@ from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape, write_shape
 from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape, write_qwen35_shape
 from mlx_engine.checkpoint.shape_qwen3_moe import Qwen3MoeShape, write_moe_shape
 from mlx_engine.checkpoint.sources import PREFIX
-from mlx_engine.errors import SourceError
+from mlx_engine.errors import SourceError, size
+from mlx_engine.observe import log
 
 SHAPES: dict[str, Qwen3Shape | FolderShape] = {
     "qwen3-0.6b": Qwen3Shape(28, 1024, 3072, 16, 8, 128, 151_936, 40_960, 1e6),
@@ -29,8 +33,12 @@ SHAPES: dict[str, Qwen3Shape | FolderShape] = {
 }
 
 
+# Where shapes are written that are not kept; None keeps them.
+_temporary: Path | None = None
+
+
 def shape_path(name: str, progress: Progress | None = None) -> Path:
-    """Return the path of the checkpoint of this shape; write it first if it does not exist.
+    """Return the path of the checkpoint of this shape. If it does not exist, write it first, and print where it is.
 
     For a folder, `progress` is called with (pieces written, total pieces).
 
@@ -39,14 +47,52 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
     """
     if name not in SHAPES:
         raise SourceError(f"{PREFIX}{name}: expected one of {', '.join(SHAPES)}, found none of this name")
-    shape, path = SHAPES[name], file_of(name)
+    path = file_of(name)
     remove_dead(path.parent)
+    if not path.exists() and _temporary is not None:
+        path = _temporary / path.name
     if path.exists():
         return path
+    _make_folder(path.parent)
+    _write(path, name, progress)
+    if _temporary is None:
+        files = [path] if path.is_file() else list(path.iterdir())
+        nbytes = size(sum(file.stat().st_size for file in files))
+        log.note(
+            f"{PREFIX}{name}: {nbytes} of random weights are kept in {path} for later runs; "
+            f"`mlx-engine cache remove {PREFIX}{name}` removes them, --no-cache keeps none"
+        )
+    return path
+
+
+@contextlib.contextmanager
+def not_kept() -> Iterator[None]:
+    """Write shapes to a temporary folder meanwhile, in the cache folder; those that are in the cache are read there.
+
+    If this process is killed, the next one that uses a shape removes the folder.
+
+    Raises:
+        SourceError: the folder cannot be made.
+    """
+    global _temporary
+    _make_folder(cache_folder())
+    with draft(cache_folder() / "shapes", is_folder=True) as folder:
+        _temporary = folder
+        try:
+            yield
+        finally:
+            _temporary = None
+
+
+def _make_folder(folder: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SourceError(f"{path.parent}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
+        raise SourceError(f"{folder}: cannot be made ({error.strerror}); set XDG_CACHE_HOME") from error
+
+
+def _write(path: Path, name: str, progress: Progress | None) -> None:
+    shape = SHAPES[name]
     if isinstance(shape, Qwen3MoeShape):
         write_moe_shape(path, name, shape)
     elif isinstance(shape, Qwen35Shape):
@@ -55,7 +101,6 @@ def shape_path(name: str, progress: Progress | None = None) -> Path:
         write_shape(path, name, shape)
     else:
         write_folder(path, shape, progress)
-    return path
 
 
 def file_of(name: str) -> Path:

@@ -70,11 +70,13 @@ def run_tests(model: str, names: list[str], tests: list[Any], output: str, out: 
     if out is not None:
         make_folder(out)
     found: list[Row] = []
+    cells = [f"{test.name} on {name}" for name in names for test in tests]
     try:
         with still_bar() as report:
+            report(0, len(cells), cells[0])
             for row in rows(model, names, tests, apart=out is not None, **options):
                 keep(found, row)
-                report(len(found), len(names) * len(tests), "measuring")
+                report(len(found), len(cells), [*cells, ""][len(found)])
     finally:
         # Results measured before an error or an interruption are still printed and saved.
         if found:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 from mlx_engine.commands import chat_commands, chat_input
 from mlx_engine.commands.answer_printer import AnswerPrinter
 from mlx_engine.commands.console import notice, progress_bar, reports_errors
+from mlx_engine.commands.diagnostics import rates
 from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.options import (
@@ -31,6 +31,7 @@ from mlx_engine.commands.run_options import RunOptions, SamplingOptions, options
 from mlx_engine.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
+    from mlx_engine.commands.suggested import Chosen
     from mlx_engine.conversation import Conversation
     from mlx_engine.decode.options import Options
     from mlx_engine.prompts import Prompts
@@ -60,6 +61,10 @@ def chat(
     suggested: Annotated[bool, typer.Option("--suggested/--no-suggested", help=SUGGESTED)] = True,
     think: Think = None,
     strict: Strict = False,
+    no_history: Annotated[
+        bool,
+        typer.Option("--no-history", help="Do not keep the typed messages for later runs, nor offer earlier ones."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors on stderr.")] = False,
 ) -> None:
     """Talk with a model. Answers go to stdout, everything else to stderr; /help lists the commands."""
@@ -72,31 +77,43 @@ def chat(
     options_of(run, sampling)  # checked before the model is opened
     engine.configure_log()
     used = choose_backend(backend, strict=strict)
-    with progress_bar("opening", quiet=quiet) as progress:
-        opened = engine.open_source(model, used, progress=progress, **how)
-    chosen = choose_sampling(invocation, sampling, opened, suggested=suggested)
-    options = options_of(run, chosen.sampling)
-    variables = thinking(opened.prompts.tokenizer.chat_template, think)
-    messages = None if load is None else chat_commands.read_messages(str(load))
-    check(opened.prompts, options, messages or shortest(system), variables)
-    with progress_bar("loading", quiet=quiet) as progress:
-        loaded = engine.Engine(opened, progress)
-    del opened  # frees the metadata: 12 MB of merges for a vocabulary of 150,000 tokens
-    conversation = Conversation(loaded, options, system=system, variables=variables)
+
+    def begin(name: str, messages: Sequence[Any]) -> Conversation:
+        with progress_bar("opening", quiet=quiet) as progress:
+            opened = engine.open_source(name, used, progress=progress, **how)
+        chosen = choose_sampling(invocation, sampling, opened, suggested=suggested)
+        options = options_of(run, chosen.sampling)
+        variables = thinking(opened.prompts.tokenizer.chat_template, think)
+        check(opened.prompts, options, list(messages) or shortest(system), variables)
+        with progress_bar("loading", quiet=quiet) as progress:
+            loaded = engine.Engine(opened, progress)
+        conversation = Conversation(loaded, options, system=system, variables=variables)
+        greet(name, conversation, chosen, quiet=quiet)
+        return conversation
+
+    messages = [] if load is None else chat_commands.read_messages(str(load))
+    conversation = begin(model, messages)
+    if load is not None:
+        chat_commands.continue_from(conversation, messages, str(load))
+    typed = chat_input.messages(chat_commands.completer, keeps_history=not no_history)
+    talk(chat_commands.Chat(conversation, begin), typed, quiet=quiet)
+
+
+def greet(model: str, conversation: Conversation, chosen: Chosen, *, quiet: bool) -> None:
+    """Print what the user must know about a model, and unless `quiet` is set its device and its sampling."""
     if not conversation.has_template:
         notice(NO_TEMPLATE)
     for line in chosen.warnings:
         notice(line)
-    if not quiet:
-        device = f"{loaded.backend.name} ({loaded.backend.device})"
-        notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
-        for line in chosen.notes:
-            notice(line)
-        if model == "builtin":
-            notice(BUILTIN)
-    if messages is not None:
-        chat_commands.continue_from(conversation, messages, str(load))
-    talk(conversation, chat_input.messages(), quiet=quiet)
+    if quiet:
+        return
+    backend = conversation.engine.backend
+    device = f"{backend.name} ({backend.device})"
+    notice(f"{model} on {device}, context {conversation.n_context:,} tokens; /help lists the commands")
+    for line in chosen.notes:
+        notice(line)
+    if model == "builtin":
+        notice(BUILTIN)
 
 
 def shortest(system: str | None) -> list[dict[str, Any]]:
@@ -119,17 +136,20 @@ def check(prompts: Prompts, options: Options, messages: list[Any], variables: Ma
     prompts.request("a", options)
 
 
-def talk(conversation: Conversation, messages: Iterable[str], *, quiet: bool) -> None:
+def talk(chat: chat_commands.Chat, messages: Iterable[str], *, quiet: bool) -> None:
     """Answer messages and run commands until there are no more. An error ends a turn, not the conversation."""
     for text in messages:
-        if text.strip() in chat_commands.QUIT:
+        if chat_commands.is_end(text):
             return
         if not text.strip():
             continue
         try:
-            ask = chat_commands.perform(conversation, text)
+            ask = chat_commands.perform(chat, text)
             if ask is not None:
-                answer(conversation, ask, quiet=quiet)
+                with chat_input.without_echo():
+                    answer(chat.conversation, ask, quiet=quiet)
+        except KeyboardInterrupt:  # while /model loads; an answer handles its own
+            notice("(stopped)")
         except ContextLengthError as error:
             notice(f"error: {error}; /clear begins a new conversation")
         except EngineError as error:
@@ -138,7 +158,7 @@ def talk(conversation: Conversation, messages: Iterable[str], *, quiet: bool) ->
 
 def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -> None:
     """Print an answer as it is generated. Ctrl-C stops it, and what was generated is kept."""
-    start, before = time.perf_counter(), len(conversation.turns)
+    before = conversation.generation
     with stopped_by_ctrl_c() as stop:
         try:
             with progress_bar("reading the prompt", quiet=quiet) as show:
@@ -156,9 +176,9 @@ def answer(conversation: Conversation, ask: chat_commands.Ask, *, quiet: bool) -
             pass
     if stop.is_set():
         notice("(stopped)")
-    if len(conversation.turns) > before and not quiet:
-        n, seconds = conversation.turns[-1].n_generated, time.perf_counter() - start
-        notice(f"[{n} tokens in {seconds:.2f} s, {n / seconds:.1f} tokens/s]")
+    last = conversation.generation
+    if last is not None and last is not before and not quiet:
+        notice(f"[{len(last.token_ids):,} tokens: {rates(last.metrics)}]")
         for line in limits_reached(conversation):
             notice(line)
 
@@ -168,12 +188,12 @@ def print_pieces(pieces: Iterator[str], stop: threading.Event, reasoning: Reason
 
     Reasoning is dimmed in a terminal, with an empty line after it; elsewhere it goes to stderr, unless `quiet` is set.
     """
-    printer = AnswerPrinter(quiet=quiet)
-    for piece in pieces:
-        printer.print(reasoning.add(piece))
-        if stop.is_set():
-            break
-    printer.print(reasoning.finish())
+    with AnswerPrinter(quiet=quiet) as printer:
+        for piece in pieces:
+            printer.print(reasoning.add(piece))
+            if stop.is_set():
+                break
+        printer.print(reasoning.finish())
     print(flush=True)
 
 
@@ -187,7 +207,7 @@ def limits_reached(conversation: Conversation) -> Iterator[str]:
     elif conversation.n_tokens >= conversation.n_context:
         yield f"(the context of {conversation.n_context:,} tokens is full; /clear begins a new conversation)"
     else:
-        yield f"(ended after {len(generation.token_ids):,} tokens; --max-tokens sets the limit)"
+        yield f"(ended after {len(generation.token_ids):,} tokens; --max-tokens or /set max_tokens sets the limit)"
 
 
 @contextmanager

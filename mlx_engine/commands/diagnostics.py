@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from mlx_engine.cache.pool import kv_layers
 from mlx_engine.cache.size import CacheSize
+from mlx_engine.commands.values import size as size_of
 
 if TYPE_CHECKING:
+    from mlx_engine.decode.metrics import Metrics
     from mlx_engine.engine import Engine
     from mlx_engine.schedule.stream import Generation, Stream
-
-# The usual unit for cache sizes.
-MB = 1 << 20
 
 
 def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
@@ -27,7 +26,7 @@ def loaded(engine: Engine, source: str, cached: bool | None) -> list[str]:
         f"Model: {source}{where}",
         f"Config: {engine.architecture}, {cfg.n_layers} layers, hidden {cfg.hidden_size:,}, {heads}, "
         f"vocabulary {cfg.vocab_size:,}, context {cfg.context_length:,}",
-        f"{engine.n_tensors:,} tensors loaded in {phases['load']:.2f}s",
+        f"{engine.n_tensors:,} tensors loaded in {phases['load']:.2f} s",
         *engine.notes,
         f"Warm-up: {phases['warm_up'] * 1e3:.0f} ms",
         f"Model ready: {_short(engine.n_parameters)} params on {engine.backend.name} ({engine.backend.device})",
@@ -59,24 +58,30 @@ def kv_cache(size: CacheSize) -> str:
     layer = layers[0]
     heads = f"{layer.n_kv_heads} {'head' if layer.n_kv_heads == 1 else 'heads'}"
     shape = f"{len(layers)} layers x {heads} x {size.n_tokens:,} x {layer.head_dim} x f32 x 2"
-    line = f"KV cache: {_mb(size.whole - size.state)} ({shape})"
+    line = f"KV cache: {size_of(size.whole - size.state)} ({shape})"
     if size.state:
         n_states = len(size.layers) - len(layers)
-        line += f"; states of {n_states} layers: {_mb(size.state)}, whatever the number of tokens"
+        line += f"; states of {n_states} layers: {size_of(size.state)}, whatever the number of tokens"
     if not size.saved:
         return line
     window = next(layer.window for layer in layers if layer.window)
     return (
-        f"{line}; sliding windows of {window:,} tokens in {size.n_windows} layers save {_mb(size.saved)}: "
-        f"{_mb(size.held)} are allocated"
+        f"{line}; sliding windows of {window:,} tokens in {size.n_windows} layers save {size_of(size.saved)}: "
+        f"{size_of(size.held)} are allocated"
     )
 
 
 def in_short(generation: Generation, engine: Engine) -> str:
     """Return the one line about a finished run: tokens, backend, how it ended, and its two rates."""
-    first, rate = generation.metrics.time_to_first_token_ms, generation.metrics.decode_tokens_per_second
-    times = "" if first is None else f": first token after {first:,.1f} ms"
-    return _tokens(generation, engine) + times + ("" if rate is None else f", then {rate:,.1f} tokens/s")
+    return f"{_tokens(generation, engine)}: {rates(generation.metrics)}"
+
+
+def rates(metrics: Metrics) -> str:
+    """Return the time to the first token, and the decode rate: further tokens, divided by the time of their passes."""
+    first, rate = metrics.time_to_first_token_ms, metrics.decode_tokens_per_second
+    if first is None:
+        return "no token"
+    return f"first token after {first:,.1f} ms" + ("" if rate is None else f", then {rate:,.1f} tokens/s")
 
 
 def summary(generation: Generation, engine: Engine, seconds: float) -> list[str]:
@@ -90,23 +95,17 @@ def _tokens(generation: Generation, engine: Engine) -> str:
 
 
 def finished(generations: Sequence[Generation], seconds: float) -> list[str]:
-    """Return the lines about the duration of runs: in all, and of the forward passes alone.
-
-    The rate of all passes is below that of decode, because it includes the passes of the prompt: of one run, both are
-    on one line.
-    """
-    n_tokens = sum(len(generation.token_ids) for generation in generations)
+    """Return the lines about the duration of runs: in all, and of the forward passes; of one run, also its rates."""
     passes = sum(sum(generation.metrics.shares) for generation in generations)
-    rate = f" ({n_tokens / passes:.1f} tokens/sec), prompt included" if n_tokens else ""
-    decode = generations[0].metrics.decode_tokens_per_second if len(generations) == 1 else None
-    alone = "" if decode is None else f"; decode alone: {decode:.1f} tokens/sec"
-    return [f"Generated in {seconds:.2f}s", f"{n_tokens} tokens in {passes:.2f}s{rate}{alone}"]
+    n_tokens = _count([i for generation in generations for i in generation.token_ids], "token")
+    alone = f": {rates(generations[0].metrics)}" if len(generations) == 1 else ", prompts included"
+    return [f"Generated in {seconds:.2f} s", f"{n_tokens} in {passes:.2f} s of forward passes{alone}"]
 
 
 def batch_in_short(generations: Sequence[Generation], engine: Engine, seconds: float) -> str:
     """Return the one line about a finished batch."""
     n_tokens = sum(len(generation.token_ids) for generation in generations)
-    tokens = f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s)"
+    tokens = f"{n_tokens:,} generated tokens ({n_tokens / seconds:,.1f} tokens/s in all)"
     return f"{_prompts(generations, seconds)}, {tokens} on {_backend(engine)}"
 
 
@@ -116,7 +115,7 @@ def finished_batch(generations: Sequence[Generation], seconds: float) -> list[st
 
 
 def _prompts(generations: Sequence[Generation], seconds: float) -> str:
-    return f"{_count(generations, 'prompt')} in {seconds:.2f}s ({len(generations) / seconds:.2f} prompts/sec)"
+    return f"{_count(generations, 'prompt')} in {seconds:.2f} s ({len(generations) / seconds:.2f} prompts/s)"
 
 
 def _backend(engine: Engine) -> str:
@@ -125,10 +124,6 @@ def _backend(engine: Engine) -> str:
 
 def _count(things: Sequence[object], name: str) -> str:
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / MB:,.1f} MB" if nbytes >= MB else f"{nbytes / MB:.3f} MB"
 
 
 def _short(n: int) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_engine.commands.console import FAILED, is_plain, notice, progress_bar, reports_errors, safe_for
+from mlx_engine.commands.answer_printer import TextWriter
+from mlx_engine.commands.console import FAILED, notice, progress_bar, reports_errors
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.logprobs import logprob_row, table
 from mlx_engine.commands.options import (
@@ -197,12 +198,11 @@ def print_run(label: str, prompt: str, stream: Stream, engine: Engine, requested
 
 def print_text(label: str, prompt: str, first: str, stream: Stream) -> None:
     """Print the prompt, dimmed on a terminal, then the first piece of text and every further one as it is generated."""
-    prompt = safe_for(sys.stdout, prompt)
-    if prompt and not is_plain(sys.stdout):
-        prompt = f"\x1b[2m{prompt}\x1b[0m"
-    print(f"{label}{prompt}", end="")
-    for piece in chain([first], stream):
-        print(safe_for(sys.stdout, piece), end="", flush=True)
+    with TextWriter(sys.stdout) as out:
+        out.write(label)
+        out.write(prompt, dim=True)
+        for piece in chain([first], stream):
+            out.write(piece)
     print()
 
 

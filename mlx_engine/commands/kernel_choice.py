@@ -43,7 +43,9 @@ def executor_of(given: str | None, *, only_gpu: bool = False) -> ExecutorName:
         raise OptionError(option="executor", expected=f"{expected}; {reasons[given]}", found=given)
     if not have:
         raise OptionError(
-            option="executor", expected="; ".join(map(str, reasons.values())), found=Words("none of them")
+            option="executor",
+            expected=f"one of {', '.join(EXECUTORS)}",
+            found=Words("none that works here: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items())),
         )
     if given is None and only_gpu and have[0] == "emulator":
         raise OptionError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from mlx_engine.errors import OptionError, Words
+from mlx_engine.errors import OptionError, SourceError, Words
 
 if TYPE_CHECKING:
     from mlx_engine.models.conversion import Conversion
@@ -41,6 +41,18 @@ Think: TypeAlias = Annotated[
     ),
 ]
 SUGGESTED = "Use the sampling that the model's files suggest (generation_config.json) where no option sets it."
+
+
+def _keep_no_shape(context: typer.Context, wanted: bool) -> bool:
+    """Keep shapes in no cache until the command ends, if wanted."""
+    if wanted:
+        from mlx_engine.checkpoint.shapes import not_kept
+
+        try:
+            context.with_resource(not_kept())
+        except SourceError as error:
+            raise typer.BadParameter(str(error)) from None
+    return wanted
 
 
 # The option of every command that builds a model or its plan.
@@ -81,6 +93,14 @@ class LoadOptions:
             "--threads", "-t", help="Number of threads, on backends that use several.", show_default="all cores"
         ),
     ] = None
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache",
+            callback=_keep_no_shape,
+            help="Remove the random weights of a shape: model at the end, instead of keeping them for later runs.",
+        ),
+    ] = False
 
     @property
     def allow_settings(self) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ NO_PROMPT = (
 # Seconds without a byte after which a pipe is reported, or ignored by the example: CI and containers leave some open.
 PATIENCE = 3.0
 
+# How a message ends, rather than a text to continue.
+ENDS = (".", "?", "!", "。", "\uff1f", "\uff01")
 HAS_TEMPLATE = "hint: this model has a chat template; --chat sends the prompt through it, as a message to answer"
 NO_TEMPLATE = "warning: this model has no chat template: it continues the prompt as plain text, and may not answer"
 
@@ -111,9 +113,9 @@ class PromptOptions:
         return lines
 
     def hints(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
-        """Return a hint if the prompts could be chat messages; the example is a text to continue."""
-        could = not self.chat and tokenizer.chat_template is not None and texts != [DEFAULT_PROMPT]
-        return [HAS_TEMPLATE] if could else []
+        """Return a hint if a prompt seems to be a chat message: whole sentences."""
+        could = not self.chat and tokenizer.chat_template is not None
+        return [HAS_TEMPLATE] if could and any(text.rstrip().endswith(ENDS) for text in texts) else []
 
     def for_model(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Prompt]:
         """Return the texts unchanged or, with --chat, as chat messages if the model has a chat template."""

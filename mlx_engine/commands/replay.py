@@ -84,8 +84,9 @@ def read(file: Path, source: str | None, limit: int | None) -> tuple[Journal, Mo
     for error in damaged:
         notice(f"error: {error}")
     found: list[Numbered] = [(n, entry) for n, entry in lines if not isinstance(entry, EngineError)]
+    instead = Words(f"{len(damaged)} damaged lines" if damaged else "an empty file")
     require(
-        len(found) > 0, option=str(file), expected="the line of a request", found=Words(f"{len(damaged)} damaged lines")
+        len(found) > 0, option=str(file), expected="the lines of requests, as serve --journal writes", found=instead
     )
     source = found[0][1].model.source if source is None else source
     digest = identity(resolve(source))

@@ -18,7 +18,7 @@ from mlx_engine.commands.generate import choose_backend
 from mlx_engine.commands.groups import takes_groups
 from mlx_engine.commands.options import SUGGESTED, Backend, EngineOptions, Model
 from mlx_engine.commands.serve_journal import opened_journal, recorder_of
-from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, is_local
+from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions
 from mlx_engine.commands.shard_options import ShardOptions, follow
 from mlx_engine.commands.values import size
 from mlx_engine.errors import EngineError
@@ -88,8 +88,10 @@ def answer_requests(
     """
     import asyncio  # takes 20 ms, which no other command should pay
 
+    from mlx_engine.serve.connection import Crowd, most_connections, raise_descriptor_limit
     from mlx_engine.serve.server import Server, listen
 
+    raise_descriptor_limit()
     opened, listener = opened_journal(journal), listen(address.host, address.port)
     host, url = listener.getsockname()[0], address.url(listener)
     make = partial(load_engine, model, backend, capacity, how, address.warnings(host), suggested=suggested)
@@ -97,7 +99,7 @@ def answer_requests(
     async def run() -> BaseException | None:
         from mlx_engine.serve.app import create_app
 
-        service = new_service(make, model, address, capacity, is_own=is_local(host))
+        service = new_service(make, model, address, capacity, host)
 
         def ready() -> None:
             if suggested and service.engine is not None:
@@ -109,7 +111,8 @@ def answer_requests(
                 notice(line)
 
         service.worker.on_ready = ready
-        await Server(create_app(service), service.worker, grace=capacity.grace).serve([listener])
+        crowd = Crowd(most_connections())
+        await Server(create_app(service), service.worker, grace=capacity.grace, crowd=crowd).serve([listener])
         return service.worker.fault
 
     fault = asyncio.run(run())
@@ -145,7 +148,10 @@ def load_engine(
     with progress_bar("loading") as progress:
         engine = Engine(opened, progress)
     scheduler = engine.scheduler(
-        slots=capacity.slots, kv_memory=kv_memory(engine, capacity), prefix_cache=not capacity.no_prefix_cache
+        slots=capacity.slots,
+        kv_memory=kv_memory(engine, capacity),
+        prefix_cache=not capacity.no_prefix_cache,
+        whole_pages=not capacity.explain_cache,
     )
     for line in [*loaded(engine, source, scheduler, capacity.context_len), *warnings]:
         notice(line)
@@ -170,14 +176,9 @@ def new_service(
     source: str,
     address: AddressOptions,
     capacity: CapacityOptions,
-    *,
-    is_own: bool,
+    host: str,
 ) -> Service:
-    """Return the service, whose worker is not started yet.
-
-    With `is_own`, all clients are on this machine. Others must not read each other's prompts, neither on the page nor
-    in explanations of cache misses.
-    """
+    """Return the service, whose worker is not started yet; `host` is the address that it listens on, as numbers."""
     from mlx_engine.bench.bandwidth import read_bandwidth
     from mlx_engine.serve.service import Service
     from mlx_engine.serve.status import Monitor
@@ -189,16 +190,17 @@ def new_service(
     def measure(engine: Engine) -> None:
         service.bandwidth = read_bandwidth(engine)
 
-    monitor = Monitor(bandwidth=lambda: service.bandwidth, text_of=decoded if is_own else None)
+    monitor = Monitor(bandwidth=lambda: service.bandwidth, text_of=decoded)
     worker = Worker(make, queue=capacity.queue, snapshot=monitor.after, measure=measure)
     service = Service(
         worker,
         served_name(source) if address.name is None else address.name,
         api_key=address.api_key,
         max_body=capacity.max_body_bytes,
+        hosts=address.hosts(host),
         origins=tuple(address.cors or ()),
         context_len=capacity.context_len,
-        shows_expected=is_own,
+        explains_cache=capacity.explain_cache,
         keeps_history=not capacity.no_prefix_cache,
     )
     return service
@@ -227,16 +229,21 @@ def collect_garbage_again() -> None:
 
 
 def served_name(source: str) -> str:
-    """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf."""
+    """Return the name of a model in the API: a hub id or "builtin" as it is, the name of a file without .gguf.
+
+    The name says nothing about where the file lies.
+    """
     path = Path(source)
     if not path.exists():
         source = str(hub_name(source) or source)  # an address becomes a hub id
         path = Path(source)
-    return path.name.removesuffix(".gguf") if path.exists() or source.endswith(".gguf") else source
+    is_file = path.exists() or path.is_absolute() or source.endswith(".gguf")
+    return path.resolve().name.removesuffix(".gguf") if is_file else source
 
 
 def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int | None) -> list[str]:
     """Return the lines about the loaded model and the memory for keys and values."""
+    from mlx_engine.commands.diagnostics import notes
     from mlx_engine.models import Staged
 
     pool, slots = scheduler.pool, scheduler.slots
@@ -245,7 +252,7 @@ def loaded(engine: Engine, source: str, scheduler: Scheduler, context_len: int |
     limit = "" if context_len is None else f"; a request may have {min(context_len, context):,} of them"
     return [
         f"Model: {source}, {engine.architecture}, on backend {engine.backend.name} ({engine.backend.device})",
-        *engine.notes,
+        *notes(engine),
         f"Keys and values: {pool.n_tokens:,} tokens in {size(pool.nbytes)}, shared by {slots} "
         f"{'slot' if slots == 1 else 'slots'}; the model's context is {context:,} tokens{limit}{least}",
     ]
@@ -261,4 +268,4 @@ def usage(engine: Engine | None, address: AddressOptions, url: str) -> list[str]
     if address.api_key is not None:
         headers.append("Authorization: Bearer KEY")
     words = ["curl", url + route, *(word for header in headers for word in ("-H", header)), "-d", json.dumps(body)]
-    return [f"Listening on {url} (Ctrl-C stops the server)", f"Try: {shlex.join(words)}"]
+    return [f"Listening on {url} (Ctrl-C stops the server)", address.page(url), f"Try: {shlex.join(words)}"]

@@ -14,6 +14,8 @@ from mlx_engine.commands.run_options import CONTEXT_LEN
 from mlx_engine.errors import OptionError, require
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+# Addresses that mean all networks of this machine, and where a client on it finds the server.
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -33,6 +35,15 @@ class AddressOptions:
             show_envvar=True,
         ),
     ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Serve requests to this host name, too; may be given several times. Without it, a server on this "
+            "machine alone has the names localhost, 127.0.0.1, [::1] and --host; on other addresses, every name.",
+        ),
+    ] = None
     cors: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,23 +58,47 @@ class AddressOptions:
     ] = None
 
     def check(self) -> None:
-        """Check the key; raise OptionError if it is empty or has characters that a header cannot carry."""
+        """Check the key and the hosts.
+
+        Raises:
+            OptionError: the key is empty or a header cannot carry it, or a host is none.
+        """
+        from mlx_engine.serve.origins import host_name  # takes the time of importing Starlette
+
         key = self.api_key
-        sound = key is None or (key != "" and key.isascii() and key.isprintable())
+        sound = key is None or (key != "" and key.isascii() and key.isprintable() and key == key.strip())
         found = f"{len(key or '')} characters, or others"  # a key is not printed
-        require(sound, option="--api-key", expected="at least one character, all printable ASCII", found=found)
+        expected = "at least one character, all printable ASCII, without spaces at its ends"
+        require(sound, option="--api-key", expected=expected, found=found)
+        for name in self.allow_host or ():
+            expected = "a host name or an IP address, without a scheme and a port"
+            require(host_name(name) is not None, option="--allow-host", expected=expected, found=name)
+
+    def hosts(self, host: str) -> frozenset[str] | None:
+        """Return the hosts that clients may name, or None for any; `host` is the address as numbers."""
+        from mlx_engine.serve.origins import LOOPBACK, host_names
+
+        if not is_local(host) and not self.allow_host:
+            return None
+        return host_names((*LOOPBACK, host, self.host, *(self.allow_host or ())))
 
     def url(self, listener: socket.socket) -> str:
         """Return the server's address for a client on this machine."""
         host, port = listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        host = EVERYWHERE.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def page(self, url: str) -> str:
+        """Return the line about the chat page; `url` is the server's address on this machine."""
+        others = ", on other machines with this one's name or address" if self.host in EVERYWHERE else ""
+        return f"Chat in a browser: {url}/{others}{' (it asks for the key)' if self.api_key is not None else ''}"
 
     def warnings(self, host: str) -> list[str]:
         """Return a warning if others can reach the server and need no key; `host` is the address as numbers."""
         if self.api_key is not None or is_local(host):
             return []
-        return [f"warning: anyone who can reach {self.host} can use this server; --api-key KEY restricts it"]
+        pages = "" if self.allow_host else ", and web pages that they open; --allow-host NAME keeps these out"
+        return [f"warning: anyone who can reach {self.host} can use this server (--api-key KEY restricts it){pages}"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +129,14 @@ class CapacityOptions:
     ] = 64
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Compute every prompt from its first token.")
+    ] = False
+    explain_cache: Annotated[
+        bool,
+        typer.Option(
+            "--explain-cache",
+            help="Reuse prompts to the token, not in whole pages, and show in replies and on the page what is cached: "
+            "for a server that nobody else uses, because it tells clients about each other's prompts.",
+        ),
     ] = False
     max_body: Annotated[str, typer.Option("--max-body", metavar="SIZE", help="Refuse larger requests (413).")] = "4MiB"
     grace: Annotated[

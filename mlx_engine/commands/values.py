@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mlx_engine.errors import size as size
+
 # Longer strings are cut to this length, followed by their full length.
 SHOWN_CHARACTERS = 200
 
@@ -63,17 +65,6 @@ def _common_type(values: Sequence[object]) -> str:
     names = {"str": "string", "tuple": "array", "list": "array", "ndarray": "array", "dict": "object"}
     types = {type(value).__name__ for value in values}
     return names.get(*types, *types) if len(types) == 1 else "value"
-
-
-def size(n_bytes: int | None) -> str:
-    """Format a number of bytes with a binary unit."""
-    if n_bytes is None:
-        return "?"
-    number, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while number >= 1024 and len(units) > 1:
-        number /= 1024
-        units.pop(0)
-    return f"{n_bytes} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
 def exact(n_bytes: int | None) -> str:

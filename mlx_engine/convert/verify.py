@@ -122,7 +122,7 @@ def _tensors(checkpoint: Checkpoint, plan: Plan, progress: Progress) -> Iterator
     stored = {tensor.stored(checkpoint.naming).name: tensor for tensor in found.values()}
     yield Finding(Level.PASS, "tensors", f"{len(stored):,}, with the names and shapes that the settings call for")
     if "output.weight" not in found:
-        yield Finding(Level.WARN, "head", "tied: it has no matrix of its own and uses the embedding table's")
+        yield Finding(Level.PASS, "head", "tied: it uses the matrix of the embedding table")
     yield from _values(checkpoint, list(stored), progress)
 
 

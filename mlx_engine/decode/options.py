@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
@@ -19,13 +22,64 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 256
 UNTIL_FULL = -1
 
+# Names of options in other projects, and on the command line where they differ from those in Python.
+ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "ctx_size": "context_len",
+    "stop_strings": "stop",
+    "model": "source",
+    "no_jit": "jit",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def names_options(function: Function) -> Function:
+    """Make a wrong keyword argument a TypeError that names `function` and the option that was meant.
+
+    The options of a run count as arguments of a function that takes `**options`.
+    """
+    name = function.__qualname__.removesuffix(".__init__")
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    takes_run_options = len(named) < len(parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **given: Any) -> Any:
+        known = list(dict.fromkeys([*named, *run_options()])) if takes_run_options else named
+        for wrong in given:
+            if wrong not in known:
+                raise TypeError(f"{name}() has no option {wrong!r}; {_meant(wrong, known)}")
+        return function(*args, **given)
+
+    return cast("Function", checked)
+
+
+def run_options() -> list[str]:
+    """Return the names of the options of a run: the fields of `Options` and of `Sampling`."""
+    return [f.name for kind in (Sampling, Options) for f in fields(kind) if f.name != "sampling"]
+
+
+def _meant(wrong: str, known: Sequence[str]) -> str:
+    """Return a hint: the option that a wrong name resembles, or all names."""
+    if "options" in known and wrong in run_options():
+        return f"pass options=Options.of({wrong}=...)"
+    if ALIASES.get(wrong) in known:
+        return f"the option is {ALIASES[wrong]}"
+    close = difflib.get_close_matches(wrong, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"it has {', '.join(n for n in known if n not in ('self', 'cls'))}"
+
 
 @dataclass(frozen=True)
 class Options:
     """Options of one run.
 
     Attributes:
-        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that.
+        max_tokens: the largest number of new tokens; None means 256, or what the context leaves; -1 all of that; 0
+            reads the prompt alone, into the prefix cache if there is one.
         sampling: the sampling options.
         kv: use a KV cache. Without it each pass runs the whole sequence again.
         stop: the text ends before the first of these strings to appear.
@@ -46,6 +100,7 @@ class Options:
     logprobs: int | None = None
 
     @classmethod
+    @names_options
     def of(cls, max_tokens: int | None = None, **values: Unpack[OptionValues]) -> Options:
         """Make options from keyword arguments: the fields of this class and of `Sampling`.
 
@@ -53,7 +108,7 @@ class Options:
 
         Raises:
             OptionError: a value is invalid.
-            TypeError: there is no such option.
+            TypeError: there is no such option; the message has the one that was meant.
         """
         given: dict[str, Any] = {**values}
         sampling = Sampling(**{f.name: given.pop(f.name) for f in fields(Sampling) if f.name in given})
@@ -61,10 +116,10 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check the values; raise OptionError if one is invalid."""
-        for option, unbounded in (("max_tokens", [UNTIL_FULL]), ("context_len", list[int]())):
+        for option, least, unbounded in (("max_tokens", 0, [UNTIL_FULL]), ("context_len", 1, list[int]())):
             n = getattr(self, option)
-            sound = n is None or (is_whole(n) and (n >= 1 or n in unbounded))
-            expected = ", ".join(["a whole number >= 1", *map(str, unbounded), "or none at all"])
+            sound = n is None or (is_whole(n) and (n >= least or n in unbounded))
+            expected = ", ".join([f"a whole number >= {least}", *map(str, unbounded), "or none at all"])
             require(sound, option=option, expected=expected, found=n)
         sound = self.timeout is None or (is_number(self.timeout) and self.timeout > 0)
         require(sound, option="timeout", expected="a finite number of seconds > 0, or none at all", found=self.timeout)

@@ -51,7 +51,13 @@ class Output:
         return "".join(self.pieces)
 
     def append(self, token: int, pick: Sampler, n_logprobs: int | None = None) -> None:
-        """Append a token that a sampler has chosen, with the log-probabilities of it and `n_logprobs` others."""
+        """Append a token that a sampler has chosen, with the log-probabilities of it and `n_logprobs` others.
+
+        If no token is wanted, the output ends without it.
+        """
+        if not self.max_tokens:
+            self.end("length")
+            return
         if self.logprobs is not None and n_logprobs is not None:
             self.logprobs.append(pick.logprobs(n_logprobs))
         self.token_ids.append(token)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -292,12 +293,16 @@ def _line(peer: socket.socket, limit: float) -> str:
     """Return the next line of a peer.
 
     Raises:
-        TimeoutError: it takes longer than the limit.
+        TimeoutError: the whole line takes longer than the limit.
         EOFError: the connection was closed.
     """
-    peer.settimeout(limit)
-    found = bytearray()
+    found, deadline = bytearray(), time.monotonic() + limit
+    arrival = select.poll()  # the timeout of the socket is also that of the thread that sends
+    arrival.register(peer, select.POLLIN)
     while not found.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not arrival.poll(left * 1e3):
+            raise TimeoutError
         byte = peer.recv(1)
         if not byte:
             raise EOFError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlx_engine.cache.pool import LONGEST_PASS
 from mlx_engine.cache.size import pool_nbytes
-from mlx_engine.errors import NotEnoughMemoryError
+from mlx_engine.errors import NotEnoughMemoryError, size
 from mlx_engine.models.outline import ALTERNATIVE, Outlined
 from mlx_engine.observe import log
 
@@ -89,8 +89,3 @@ def expansions(outlined: Outlined, backend: str) -> Iterator[str]:
                 f"{backend} has no kernel for {name}: {size(of.stored)} of weights take {size(of.held)} in float32; "
                 f"--quant {ALTERNATIVE.lower()} rounds them to {size(of.alternative)}, which is also faster"
             )
-
-
-def size(nbytes: int) -> str:
-    """Return bytes as text, in GiB or MiB."""
-    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"

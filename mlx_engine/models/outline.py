@@ -85,7 +85,6 @@ class OutlineBackend:
     Attributes:
         nbytes: bytes of all weights that have been prepared.
         n_mapped: those of them that stay in the mapped file.
-        n_left: bytes of the embedding tables that stay in the file, of which a pass reads a few rows.
         shapes: the shapes (N, K) of the matrices.
         saved: bytes that all matrices take more than as Q8_0.
         expanded: the matrices that take more memory than in the file, by their type.
@@ -93,7 +92,9 @@ class OutlineBackend:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend, self.nbytes, self.n_mapped, self.n_left, self.saved = backend, 0, 0, 0, 0
+        self._backend, self.nbytes, self.n_mapped, self.saved = backend, 0, 0, 0
+        self._left: dict[str, int] = {}
+        self._multiplied: set[str] = set()
         self.shapes: set[tuple[int, int]] = set()
         self.expanded: dict[str, Expanded] = {}
         self.types: Counter[GGMLType] = Counter()
@@ -112,6 +113,7 @@ class OutlineBackend:
             self.shapes.add((n_rows, weight.shape[-1]))
             self.types[weight.type] += weight.nbytes
             self.n_mapped += nbytes if views and isinstance(weight, Unread) and weight.is_stored else 0
+            self._multiplied.add(weight.name)
             alternative = self._as_alternative(weight, nbytes)
             self.saved += max(0, nbytes - alternative)
             if nbytes > weight.nbytes:
@@ -124,8 +126,17 @@ class OutlineBackend:
     def embeds_stored(self, table: Weight) -> bool:
         """Return whether the backend reads a table as it is stored."""
         is_left = self._backend.embeds_stored(table)
-        self.n_left += table.nbytes if is_left else 0
+        if is_left:
+            self._left[table.name] = table.nbytes
         return is_left
+
+    @property
+    def n_left(self) -> int:
+        """Bytes of the embedding tables that stay in the file, of which a pass reads a few rows.
+
+        A table that is also the head counts among `nbytes` alone.
+        """
+        return sum(nbytes for name, nbytes in self._left.items() if name not in self._multiplied)
 
     def stack(self, matrices: Sequence[Any]) -> Sequence[Any]:
         """Return the outlines of several matrices, which may be stacked: their bytes stay the same."""

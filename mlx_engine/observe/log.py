@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 LOGGER = logging.getLogger("mlx_engine")
@@ -15,6 +16,9 @@ LOGGER = logging.getLogger("mlx_engine")
 TRACE = 5
 LEVELS = {"off": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG, "trace": TRACE}
 VARIABLE = "MLX_ENGINE_LOG"
+
+# Called before an event is printed. Text on the same terminal may be in the middle of a line.
+before_event: Callable[[], None] | None = None
 
 # The warnings that have been printed.
 _warned: set[str] = set()
@@ -41,6 +45,11 @@ def warn(text: str) -> None:
         LOGGER.warning("warning: %s", text)
 
 
+def note(text: str) -> None:
+    """Print a line that the user should know, without a level: what was written to the disk."""
+    LOGGER.warning("%s", text)
+
+
 def event(level: int, name: str, **fields: Any) -> None:
     """Log one event. The record has the attribute `fields`; its text has them as `key=value`."""
     LOGGER.log(level, "%s", name, extra={"fields": fields})
@@ -52,6 +61,8 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
         parts = [record.getMessage(), *(f"{key}={shown(value)}" for key, value in fields.items())]
+        if before_event is not None:
+            before_event()
         sys.stderr.write(" ".join(parts) + "\n")
 
 

@@ -76,4 +76,4 @@ class Request:
     @property
     def longest(self) -> int:
         """The largest number of tokens of one answer that the KV cache holds: all but the last new token."""
-        return len(self.prompt_ids) + max(output.max_tokens for output in self.outputs) - 1
+        return len(self.prompt_ids) + max(1, *(output.max_tokens for output in self.outputs)) - 1

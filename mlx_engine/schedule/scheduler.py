@@ -285,7 +285,8 @@ class Scheduler:
         if not answer.unread:  # a pass that is under way computes its next token
             return False
         n_pending = self._passes.n_pending(answer)
-        return len(answer.output.token_ids) + n_pending < answer.output.max_tokens and not (answer.forks and n_pending)
+        most = max(1, answer.output.max_tokens)  # the prompt is run even if no token is wanted
+        return len(answer.output.token_ids) + n_pending < most and not (answer.forks and n_pending)
 
     def _alone(self, answer: Answer) -> list[Part]:
         """Return the next part of one answer, unless it runs already."""
@@ -345,6 +346,10 @@ class Scheduler:
             return
         for answer in map(answer_of, parts):
             n_prompt = len(answer.request.prompt_ids)
+            # The state after an answer is that of a whole page only by chance: keep those on the way.
+            at_page = self.prefix.whole_pages and answer.kv.length % self.pool.page == 0
+            if answer.output.token_ids and at_page and self.pool.states.n_slots:
+                self.prefix.insert(answer.ids[: answer.kv.length], answer.kv)
             # After each part of a prompt if there are windows: their layers soon give back the pages of its beginning.
             # The same if there is a state: a prefix is reused where its state is held.
             parts_count = self._has_windows or self.pool.states.n_slots > 0

@@ -22,7 +22,11 @@ from mlx_engine.schedule.request import Request
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
+# Characters of the text in the repr of a generation.
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, repr=False)
 class Generation:
     """The result of a run.
 
@@ -46,6 +50,16 @@ class Generation:
     logprobs: list[TokenLogprobs] | None = None
     n_cached: int = 0
     error: NotFiniteError | None = None
+
+    def __repr__(self) -> str:
+        is_short = len(self.text) <= SHOWN_CHARACTERS
+        text = self.text if is_short else self.text[: SHOWN_CHARACTERS - 1] + "…"
+        ended = "not ended" if self.finish_reason is None else f"ended by {self.finish_reason}"
+        rate = self.metrics.decode_tokens_per_second
+        rates = [] if rate is None else [f"{rate:,.1f} tokens/s"]
+        n = len(self.token_ids)
+        about = ", ".join([f"{n:,} {'token' if n == 1 else 'tokens'}", ended, *rates])
+        return f"<Generation {text!r}: {about}>"
 
 
 class Steps(Protocol):

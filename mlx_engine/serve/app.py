@@ -21,10 +21,11 @@ from starlette.types import Message, Receive, Scope, Send
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
 from mlx_engine.serve.connection import LINGER_SECONDS
-from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
+from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, cut, json_response
 from mlx_engine.serve.generation import Respond, chat, completion
 from mlx_engine.serve.limits import check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
+from mlx_engine.serve.origins import OriginGuard
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
 from mlx_engine.serve.prometheus import MEDIA_TYPE
 from mlx_engine.serve.service import Service
@@ -51,8 +52,9 @@ def create_app(service: Service) -> Starlette:
     routes = {"/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize}
     posts = {**routes, "/detokenize": detokenize}
     gets = {"/v1/models": models, "/v1/models/{name:path}": model, "/metrics": metrics}
+    guard = Middleware(OriginGuard, hosts=service.hosts, origins=service.origins, errors=service.metrics.errors)
     cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
-    return Starlette(
+    app = Starlette(
         routes=[
             *[Route(path, Endpoint(service, handler), methods=["POST"]) for path, handler in posts.items()],
             *[Route(path, Endpoint(service, handler), methods=["GET"]) for path, handler in gets.items()],
@@ -60,10 +62,13 @@ def create_app(service: Service) -> Starlette:
             Route("/openapi.json", Endpoint(service, openapi, is_open=True), methods=["GET"]),
             *page.routes(service.worker, refusal=partial(refusal, service)),
         ],
-        middleware=[cors] if service.origins else [],
+        middleware=[guard, cors] if service.origins else [guard],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
+    # A path with a slash too many is no path of this API: a redirect would go to wherever the header Host says.
+    app.router.redirect_slashes = False
+    return app
 
 
 def refusal(service: Service, headers: Headers) -> Response | None:
@@ -191,9 +196,10 @@ async def detokenize(service: Service, body: bytes, respond: Respond) -> None:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette calls this for no other error
+    path = cut(request.scope["path"])
     if error.status_code == 405:
-        message = f"{request.url.path}: expected another method than {request.method}; see the header Allow"
+        message = f"{path}: expected another method than {cut(request.method)}; see the header Allow"
     else:
-        message = f"{request.url.path}: expected a path of this API, found another; see /v1/models for one that exists"
+        message = f"{path}: expected a path of this API, found another; see /v1/models for one that exists"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()

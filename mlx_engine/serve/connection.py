@@ -1,14 +1,19 @@
 """A connection of the server: HTTP/1.1 as uvicorn has it, and limits on how long a client may make the server wait.
 
 uvicorn waits without an end for the head of a request, and for a client that does not read its reply. Each such client
-would keep a file descriptor.
+would keep a file descriptor. uvicorn also accepts connections until there are no descriptors, and then none at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 import sys
+import time
+from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import h11
@@ -26,6 +31,41 @@ LINGER_SECONDS = 2.0
 
 CODES = {408: "request_timeout", 431: "headers_too_large"}
 
+LOGGER = logging.getLogger("mlx_engine.serve")
+
+# The most connections, also where descriptors are many: each takes 15 KB, and is looked at ten times a second.
+MOST_CONNECTIONS = 4096
+# Connections that asyncio accepts in one turn of its loop, before it tells anybody of them.
+ACCEPTED_AT_ONCE = 16
+# Descriptors that are left for files, pipes, and connections that are accepted or closed at the moment.
+SPARE_DESCRIPTORS = 128
+# macOS allows no more than this where it says that it allows any number.
+OPEN_MAX = 10240
+# Seconds between two lines of the log about closed connections.
+LOG_SECONDS = 60.0
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and connections as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20), OPEN_MAX):
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            continue
+        return
+
+
+def most_connections() -> int:
+    """Return how many connections may be open, so that descriptors are left; at least 1."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    n_open = sum(1 for _ in Path("/dev/fd").iterdir())
+    return max(1, min(limit - n_open - SPARE_DESCRIPTORS, MOST_CONNECTIONS))
+
 
 class Patience(NamedTuple):
     """How many seconds the server waits for a client.
@@ -42,8 +82,46 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
+class Crowd:
+    """The idle connections of a server, those without a request, and the limit of all connections.
+
+    Args:
+        most: the most connections.
+        clock: read for the lines of the log, in seconds.
+    """
+
+    def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = most, clock
+        self._idle: dict[Connection, None] = {}  # the oldest first
+        self._n_closed, self._logged_at = 0, -LOG_SECONDS
+
+    def add(self, connection: Connection, n_open: int) -> None:
+        """Note that a connection is idle. If there are too many connections, close the oldest of the idle ones."""
+        self._idle[connection] = None
+        if n_open <= self._most:
+            return
+        oldest = next(iter(self._idle))
+        self.remove(oldest)
+        oldest.transport.abort()
+        self._n_closed += 1
+        if self._clock() - self._logged_at >= LOG_SECONDS:
+            LOGGER.warning(
+                f"connections: expected at most {self._most:,}, found more; closed the oldest idle ones "
+                f"({self._n_closed:,} since the last such line, which comes once a minute at most)"
+            )
+            self._n_closed, self._logged_at = 0, self._clock()
+
+    def remove(self, connection: Connection) -> None:
+        """Note that a connection is not idle any more, or is closed."""
+        self._idle.pop(connection, None)
+
+
 class Connection(H11Protocol):
     """A connection. The server calls `check` several times a second."""
+
+    def __init__(self, *given: Any, crowd: Crowd, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._crowd = crowd
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -51,10 +129,18 @@ class Connection(H11Protocol):
         self._waits_since = self._moved_at = self.loop.time()
         self._n_unsent = 0
         self._refused_at: float | None = None
+        self._crowd.add(self, len(self.connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._crowd.remove(self)
+        super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         self._waits_since = self.loop.time()
+        if not self.transport.is_closing():
+            self._crowd.add(self, len(self.connections))
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +148,12 @@ class Connection(H11Protocol):
         for start in range(0, len(data), PIECE):
             if self._refused_at is None:
                 super().data_received(data[start : start + PIECE])
+
+    def handle_events(self) -> None:
+        """Parse what has arrived; a request may begin."""
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._crowd.remove(self)
 
     def check(self, patience: Patience) -> None:
         """Close the connection if the client has made the server wait for too long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 
 import msgspec
 from starlette.responses import Response
@@ -18,6 +19,15 @@ PLACE = re.compile(r"(messages\S*) to be ")
 TOO_LONG = "the prompt is too long: with max_tokens, this model's maximum context length is exceeded on this server; "
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+# The largest number of characters of a name that an error repeats from its request, and of a whole message.
+MOST_NAME, MOST_MESSAGE = 200, 1000
+
+
+def cut(text: str, most: int = MOST_NAME) -> str:
+    """Return a text of at most `most` characters, without those in its middle."""
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 class ApiError(Exception):
@@ -39,8 +49,9 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, cut(message, MOST_MESSAGE), code
+        self.param = None if param is None else cut(param)
+        super().__init__(self.message)
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, object]:
@@ -71,16 +82,23 @@ def api_error(error: Exception, prompt: str) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    text = _without_folder(str(error))
     if isinstance(error, ContextLengthError):
-        return ApiError(400, TOO_LONG + str(error), param=prompt, code="context_length_exceeded")
+        return ApiError(400, TOO_LONG + text, param=prompt, code="context_length_exceeded")
     if isinstance(error, OptionError):
         place = PLACE.match(error.expected)
         param = place[1] if place else prompt if error.option == "prompt" else error.option
-        return ApiError(400, str(error), param=param, code="invalid_value")
+        return ApiError(400, text, param=param, code="invalid_value")
     if isinstance(error, ChatTemplateError | TokenizerError):
-        return ApiError(400, str(error), param=prompt, code="invalid_value")
+        return ApiError(400, text, param=prompt, code="invalid_value")
     if isinstance(error, EngineError):
-        return ApiError(500, str(error), code="engine_error")
+        return ApiError(500, text, code="engine_error")
     found = type(error).__name__
     message = f"this request: expected an answer, found an internal error ({found}); the server's log has its traceback"
     return ApiError(500, message, code="internal_error")
+
+
+def _without_folder(text: str) -> str:
+    """Return a message without the folder of its place: where the server's files lie is no client's business."""
+    place, colon, rest = text.partition(": ")
+    return f"{PurePath(place).name}{colon}{rest}" if PurePath(place).is_absolute() else text

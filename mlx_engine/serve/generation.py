@@ -66,7 +66,7 @@ def _about(service: Service, params: ChatRequest | CompletionRequest) -> dict[st
         "fingerprint": service.fingerprint,
         "n_logprobs": params.n_logprobs,
         "includes_usage": params.includes_usage,
-        "shows_expected": service.shows_expected,
+        "explains_cache": service.explains_cache,
         "bandwidth": lambda: service.bandwidth,  # it may be measured before the reply is complete
         "clock": service.clock,
     }

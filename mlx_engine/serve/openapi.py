@@ -37,10 +37,10 @@ TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
 
 # What the types of parameters do not say.
 LIMITS: Mapping[str, Schema] = {
-    "max_tokens": {"minimum": 1},
-    "max_completion_tokens": {"minimum": 1},
+    "max_tokens": {"minimum": 0},
+    "max_completion_tokens": {"minimum": 0},
     "temperature": {"minimum": 0},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_p": {"minimum": 0, "maximum": 1},
     "top_k": {"minimum": -1},
     "min_p": {"minimum": 0, "maximum": 1},
     "repetition_penalty": {"exclusiveMinimum": 0},
@@ -58,6 +58,7 @@ LIMITS: Mapping[str, Schema] = {
 ERRORS = {
     400: "A parameter is invalid; `param` names it.",
     401: "The API key is missing or wrong.",
+    403: "The host is none of this server, the request comes from another web page, or a body is not declared as JSON.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -65,7 +66,7 @@ ERRORS = {
     500: "The server has a fault.",
     503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
 }
-POST_ERRORS, GENERATION_ERRORS = (400, 401, 408, 413, 500, 503), (400, 401, 404, 408, 413, 429, 500, 503)
+POST_ERRORS, GENERATION_ERRORS = (400, 401, 403, 408, 413, 500, 503), (400, 401, 403, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
@@ -98,10 +99,10 @@ OPERATIONS = [
     Operation(
         "post", "/detokenize", "detokenize", "Return the text of ids", replies.Text, POST_ERRORS, DetokenizeRequest
     ),
-    Operation("get", "/v1/models", "models", "List the model", replies.ModelList, (401, 503)),
-    Operation("get", "/v1/models/{name}", "model", "Describe the model", replies.Model, (401, 404, 503)),
-    Operation("get", "/health", "health", "Report whether requests are taken", replies.Health, ()),
-    Operation("get", "/metrics", "metrics", "Report metrics as Prometheus' text", None, (401,)),
+    Operation("get", "/v1/models", "models", "List the model", replies.ModelList, (401, 403, 503)),
+    Operation("get", "/v1/models/{name}", "model", "Describe the model", replies.Model, (401, 403, 404, 503)),
+    Operation("get", "/health", "health", "Report whether requests are taken", replies.Health, (403,)),
+    Operation("get", "/metrics", "metrics", "Report metrics as Prometheus' text", None, (401, 403)),
 ]
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
 from mlx_engine.serve import noops
-from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.tokenizer.messages import ROLES
 
 # The default of OpenAI's /v1/completions.
@@ -103,7 +103,7 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         # -1 has a meaning in `Options` alone: here None is "as many as fit".
         for name in ("max_tokens", "max_completion_tokens"):
             n = getattr(self, name, None)
-            _require(n is None or n >= 1, name, "a whole number >= 1, or none at all", n)
+            _require(n is None or n >= 0, name, "a whole number >= 0, or none at all", n)
         without_stream = self.stream_options is not None and not self.stream
         _require(not without_stream, "stream_options", "stream to be true if stream_options are given", self.stream)
 
@@ -243,11 +243,11 @@ def _whole(value: Any) -> Any:
 def _explained(text: str) -> ApiError:
     """Return the API error for a message of msgspec."""
     match = PLACE.fullmatch(text)
-    what, place = (match[1], match[2]) if match else (text, "")
+    what, place = (match[1], cut(match[2])) if match else (text, "")
     field = FIELD.fullmatch(what)
     if field is None:
         return ApiError(400, f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
-    name = f"{place}.{field[2]}" if place else field[2]
+    name = cut(f"{place}.{field[2]}" if place else field[2])
     if field[1].startswith("missing"):
         return ApiError(
             400, f"{name}: missing; this parameter is required", param=name, code="missing_required_parameter"

@@ -31,7 +31,7 @@ class Reply(ABC):
         fingerprint: names what computed the answer.
         n_logprobs: the alternatives to list per token; None leaves out log-probabilities.
         includes_usage: whether chunks have the key `usage`, which is null in all but the last.
-        shows_expected: whether the explanation of a cache miss shows tokens of other requests.
+        explains_cache: whether the reply says where the prompts leave the prefix cache.
         bandwidth: returns the memory bandwidth in bytes per second; None if it is unknown.
         clock: the clock of the job's times.
     """
@@ -49,12 +49,12 @@ class Reply(ABC):
         fingerprint: str,
         n_logprobs: int | None = None,
         includes_usage: bool = False,
-        shows_expected: bool = True,
+        explains_cache: bool = True,
         bandwidth: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._job, self._tokenizer, self._n_logprobs = job, tokenizer, n_logprobs
-        self._shows_expected, self._bandwidth, self._clock = shows_expected, bandwidth, clock
+        self._explains_cache, self._bandwidth, self._clock = explains_cache, bandwidth, clock
         self._usage: Json = {"usage": None} if includes_usage else {}
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._head: Json = {
@@ -126,7 +126,8 @@ class Reply(ABC):
         ]
         seed = self._job.requests[0].options.sampling.seed
         cache = [
-            explained(request, self._tokenizer, shows_expected=self._shows_expected) for request in self._job.requests
+            explained(request, self._tokenizer) if self._explains_cache else {"cached_tokens": request.n_cached}
+            for request in self._job.requests
         ]
         return {
             "digest": digests[0],

@@ -54,15 +54,17 @@ class ShownTokens(Reply):
     text: str
 
 
-class Reuse(Reply):
-    """What was reused of a prompt's keys and values, and why not more; `reuse.py` describes the keys."""
+Cause = Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"]
 
-    cached_tokens: int
-    agreeing_tokens: int
-    cause: Literal["disabled", "first_use", "differs", "retokenized", "evicted", "window", "state", "memory"] | None
-    position: int | None
-    found: ShownTokens | None
-    expected: ShownTokens | None
+
+class Reuse(CachedTokens):
+    """What was reused of a prompt's keys and values; with --explain-cache alone also why not more, see `reuse.py`."""
+
+    agreeing_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    cause: Cause | msgspec.UnsetType | None = msgspec.UNSET
+    position: int | msgspec.UnsetType | None = msgspec.UNSET
+    found: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
+    expected: ShownTokens | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Receipt(Reply):

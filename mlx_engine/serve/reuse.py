@@ -9,8 +9,8 @@ from mlx_engine.schedule import Request
 from mlx_engine.tokenizer import Tokenizer
 
 
-def explained(request: Request, tokenizer: Tokenizer, *, shows_expected: bool = True) -> dict[str, object]:
-    """Return what the prefix cache had of a prompt.
+def explained(request: Request, tokenizer: Tokenizer) -> dict[str, object]:
+    """Return what the prefix cache had of a prompt. It tells about the prompts of others.
 
     Keys:
         cached_tokens: tokens of the prompt that were not computed again.
@@ -30,7 +30,6 @@ def explained(request: Request, tokenizer: Tokenizer, *, shows_expected: bool = 
     Args:
         request: a request that has been admitted.
         tokenizer: the tokenizer of its ids.
-        shows_expected: whether the tokens in the cache may be shown: they may be somebody else's.
     """
     match = request.match
     known: dict[str, object] = {"cached_tokens": request.n_cached, "agreeing_tokens": match.agreeing if match else 0}
@@ -48,7 +47,7 @@ def explained(request: Request, tokenizer: Tokenizer, *, shows_expected: bool = 
         "cause": "retokenized" if is_same else "differs",
         "position": match.agreeing,
         "found": _shown(tokenizer, found),
-        "expected": _shown(tokenizer, match.expected) if shows_expected else None,
+        "expected": _shown(tokenizer, match.expected),
     }
 
 

@@ -7,15 +7,19 @@ import math
 import socket
 import time
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
 from mlx_engine.errors import AddressInUseError, OptionError
-from mlx_engine.serve.connection import PATIENCE, Connection, Patience
+from mlx_engine.serve.connection import ACCEPTED_AT_ONCE, PATIENCE, Connection, Crowd, Patience
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.worker import Worker
+
+# Connections that the system keeps until they are accepted.
+BACKLOG = 1024
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -31,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
             found = stack.enter_context(socket.socket(family, kind, proto))
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
-            found.listen(1024)
+            found.listen(BACKLOG)
             stack.pop_all()
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -46,12 +50,28 @@ class Server(uvicorn.Server):
 
     At the first signal new requests are refused with 503, and running answers may take `grace` seconds to end. A second
     signal ends them at once: their clients get an error.
+
+    Args:
+        app: the application.
+        worker: the engine thread.
+        grace: seconds.
+        patience: how long the server waits for its clients.
+        crowd: the most connections, and the idle ones.
     """
 
-    def __init__(self, app: Starlette, worker: Worker, *, grace: float = 30.0, patience: Patience = PATIENCE) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        worker: Worker,
+        *,
+        grace: float = 30.0,
+        patience: Patience = PATIENCE,
+        crowd: Crowd | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=partial(Connection, crowd=crowd or Crowd()),  # type: ignore[arg-type]
+            backlog=ACCEPTED_AT_ONCE,
             loop="asyncio",
             ws="none",
             lifespan="on",
@@ -67,6 +87,12 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._worker, self._grace, self._patience = worker, grace, patience
         self._deadline: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and let the system keep more connections than are accepted at once."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to stop at the first signal, and stop at the second."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import mlx_engine
 from mlx_engine.engine import Engine
-from mlx_engine.serve.errors import ApiError
+from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
 from mlx_engine.serve.recorder import Recorder
@@ -29,10 +29,12 @@ class Service:
         api_key: the key that requests must have; None for none.
         max_body: the largest body of a request in bytes.
         keep_alive_seconds: a stream without news gets a comment so often.
+        hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
         keeps_history: whether the ids of answers are kept for the next turns of their conversations. Then the ids of a
             prompt depend on earlier requests with the same text; it serves the prefix cache only.
-        shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
+        explains_cache: whether a reply says where a prompt leaves the prefix cache, which tells a client how far the
+            prompt of another agrees.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
         recorder: writes the journal; None for none.
@@ -47,9 +49,10 @@ class Service:
     api_key: str | None = None
     max_body: int = MAX_BODY
     keep_alive_seconds: float = 5.0
+    hosts: Collection[str] | None = None
     origins: Sequence[str] = ()
     keeps_history: bool = True
-    shows_expected: bool = True
+    explains_cache: bool = True
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
     recorder: Recorder | None = None
@@ -93,5 +96,5 @@ class Service:
             ApiError: it is another model.
         """
         if name is not None and name != self.model:
-            message = f"model: expected {self.model!r}, the model of this server, found {name!r}; see /v1/models"
+            message = f"model: expected {self.model!r}, the model of this server, found {cut(name)!r}; see /v1/models"
             raise ApiError(404, message, param="model", code="model_not_found")

@@ -97,11 +97,14 @@ class PrefixNode(msgspec.Struct, frozen=True):
 
 
 class PrefixStatus(msgspec.Struct, frozen=True):
-    """The prefix cache: the nodes that were used last, each after its parent, and what the cache has done so far."""
+    """The prefix cache: the nodes that were used last, each after its parent, and what the cache has done so far.
 
-    nodes: tuple[PrefixNode, ...]
-    n_nodes: int
-    n_tokens: int
+    The nodes and their numbers are None for a cache of whole pages: they say which tokens prompts have in common.
+    """
+
+    nodes: tuple[PrefixNode, ...] | None
+    n_nodes: int | None
+    n_tokens: int | None
     queries: int
     hits: int
     queried_tokens: int
@@ -202,9 +205,12 @@ class Monitor:
         cache, now = scheduler.prefix, self._clock()
         if cache is None or (now - self._tree_read_at < TREE_INTERVAL and scheduler.has_work):
             return self._tree
-        nodes = tuple(_prefix_node(node, self._text_of) for node in cache.snapshot(N_NODES))
         self._tree_read_at = now
-        self._tree = PrefixStatus(nodes, cache.n_nodes, cache.n_tokens, **vars(cache.stats))
+        if cache.whole_pages:
+            self._tree = PrefixStatus(None, None, None, **vars(cache.stats))
+        else:
+            nodes = tuple(_prefix_node(node, self._text_of) for node in cache.snapshot(N_NODES))
+            self._tree = PrefixStatus(nodes, cache.n_nodes, cache.n_tokens, **vars(cache.stats))
         return self._tree
 
 

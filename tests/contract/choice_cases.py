@@ -41,6 +41,7 @@ CASES = [
     OpCase("sample", "last", sample(Sampling(temperature=1.5), 1 - 2**-53)),
     OpCase("sample", "top-k", sample(Sampling(temperature=2.0, top_k=3), 0.99)),
     OpCase("sample", "top-p", sample(Sampling(temperature=1.0, top_p=0.5), 0.99)),
+    OpCase("sample", "top-p-of-0", sample(Sampling(temperature=1.0, top_p=0), 0.99)),
     OpCase("sample", "min-p", sample(Sampling(temperature=1.0, min_p=0.3), 0.99)),
     OpCase("sample", "penalty", sample(Sampling(temperature=1.0, repetition_penalty=5.0), 0.8, (1, 2, 30, 31, 32))),
     OpCase("sample", "greedy-with-penalty", sample(Sampling(repetition_penalty=1e6), 0.5, tuple(range(0, 40, 2)))),

@@ -152,8 +152,10 @@ def test_the_last_threadgroup_may_read_what_others_have_published():
 
 
 def test_notes_end_nothing():
-    (same,) = noted(simple("y[0] = 7.0f;"), build="races")
+    same, rest = noted(simple("y[0] = 7.0f;"), build="races")
     assert (same.kind, same.is_note, same.times) == ("same value", True, 63)
+    assert (rest.kind, rest.is_note) == ("not written", True)
+    assert rest.text.startswith("63 of 64 elements of 'y' were not written, the first is 1\n")
     (unwritten,) = noted(
         simple("threadgroup float t[64]; uint i = thread_position_in_grid.x; y[i] = t[i];"), build="races"
     )

@@ -69,11 +69,12 @@ def found(request: Request) -> str:
 
 def run(
     of: Model, asked: Sequence[Request], *, slots: int, page: int = 64, n_tokens: int | None = None, apart: int = 0,
-    prefix: bool = False, **options: int,
+    prefix: bool = False, whole_pages: bool = False, **options: int,
 ) -> Scheduler:  # fmt: skip
     """Answer requests, together or so many steps apart."""
     pool = of.new_pool(n_tokens or sum(request.longest for request in asked), n_sequences=slots, page=page)
-    scheduler = Scheduler(of, pool, slots=slots, prefix=PrefixCache(pool) if prefix else None, **options)
+    cache = PrefixCache(pool, whole_pages=whole_pages) if prefix else None
+    scheduler = Scheduler(of, pool, slots=slots, prefix=cache, **options)
     for request in asked:
         scheduler.submit(request)
         for _ in range(apart):
@@ -170,6 +171,21 @@ def test_an_answer_has_the_same_bits_in_every_batch(architecture: str):
 @pytest.mark.parametrize("architecture", SETTINGS)
 def test_an_answer_has_the_same_bits_after_a_prefix_hit(architecture: str):
     assert after_hits(architecture, "Q8_0", [1, 15, 16, 17, 48, 63, 64, 73, 74], 16) == 0
+
+
+@pytest.mark.parametrize("architecture", SETTINGS)
+def test_a_next_turn_reuses_whole_pages_alone_and_has_the_same_bits(architecture: str):
+    """Also those of the answer: a model with a state needs the state there."""
+    of, prompt = model(architecture, "Q8_0"), ids(0)[:37]
+    first = request_of(prompt, KINDS[0], max_tokens=30)
+    run(of, [first], slots=1)
+    turn = [*prompt, *first.output.token_ids[:29], 3, 4]
+    again, second, cold = (request_of(ids, KINDS[0], max_tokens=n) for ids, n in ((prompt, 30), (turn, N), (turn, N)))
+    run(of, [again, second], slots=1, page=16, n_tokens=256, prefix=True, whole_pages=True)
+    is_windowed = architecture in ("gemma2", "gemma3", "gemma4", "mistral")
+    assert second.n_cached in ((0, 16, 32, 48, 64) if is_windowed else (64,))
+    run(of, [cold], slots=1)
+    assert found(second) == found(cold)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen35"])

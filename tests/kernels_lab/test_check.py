@@ -1,6 +1,8 @@
 """`check`: right kernels pass, wrong ones are caught, and the words say where to look."""
 
+import io
 import re
+import sys
 
 import mlx.core as mx
 import numpy as np
@@ -164,3 +166,115 @@ def test_an_executor_that_is_not_there_is_refused_with_the_reason():
     absent = next(name for name in ("metal", "cuda") if unavailable(name) is not None)
     with pytest.raises(ExecutorUnavailableError, match=f"kernels cannot run on '{absent}': MLX finds no"):
         kernels.check(SCALE, executor=absent)
+
+
+# ---- what is said of several mistakes, and of all shapes ----
+
+NEXT = changed(
+    SCALE,
+    source="const uint i = thread_position_in_grid.x; if (i < N) y[i] = x[i] * a[0] + x[i + 1];",
+    inputs={"x": "N", "a": "1"},
+    outputs={"y": "N"},
+    reference=lambda x, a: a * x,
+)
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 7, 33])
+def test_a_read_past_the_end_is_named_for_every_length(n):
+    verdict = check(NEXT, [{"N": n}])
+    text = str(verdict)
+    assert f"read input 'x' ({4 * n} bytes), at byte {4 * n}: just past its end, near body, line 1" in text
+    assert f"thread ({(n - 1) % 32}, 0, 0)" in text
+    assert verdict.failures[0].rank == 0
+
+
+def test_the_finding_of_a_larger_shape_is_shown_before_the_wrong_value_of_a_smaller_one():
+    source = "const uint i = thread_position_in_grid.x; if (i < N) y[i] = N < 9 ? 0.0f : x[i < 9 ? i : i + 1] * a[0];"
+    verdict = check(changed(NEXT, source=source), [{"N": 2}, {"N": 7}, {"N": 13}, {"N": 40}])
+    assert [failure.rank == 0 for failure in verdict.failures] == [False, False, True, True]
+    lines = str(verdict).splitlines()
+    assert lines[1] == "clearest: N=13"
+    assert "read input 'x' (52 bytes), at byte 52: just past its end" in lines[3]
+    assert lines[-2:] == ["also wrong: N=2; N=7; N=40", "again: kernels.check(scale, [{'N': 13}], seeds=[0])"]
+
+
+def test_a_wrong_value_is_said_after_what_explains_it():
+    """The first seed reads the bytes past the end, as no page is unmapped there, and its value is wrong."""
+    source = "const uint i = thread_position_in_grid.x; if (i < N) y[i] = x[int(i) - 1] * a[0];"
+    (failure,) = check(changed(NEXT, source=source), [{"N": 5}], seeds=(0,)).failures
+    assert failure.build == "races"
+    assert failure.text.startswith(
+        "kernel 'scale': read input 'x' (20 bytes), 4 bytes before its start, at body, line 1"
+    )
+    assert failure.text.splitlines()[3].startswith("y[0]: expected ")
+
+
+def test_elements_that_are_not_written_are_counted_beside_a_wrong_value():
+    verdict = check(rewritten(SCALE, "i < N", "i + 8 < N"), [{"N": 13}], dtypes=["float32"])
+    assert "8 of 13 elements of 'y' were not written, the first is 5" in str(verdict)
+
+
+# ---- ties ----
+
+TOP = Experiment(
+    name="top",
+    source="""
+    const uint row = thread_position_in_grid.x;
+    float last = INFINITY;
+    int last_at = -1;
+    for (uint k = 0; row < V && k < K; k++) {
+      float best = -INFINITY;
+      int at = -1;
+      for (int i = 0; i < N; i++) {
+        const float v = x[row * N + i];
+        const bool left = v < last || (v == last && i > last_at);
+        if (left && v > best) { best = v; at = i; }
+      }
+      values[row * K + k] = last = best;
+      places[row * K + k] = last_at = at;
+    }
+""",
+    inputs={"x": "V N"},
+    outputs={"values": "V K", "places": "int32 V K"},
+    reference=lambda x, K: (-np.sort(-x)[:, :K], np.argsort(-x, kind="stable")[:, :K]),
+    threads=lambda V: V,
+    threadgroup=32,
+    sizes=[{"V": 1, "N": 4, "K": 4}, {"V": 3, "N": 9, "K": 2}, {"V": 2, "N": 33, "K": 5}],
+)
+
+
+def test_a_kernel_that_compares_also_gets_equal_numbers():
+    verdict = check(TOP, None, seeds=(0, 1))
+    assert verdict
+    assert verdict.shapes == 5  # two of them a second time
+    wrong = rewritten(TOP, "v < last || (v == last && i > last_at)", "v < last")
+    verdict = check(wrong, None, seeds=(0, 1))
+    assert not verdict
+    assert all(failure.shape.endswith(", of few distinct numbers") for failure in verdict.failures)
+    assert check(changed(wrong, ties=False), None, seeds=(0, 1))
+
+
+# ---- sizes, and what is shown meanwhile ----
+
+
+def test_sizes_and_least_of_an_experiment_are_kept():
+    assert check(changed(SCALE, sizes={"N": [2, 5]}), None, seeds=[0], dtypes=["float32"]).shapes == 2
+    assert check(changed(SCALE, sizes=[{"N": 7}]), {"N": [2, 5, 6]}, seeds=[0], dtypes=["float32"]).shapes == 3
+    least = changed(SCALE, least={"N": 20})
+    assert [sizes["N"] for sizes in least.ragged()][:3] == [20, 31, 32]
+    with pytest.raises(ValueError, match="expected sizes >= 1 of N from 20 on, found N=3"):
+        check(least, [{"N": 3}])
+
+
+def test_a_terminal_shows_a_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    assert check(SCALE, [{"N": 3}], seeds=[0], dtypes=["float32"])
+    assert "checking scale, shapes" in sys.stderr.getvalue()
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert check(SCALE, [{"N": 3}], seeds=[0], dtypes=["float32"])
+    assert not sys.stderr.getvalue()

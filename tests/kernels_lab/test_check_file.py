@@ -62,7 +62,7 @@ def write(tmp_path):
 
 
 def test_a_program_is_run_with_its_arguments(write):
-    assert check(write("program.py", PROGRAM), 9, 5).stdout == "arguments ['9', '5']\ncopy: 2 calls, all right\n"
+    assert check(write("program.py", PROGRAM), 12, 12).stdout == "arguments ['12', '12']\ncopy: 2 calls, all right\n"
     assert check(write("show.py", PROGRAM.replace("map(int", "map(len")), "--", "--deep").stdout.startswith(
         "arguments ['--deep']\ncopy: 1 call"
     )
@@ -70,12 +70,32 @@ def test_a_program_is_run_with_its_arguments(write):
 
 def test_a_mistake_is_told_with_the_lines_of_the_program_and_of_the_kernel(write):
     file = write("program.py", PROGRAM)
-    out = check(file, 9, 13, code=1).stdout.splitlines()
+    out = check(file, 12, 13, code=1).stdout.splitlines()
     assert out[1:3] == [
         "copy: 1 call, all right",
         f"{file}:8: kernel 'copy': read input 'x' (48 bytes), at byte 48: just past its end, near body, line 1: "
         "`y[thread_position_in_grid.x] = x[thread_position_in_grid.x];`",
     ]
+
+
+def test_outputs_that_no_thread_has_written_are_told(write):
+    """They are no mistake: a program may know which ones it does not read."""
+    out = check(write("half.py", PROGRAM), 5, 9).stdout.splitlines()
+    assert out[1:3] == [
+        "copy: 2 calls, no mistake, but some of the output was not written",
+        "note: kernel 'copy': 7 of 12 elements of 'y' were not written, the first is 5",
+    ]
+    filled = PROGRAM.replace("output_dtypes=", "init_value=0, output_dtypes=")
+    assert filled != PROGRAM
+    assert check(write("filled.py", filled), 5, 9).stdout.splitlines()[1:] == ["copy: 2 calls, all right"]
+
+
+@pytest.mark.parametrize("n", [12, 13])
+def test_a_read_just_past_the_end_is_told_whatever_the_length(write, n):
+    past = PROGRAM.replace("= x[thread_position_in_grid.x]", "= x[thread_position_in_grid.x + 1]").replace("12", str(n))
+    out = check(write("past.py", past), n, code=1).stdout
+    assert f"kernel 'copy': read input 'x' ({4 * n} bytes), at byte {4 * n}: just past its end" in out
+    assert f"thread ({n - 1}, 0, 0)" in out
 
 
 def test_a_mistake_that_the_program_catches_is_told(write):
@@ -105,7 +125,7 @@ def test_mistakes_and_notes_are_values_in_json(write):
     assert race["place"]["thread"] != race["other"]["thread"]
     assert "write after write of output 'y'" in found["findings"][0]
     same = PROGRAM.replace("= x[thread_position_in_grid.x]", "= x[0]").replace("y[thread_position_in_grid.x]", "y[0]")
-    (note,) = json.loads(check(write("same.py", same), "--json", 9).stdout)["notes"]["copy"]
+    note, _ = json.loads(check(write("same.py", same), "--json", 9).stdout)["notes"]["copy"]
     assert (note["kind"], note["is_note"]) == ("same value", True)
     assert "note: kernel 'copy': two threads write the same value" in check(write("same.py", same), 9).stdout
 
@@ -117,7 +137,7 @@ def test_a_program_that_checks_nothing_has_not_passed(write):
 
 
 def test_a_programs_exit_is_no_mistake_of_its_kernels(write):
-    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(3)\n"), 9).stdout
+    assert "copy: 1 call, all right" in check(write("program.py", PROGRAM + "sys.exit(3)\n"), 12).stdout
 
 
 def test_experiments_of_a_file_are_checked(write):
@@ -126,7 +146,7 @@ def test_experiments_of_a_file_are_checked(write):
     assert "half (emulator): 4 shapes, 8 runs, 4 shapes wrong" in check(wrong, code=1).stdout
     assert "`0.5` has no suffix" in check(right, "--suffixes", code=1).stdout
     shape = write("shape.py", EXPERIMENT.replace("x / DIVISOR", "x[:0]"))
-    assert "half.reference: expected y (1,), found (0,)" in check(shape, code=1).stdout
+    assert "half.reference for N=1: expected y (1,), found (0,)" in check(shape, code=1).stdout
 
 
 def test_a_metal_file_is_compiled_and_what_it_includes_is_read_each_time(write):

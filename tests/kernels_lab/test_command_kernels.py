@@ -95,6 +95,16 @@ def test_without_a_gpu_bench_refuses_unless_asked_for_counts():
     assert "MLX finds no Metal GPU" in mistake("check", "-e", "metal")
 
 
+def test_a_machine_without_any_executor_is_told_what_each_needs(monkeypatch):
+    monkeypatch.setattr(
+        "kernels.launch.executors", lambda: {"metal": "no GPU", "cuda": "no CUDA", "emulator": "no clang"}
+    )
+    expected = (
+        "executor: expected one of metal, cuda, emulator, found none that works here: metal: no GPU; cuda: no CUDA; "
+    )
+    assert expected + "cuda: no CUDA; emulator: no clang" in mistake("bench")
+
+
 def test_source_shows_the_text():
     assert "[[kernel]] void custom_kernel_matvec" in run("source", "matvec").out
     body = run("source", "matvec", "--body").out

@@ -4,8 +4,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import kernels
 from kernels import check
-from kernels.lab.arrays import parse
+from kernels.blocks import Q4_0
+from kernels.emulator import unavailable
+from kernels.lab.arrays import AS_BLOCKS, SPLIT, parse
+from mlx_engine.quant import BY_NAME, dequantize
 from tests.kernels_lab.toys import PRODUCT, SCALE, changed
 
 
@@ -106,7 +110,7 @@ def test_a_function_that_asks_for_what_nobody_knows_is_refused():
 
 def test_a_reference_of_the_wrong_shape_is_refused():
     wrong = changed(SCALE, reference=lambda x: x[:-1])
-    with pytest.raises(ValueError, match=r"scale.reference: expected y \(4,\), found \(3,\)"):
+    with pytest.raises(ValueError, match=r"scale.reference for N=4: expected y \(4,\), found \(3,\); if"):
         list(wrong.expected({"N": 4}, wrong.launch({"N": 4})[1]))
 
 
@@ -119,7 +123,7 @@ def test_a_reference_of_the_wrong_shape_is_refused():
         ({"inputs": {"x": "float N", "a": "1"}}, r"scale: x: .*found 'float' in 'float N'; write float32; types are"),
         ({"inputs": {"x": "half N", "a": "1"}}, "write float16"),
         ({"inputs": {"x": "f16 N", "a": "1"}}, "found 'f16' in 'f16 N'; types are"),
-        ({"inputs": {"x": "q4_k N 32", "a": "1"}}, "found 'q4_k'"),
+        ({"inputs": {"x": "q9_k N 32", "a": "1"}}, "found 'q9_k'"),
         (
             {"constants": {"eps": 1e-5}},
             "expected int or bool constants, found eps=1e-05; write a float",
@@ -195,3 +199,66 @@ def test_one_shape_is_beyond_indices_of_16_bits():
     found = check(narrow, [{"N": 65537}], dtypes=["float32"], builds=["undefined"], executor="emulator")
     assert not found
     assert any(note.kind == "truncation" for note in found.notes)
+
+
+# ---- stored types ----
+
+
+@pytest.mark.parametrize("type_", SPLIT)
+def test_every_type_of_the_kernels_is_packed_quants_and_scales(type_):
+    of = SPLIT[type_]
+    matrix = changed(PRODUCT, inputs={"x": "1 K", "w": f"{type_} N K"})
+    assert matrix.axes["K"] == of.group
+    launch, numbers = matrix.launch({"N": 3, "K": 2 * of.group})
+    wq, ws = launch.inputs[1:]
+    assert (wq.shape, wq.dtype) == ((3, 2 * of.group * of.bits // 32), mx.uint32)
+    assert ws.dtype == of.dtype
+    assert numbers["w"].shape == (3, 2 * of.group)
+    assert len(np.unique(numbers["w"])) > of.group // 2
+
+
+@pytest.mark.parametrize("type_", AS_BLOCKS)
+def test_other_types_are_the_bytes_of_a_file(type_):
+    kind, size = AS_BLOCKS[type_]
+    matrix = changed(PRODUCT, inputs={"x": "1 K", "w": f"{type_} N K"})
+    launch, numbers = matrix.launch({"N": 3, "K": 2 * size})
+    raw = np.array(launch.inputs[1])
+    assert (raw.shape, raw.dtype) == ((3, 2 * kind.itemsize), np.uint8)
+    weights = dequantize(raw.reshape(-1), BY_NAME[type_.upper()]).reshape(3, -1)
+    assert np.array_equal(numbers["w"], weights)
+    assert np.isfinite(weights).all()
+
+
+def test_blocks_of_a_file_can_be_given():
+    blocks = np.zeros((2, 3), Q4_0)
+    blocks["d"], blocks["qs"] = [[1], [2]], 0x19
+    _, numbers = changed(PRODUCT, inputs={"x": "1 K", "w": "q4_0 N K"}, data=lambda: {"w": blocks}).launch(
+        {"N": 2, "K": 96}
+    )
+    assert numbers["w"][:, [0, 16, 95]].tolist() == [[1, -7, -7], [2, -14, -14]]
+    with pytest.raises(ValueError, match=r"expected a kernels.StoredMatrix for a matrix of affine4_g32_f16"):
+        changed(PRODUCT, inputs={"x": "1 K", "w": "affine4_g32_f16 N K"}, data=lambda: {"w": blocks}).launch(
+            {"N": 2, "K": 96}
+        )
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_a_kernel_multiplies_q4_0():
+    source = PRODUCT.source.replace(
+        "int(wq[(row * K + k) / 4] >> (k % 4 * 8) & 0xffu) - 128",
+        "int(wq[(row * K + k) / 8] >> (k % 8 * 4) & 0xfu) - 8",
+    )
+    four = changed(PRODUCT, source=source, inputs={"x": "1 K", "w": "q4_0 N K"})
+    assert kernels.check(four, {"N": [1, 5], "K": [32, 96]}, executor="emulator", seeds=(0, 1))
+
+
+def test_errors_of_a_reference_name_the_sizes():
+    wrong = changed(SCALE, reference=lambda x: np.partition(x, 9))
+    with pytest.raises(ValueError, match=r"scale.reference for N=4: ValueError: kth\(=9\) out of bounds"):
+        list(wrong.expected({"N": 4}, wrong.launch({"N": 4})[1]))
+
+
+@pytest.mark.parametrize("least", [{"M": 2}, {"N": 0}, {"N": "2"}, 4])
+def test_least_sizes_are_of_axes(least):
+    with pytest.raises(ValueError, match=r"scale.least: expected a number from 1 on for any of N, found"):
+        changed(SCALE, least=least)

@@ -63,7 +63,8 @@ async def _ask(address: tuple[str, int], asked: Asked, result: Result) -> None:
 
 def _request(asked: Asked) -> bytes:
     data = json.dumps(asked.body).encode()
-    return f"POST {asked.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    head = f"POST {asked.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, leave: Leave, result: Result) -> None:

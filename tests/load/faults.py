@@ -75,7 +75,8 @@ def connect(server: ServerProcess, data: bytes, buffer: int | None = None) -> so
 
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def until_closed(connection: socket.socket) -> tuple[str, float]:
@@ -157,15 +158,16 @@ def slow_reader() -> str:
 
 
 def half_a_head() -> str:
-    with ServerProcess() as server, connect(server, b"GET /health HTTP/1.1\r\nHost: x\r\n") as connection:
+    with ServerProcess() as server, connect(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n") as connection:
         found, seconds = until_closed(connection)
         expect(found.split()[1], "408")
     return f"{found} after {seconds:.0f} s"
 
 
 def endless_body() -> str:
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    with ServerProcess() as server, connect(server, head) as connection:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunked = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode()
+    with ServerProcess() as server, connect(server, chunked) as connection:
         ended = threading.Event()
 
         def drip() -> None:
@@ -191,9 +193,9 @@ def large_bodies() -> str:
         before = server.vitals().rss
         data = b" " * 64_000_000
         for content in (data, iter([data])):
-            expect(
-                seen(httpx.post(url(server) + COMPLETIONS, content=content, timeout=SECONDS)), "413 request_too_large"
-            )
+            headers = {"Content-Type": "application/json"}
+            reply = httpx.post(url(server) + COMPLETIONS, content=content, headers=headers, timeout=SECONDS)
+            expect(seen(reply), "413 request_too_large")
         grown = server.vitals().rss - before
         expect(grown < 8 * MIB, True)
     return f"413 request_too_large, announced or in chunks; resident memory {grown / MIB:+.1f} MiB"

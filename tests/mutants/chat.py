@@ -149,8 +149,8 @@ MUTANTS = [
         "a failed question stays",
         CONVERSATION,
         "Conversation._answer",
-        f"{RUN}\nself.messages = messages",
-        f"self.messages = messages\n{RUN}",
+        f"{RUN}\nself._replace(messages)",
+        f"self._replace(messages)\n{RUN}",
     ),
     Mutant(
         "generated ids are forgotten",

@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant("layers are cut from those whose keys they share", SPLIT, "stages_of", "end > latest", "False"),
     Mutant("ranks that differ are accepted", AGREEMENT, "agree", "first.get(name) != of.get(name)", "False"),
     Mutant("a rank without signs of life is waited for", LIVENESS, "_line",
-           "peer.settimeout(limit)", "peer.settimeout(None)"),
+           "left <= 0 or not arrival.poll(left * 1e3)", "not arrival.poll()"),
     Mutant("the other ranks are not told who is gone", LIVENESS, "Liveness._give_up",
            'self._tell_all(f"gone {ranks}\\n")', "pass"),
     Mutant("every rank prints who is gone", LIVENESS, "Liveness._give_up",

@@ -147,8 +147,8 @@ MUTANTS = [
         "a write beside an output is not traced",
         "kernels/emulator/kernel.py",
         "MetalKernel._located",
-        "traced = fault.damaged is not None",
-        "traced = False",
+        "late = fault.seen == 'afterwards'",
+        "late = False",
     ),
     Mutant(
         "the thread that wrote next to an element is taken for its writer",

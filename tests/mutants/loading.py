@@ -7,7 +7,7 @@ MUTANTS = [
         "chat finds out after loading that no answer fits the context",
         "mlx_engine/commands/chat.py",
         "chat",
-        "check(opened.prompts, options, messages or shortest(system), variables)",
+        "check(opened.prompts, options, list(messages) or shortest(system), variables)",
         "None",
     ),
     Mutant(

@@ -35,10 +35,10 @@ MUTANTS = [
     ),
     Mutant(
         "tokens of others are shown to everybody",
-        "mlx_engine/serve/reuse.py",
-        "explained",
-        "_shown(tokenizer, match.expected) if shows_expected else None",
-        "_shown(tokenizer, match.expected)",
+        "mlx_engine/serve/replies.py",
+        "Reply.receipt",
+        'explained(request, self._tokenizer) if self._explains_cache else {"cached_tokens": request.n_cached}',
+        "explained(request, self._tokenizer)",
     ),
     Mutant(
         "a step counts for each answer of a request",

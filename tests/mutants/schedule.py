@@ -32,8 +32,8 @@ MUTANTS = [
         "a pass beyond the last token",
         FILE,
         "Scheduler._can_go_on",
-        "len(answer.output.token_ids) + n_pending < answer.output.max_tokens",
-        "len(answer.output.token_ids) < answer.output.max_tokens",
+        "len(answer.output.token_ids) + n_pending < most",
+        "len(answer.output.token_ids) < most",
     ),
     Mutant(
         "the last token of the prompt is taken from the cache",

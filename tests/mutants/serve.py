@@ -74,6 +74,13 @@ MUTANTS = [
         "not key.startswith(given)",
     ),
     Mutant(
+        "any web page may use the server",
+        "mlx_engine/serve/origins.py",
+        "check_origin",
+        '"*" not in origins and origin not in origins and not _is_own(origin, headers.get("host", ""))',
+        "False",
+    ),
+    Mutant(
         "events need no key",
         "mlx_engine/serve/app.py",
         "refusal",

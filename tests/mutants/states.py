@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant("states are not counted in the memory", "mlx_engine/cache/size.py", "pool_nbytes",
            "n_slots(n_sequences) * state_nbytes(layers)", "0"),
     Mutant("a prefix is reused with the state of another length", RADIX, "RadixTree.usable",
-           "length <= n", "length <= n + 1"),
+           "snapshot.length <= n", "snapshot.length <= n + 1"),
     Mutant("a state that was cut off stays held", RADIX, "RadixTree.cut", "length > leaf.end", "False"),
     Mutant("a split node keeps the states of its beginning", RADIX, "RadixTree._split", "length <= at", "False"),
     Mutant("states that a sequence holds are dropped from the cache", PREFIX, "PrefixCache._reclaim_states",

@@ -174,6 +174,7 @@ def test_top_k_keeps_the_k_most_likely_and_of_equal_ones_the_lowest_ids(logits, 
 @pytest.mark.parametrize(
     ("top_p", "kept"),
     [
+        (0, [1]),
         (0.01, [1]),
         (0.49, [1]),
         (0.51, [1, 3]),
@@ -306,7 +307,7 @@ NAN, INF = math.nan, math.inf
 BAD = [
     *(("temperature", v) for v in (-0.1, -1, NAN, INF, -INF)),
     *(("top_k", v) for v in (0, -1, NAN)),
-    *(("top_p", v) for v in (0, 0.0, -0.5, 1.0001, NAN, INF, -INF)),
+    *(("top_p", v) for v in (-0.5, 1.0001, NAN, INF, -INF)),
     *(("min_p", v) for v in (-0.1, 1.1, NAN, INF, -INF)),
     *(("repetition_penalty", v) for v in (0, -1.0, NAN, INF, -INF)),
     *(("seed", v) for v in (-1, NAN)),

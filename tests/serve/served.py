@@ -26,6 +26,8 @@ from tests.patience import PATIENCE as SECONDS
 from tests.patience import wait_for
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
+# The header that requests with a body must have; `json=` of httpx adds it.
+JSON = {"Content-Type": "application/json"}
 # One client for all requests, because making one takes 20 ms; each request has a connection of its own.
 HTTP = httpx.Client(verify=False, timeout=SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
 
@@ -88,6 +90,7 @@ class Served:
         self.loading.set()
         self.fault: BaseException | None = None
         self._queue, self._patience = queue, service.pop("patience", Patience())
+        self._crowd = service.pop("crowd", None)
         self._options = service
         self.grace, self._ahead = SECONDS, 0.0
         listener = listen("127.0.0.1", 0)
@@ -103,7 +106,9 @@ class Served:
         loop.time = lambda: clock() + self._ahead  # type: ignore[method-assign]
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         service = Service(self.worker, **{"model": "micro", **self._options})
-        self.server = QuickServer(create_app(service), self.worker, grace=self.grace, patience=self._patience)
+        self.server = QuickServer(
+            create_app(service), self.worker, grace=self.grace, patience=self._patience, crowd=self._crowd
+        )
         self.server.config.timeout_graceful_shutdown = int(SECONDS)
         await self.server.serve([listener])
         self.fault = self.worker.fault
@@ -177,14 +182,23 @@ def chat_body(text: str = "hello", **parameters: Any) -> dict[str, Any]:
 def request(path: str, body: object) -> bytes:
     """Return the bytes of a request."""
     data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 @contextmanager
 def served(
-    *, slots: int = 4, kv_memory: int = 4 << 20, queue: int = 64, prefix_cache: bool = True, **service: Any
+    *,
+    slots: int = 4,
+    kv_memory: int = 4 << 20,
+    queue: int = 64,
+    prefix_cache: bool = True,
+    explains_cache: bool = True,
+    **service: Any,
 ) -> Iterator[Served]:
     scheduler = {"slots": slots, "kv_memory": kv_memory, "prefix_cache": prefix_cache, "budget": 64}
+    scheduler["whole_pages"] = not explains_cache
+    service["explains_cache"] = explains_cache
     found = Served(micro(), queue=queue, scheduler=scheduler, **service)
     found.start()
     try:

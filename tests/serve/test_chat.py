@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_engine.decode.logprobs import digest
-from tests.serve.served import HTTP, Served, chat_body, events, micro, served
+from tests.serve.served import Served, chat_body, events, micro, served
 from tests.serve.shapes import Chat, Chunk, checked
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -201,8 +201,3 @@ def test_the_next_turn_finds_the_answer_in_the_cache(server: Served):
     ]
     second = server.post("/v1/chat/completions", chat_body(messages=turns)).json()
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
-
-
-def test_a_body_of_another_type_is_read_as_json(server: Served):
-    text = '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
-    assert HTTP.post(server.url + "/v1/chat/completions", content=text).status_code == 200

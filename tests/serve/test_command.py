@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import httpx
@@ -56,6 +57,9 @@ def test_what_it_prints_works_and_a_signal_ends_it():
         url = re.search(r"Listening on (\S+)", text)
         assert url is not None
         assert HTTP.get(url[1] + "/health").json() == {"status": "ok"}
+        assert f"Chat in a browser: {url[1]}/ (it asks for the key)" in lines
+        assert "<html" in HTTP.get(url[1] + "/").text
+        assert "fused" not in text  # no news for a user
         words = shlex.split(lines[-1].removeprefix("Try: ").replace("Bearer KEY", "Bearer secret"))
         assert words[0] == "curl"
         if shutil.which("curl"):
@@ -63,6 +67,7 @@ def test_what_it_prints_works_and_a_signal_ends_it():
             assert reply["model"] == "builtin"
             assert reply["choices"][0]["message"]["content"]
         assert HTTP.post(words[1], json={}).status_code == 401
+        assert HTTP.get(url[1], headers={"Host": "evil.example"}).status_code == 403
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True}
         headers = {"Authorization": "Bearer secret"}
         with HTTP.stream("POST", words[1], json=body, headers=headers, timeout=PATIENCE) as response:
@@ -97,8 +102,28 @@ def test_a_smaller_context_takes_less_memory(monkeypatch: pytest.MonkeyPatch, ca
     assert "context is 512 tokens; a request may have 128 of them" in capsys.readouterr().err
     given = CapacityOptions(slots=2, context_len=128, kv_memory="3MB")
     assert serve.load_engine("builtin", "simd", given, {}, [])[1].pool.n_tokens > 256
-    service = serve.new_service(MagicMock(), "builtin", AddressOptions(), capacity, is_own=True)
+    service = serve.new_service(MagicMock(), "builtin", AddressOptions(), capacity, "127.0.0.1")
     assert service.context_len == 128
+    assert not service.explains_cache
+    assert service.hosts == {"localhost", "127.0.0.1", "::1"}
+    assert scheduler.prefix is not None
+    assert scheduler.prefix.whole_pages
+
+
+@pytest.mark.parametrize(
+    ("host", "bound", "url", "others"),
+    [
+        ("localhost", ("127.0.0.1", 80), "http://127.0.0.1:80", ""),
+        ("::1", ("::1", 80, 0, 0), "http://[::1]:80", ""),
+        ("192.0.2.1", ("192.0.2.1", 80), "http://192.0.2.1:80", ""),
+        ("0.0.0.0", ("0.0.0.0", 80), "http://127.0.0.1:80", ", on other machines with this one's name or address"),
+        ("::", ("::", 80, 0, 0), "http://[::1]:80", ", on other machines with this one's name or address"),
+    ],
+)
+def test_the_address_of_the_page_is_printed(host: str, bound: tuple[Any, ...], url: str, others: str):
+    address = AddressOptions(host=host)
+    assert address.url(MagicMock(getsockname=lambda: bound)) == url
+    assert serve.usage(None, address, url)[1] == f"Chat in a browser: {url}/{others}"
 
 
 def test_wrong_options_are_refused_before_anything_is_loaded():
@@ -106,6 +131,9 @@ def test_wrong_options_are_refused_before_anything_is_loaded():
         (["--kv-memory", "much"], "--kv-memory: expected a size such as 2GiB, 500MB or 1000000, found 'much'"),
         (["--max-body", "-1"], "--max-body"),
         (["--api-key", ""], "--api-key: expected at least one character"),
+        (["--api-key", " secret"], "all printable ASCII, without spaces at its ends, found '7 characters"),
+        (["--api-key", "secret "], "--api-key: expected at least one character"),
+        (["--allow-host", "http://box"], "--allow-host: expected a host name or an IP address"),
         (["--api-key", "schlüssel"], "--api-key: expected at least one character, all printable ASCII"),
         (["--host", "256.0.0.1", "--port", "0"], "--host and --port: expected a free address of this machine"),
     ]:
@@ -141,10 +169,15 @@ def test_the_served_name(tmp_path: Path):
     assert served_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     assert served_name("/models/Qwen3-0.6B-Q8_0.gguf") == "Qwen3-0.6B-Q8_0"
     assert served_name(str(tmp_path)) == tmp_path.name
+    assert served_name(str(tmp_path / "gone")) == "gone"
+    assert served_name(".") == Path.cwd().name
 
 
 def test_a_warning_when_anyone_may_use_it():
-    assert AddressOptions(host="0.0.0.0").warnings("0.0.0.0") != []
+    (warning,) = AddressOptions(host="0.0.0.0").warnings("0.0.0.0")
+    assert "web pages" in warning
+    (warning,) = AddressOptions(host="0.0.0.0", allow_host=["box"]).warnings("0.0.0.0")
+    assert "web pages" not in warning
     assert AddressOptions(host="0.0.0.0", api_key="x").warnings("0.0.0.0") == []
     assert AddressOptions(host="localhost").warnings("127.0.0.1") == []
     assert AddressOptions(host="::1").warnings("::1") == []

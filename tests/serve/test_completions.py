@@ -71,6 +71,33 @@ def test_stream_is_the_reply_in_pieces(server: Served):
     assert chunks[-1]["mlx_engine"]["digests"] == whole["mlx_engine"]["digests"]
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_tokens_are_an_empty_answer_after_the_prompt_has_been_read(server: Served, n: int):
+    asked = {"prompt": ["hello", "you there"], "max_tokens": 0, "n": n, "logprobs": 2 if n == 2 else None}
+    reply = complete(server, asked.pop("prompt"), **asked)
+    assert [choice["text"] for choice in reply["choices"]] == [""] * 2 * n
+    assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
+    n_prompt = sum(len(micro().prompt_ids(one)) for one in ("hello", "you there"))
+    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == n_prompt
+    assert reply["usage"]["completion_tokens"] == 0
+    assert [times["predicted_n"] for times in reply["mlx_engine"]["timings"]] == [0, 0]
+    again = complete(server, "hello", max_tokens=0)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == len(micro().prompt_ids("hello")) - 1
+
+
+def test_no_tokens_with_an_echo_and_as_a_stream(server: Served):
+    assert complete(server, "hello", max_tokens=0, echo=True)["choices"][0]["text"] == "hello"
+    *chunks, last = events(server.post("/v1/completions", body("hello", max_tokens=0, echo=True, stream=True)).content)
+    choices = [checked(chunk, Completion).choices[0] for chunk in chunks]
+    assert [(choice.text, choice.finish_reason) for choice in choices] == [("hello", None), ("", "length")]
+    assert last == "[DONE]"
+
+
+def test_a_top_p_of_0_takes_the_most_likely_token(server: Served):
+    for seed in range(3):
+        assert complete(server, "hello", temperature=1.9, top_p=0, seed=seed)["choices"][0]["text"] == alone("hello")
+
+
 def test_log_probabilities_in_the_old_shape(server: Served):
     (choice,) = checked(complete(server, "hello", logprobs=2), Completion).choices
     found = choice.logprobs

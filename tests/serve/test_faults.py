@@ -19,7 +19,7 @@ from mlx_engine.serve.app import refuse
 from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.errors import ApiError
 from tests.patience import PATIENCE
-from tests.serve.served import HTTP, Served, chat_body, events, micro, request, served, wait_for
+from tests.serve.served import HTTP, JSON, Served, chat_body, events, micro, request, served, wait_for
 from tests.serve.shapes import Failure, checked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -242,10 +242,8 @@ def test_what_is_no_request_is_400(server: Served, data: bytes):
 
 
 def test_a_length_that_is_too_short_begins_another_request(server: Served):
-    data = json.dumps(body()).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
     with socket.create_connection(server.address, timeout=PATIENCE) as connection:
-        connection.sendall(head + data + b"garbage\r\n\r\n")
+        connection.sendall(request(COMPLETIONS, body()) + b"garbage\r\n\r\n")
         reply = read(connection)
     assert reply.startswith(b"HTTP/1.1 200")
     assert error_of(reply[reply.rindex(b"HTTP/1.1 400") :]) == (400, "invalid_http")
@@ -255,11 +253,11 @@ def test_a_client_sees_why_its_large_body_is_refused(hasty: Served, monkeypatch:
     """Its reply arrives although the client goes on to send, and although it was never read to its end."""
     monkeypatch.setattr("mlx_engine.serve.app.LINGER_SECONDS", PATIENCE)
     large = b" " * (8 << 20)
-    assert HTTP.post(hasty.url + COMPLETIONS, content=large).status_code == 413
-    assert HTTP.post(hasty.url + COMPLETIONS, content=iter([large])).status_code == 413
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(large)}\r\n\r\n".encode()
+    assert HTTP.post(hasty.url + COMPLETIONS, content=large, headers=JSON).status_code == 413
+    assert HTTP.post(hasty.url + COMPLETIONS, content=iter([large]), headers=JSON).status_code == 413
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.create_connection(hasty.address, timeout=PATIENCE) as connection:
-        connection.sendall(head + large)
+        connection.sendall(f"{head}Content-Length: {len(large)}\r\n\r\n".encode() + large)
         connection.shutdown(socket.SHUT_WR)
         assert error_of(read(connection)) == (413, "request_too_large")
 
@@ -282,7 +280,7 @@ def test_what_a_client_still_sends_is_discarded_before_its_connection_is_closed(
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
 def test_bodies_are_utf_8(server: Served, encoding: str):
     data = json.dumps(body("ä"), ensure_ascii=False).encode(encoding)
-    reply = HTTP.post(server.url + COMPLETIONS, content=data)
+    reply = HTTP.post(server.url + COMPLETIONS, content=data, headers=JSON)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
 
 

@@ -36,6 +36,8 @@ def test_the_document_needs_no_key_and_asks_for_one():
 VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {}),
     (CHAT, {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": -1, "min_p": 1, "seed": -(1 << 63), "n": 4}),
+    (CHAT, {"max_tokens": 0, "top_p": 0}),
+    (CHAT, {"max_tokens": None, "max_completion_tokens": 0}),
     (CHAT, {"max_tokens": 2.0, "seed": 3.0, "top_k": 0.0, "n": 1.0}),
     (CHAT, {"logprobs": True, "top_logprobs": 20, "logit_bias": {"0": 100}, "stop": ["a", "b"]}),
     (CHAT, {"logprobs": None, "top_logprobs": 0, "logit_bias": None, "stop": None, "stream": None}),
@@ -44,6 +46,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"metadata": {"a": [1]}, "user": "x", "service_tier": "auto", "store": None}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b", "refusal": None}]}),
     (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 1}),
+    (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": 0}),
     (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 0, "echo": False, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [1.0, 2], "best_of": 1, "max_tokens": 1}),
     (COMPLETIONS, {"prompt": [[1], [2]], "max_tokens": 1}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from mlx_engine.cache.prefix import End, Match
 from mlx_engine.decode.options import Options
 from mlx_engine.serve.reuse import explained
 from tests.golden.goldens import DATA
-from tests.serve.served import chat_body, events, micro, served
+from tests.serve.served import HTTP, Served, chat_body, events, micro, served
 
 
 def completed(server: Any, prompt: object, **parameters: Any) -> Any:
@@ -67,12 +70,45 @@ def test_several_prompts_have_a_list():
         ]
 
 
-def test_tokens_of_others_are_shown_on_this_machine_only():
-    with served(shows_expected=False) as server:
-        completed(server, [5, 6, 7, 8])
-        found = completed(server, [5, 6, 9, 8])["mlx_engine"]["cache"]
-        assert (found["cause"], found["position"], found["expected"]) == ("differs", 2, None)
-        assert found["found"]["token_id"] == 9
+SECONDS = re.compile(r".*(_seconds|_ms|_per_second|bandwidth_share).*")
+
+
+def seen(server: Served, guess: list[int]) -> dict[str, Any]:
+    """Return all that a client can see when it sends a guess, except times, digests and the answer."""
+    reply = completed(server, guess, max_tokens=1)
+    receipt = reply["mlx_engine"]
+    timings = {name: value for name, value in receipt["timings"].items() if not SECONDS.fullmatch(name)}
+    metrics = [line for line in HTTP.get(server.url + "/metrics").text.splitlines() if not SECONDS.fullmatch(line)]
+    with HTTP.stream("GET", server.url + "/events") as events:
+        line = next(line for line in events.iter_lines() if line.startswith("data: ") and '"running":[]' in line)
+    status = json.loads(line.removeprefix("data: "))
+    status["steps"] = [step[:2] for step in status["steps"]]
+    return {"usage": reply["usage"], "cache": receipt["cache"], "timings": timings, "metrics": metrics, "page": status}
+
+
+def test_a_client_cannot_see_how_many_tokens_of_a_page_another_prompt_shares():
+    """Prompts would be guessed token by token: by the reply, by counts of pages and rows, or by the page's tree."""
+    rng = random.Random(0)
+    prompt = [rng.randrange(3, 500) for _ in range(150)]
+    shown = []
+    for agreeing in (64, 65, 100, 127):
+        guess = [*prompt[:agreeing], *[prompt[agreeing] + 1] * (127 - agreeing)]
+        with served(explains_cache=False) as server:
+            completed(server, prompt)
+            shown.append(seen(server, guess))
+    assert shown[0]["cache"] == {"cached_tokens": 64}
+    assert shown[0]["usage"]["prompt_tokens_details"] == {"cached_tokens": 64}
+    assert "mlx_engine:prefix_cache_hits_total 64" in shown[0]["metrics"]
+    assert (shown[0]["page"]["prefix"]["nodes"], shown[0]["page"]["prefix"]["cached_tokens"]) == (None, 64)
+    assert [one for one in shown if one != shown[0]] == []
+
+
+def test_a_prompt_has_the_same_digest_after_a_hit_of_whole_pages():
+    prompt = list(range(3, 203))
+    with served(explains_cache=False) as server:
+        replies = [completed(server, prompt, max_tokens=20) for _ in range(2)]
+    assert [reply["mlx_engine"]["cache"]["cached_tokens"] for reply in replies] == [0, 192]
+    assert len({reply["mlx_engine"]["digest"] for reply in replies}) == 1
 
 
 def test_without_a_cache():

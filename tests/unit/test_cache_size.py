@@ -20,7 +20,7 @@ MICRO = ("gemma2", "gemma3", "gemma4e", "gpt2", "llama", "mistral", "qwen2")
 
 
 def test_figures_that_are_known():
-    assert kv_cache(CacheSize(GPT2, 1024)) == "KV cache: 72.0 MB (12 layers x 12 heads x 1,024 x 64 x f32 x 2)"
+    assert kv_cache(CacheSize(GPT2, 1024)) == "KV cache: 72.0 MiB (12 layers x 12 heads x 1,024 x 64 x f32 x 2)"
     gemma = CacheSize(GEMMA3_1B, 32_768)
     assert gemma.whole == 1664 * 2**20
     # 4 layers keep everything; 22 what a window of 512 and a pass of 512 tokens need, and a page for both edges.
@@ -29,9 +29,9 @@ def test_figures_that_are_known():
     assert gemma.saved == page * 22 * (512 - 17)
     line = kv_cache(gemma)
     assert line.startswith(
-        "KV cache: 1,664.0 MB (26 layers x 1 head x 32,768 x 256 x f32 x 2); sliding windows of 512 tokens in 22 "
+        "KV cache: 1.6 GiB (26 layers x 1 head x 32,768 x 256 x f32 x 2); sliding windows of 512 tokens in 22 "
     )
-    assert line.endswith("layers save 1,361.2 MB: 302.8 MB are allocated")
+    assert line.endswith("layers save 1.3 GiB: 302.8 MiB are allocated")
     assert CacheSize(QWEN3, 1).whole == 28 * 8 * 128 * 4 * 2
 
 

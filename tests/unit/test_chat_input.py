@@ -6,7 +6,8 @@ import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from mlx_engine.commands.chat_input import from_lines, from_terminal, session
+from mlx_engine.commands.chat_commands import completer
+from mlx_engine.commands.chat_input import from_lines, from_terminal, history_file, kept_history, session
 from mlx_engine.commands.console import notice, safe_for
 from mlx_engine.errors import OptionError
 
@@ -76,3 +77,45 @@ def test_control_characters_of_a_file_do_not_reach_a_terminal_in_a_notice(monkey
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     notice("error: name\x1b[2J")
     assert capsys.readouterr().err == "error: name\\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "want"),
+    [
+        ("/he\t\r", "/help"),
+        ("/sy\tx\r", "/systemx"),
+        ("/set temp\t0.5\r", "/set temperature0.5"),
+        ("/load {folder}/sav\t\r", "/load {folder}/saved.json"),
+        ("help /he\t\r", "help /he"),
+    ],
+)
+def test_tab_completes_commands_options_and_files(keys, want, tmp_path):
+    (tmp_path / "saved.json").touch()
+    with create_pipe_input() as keyboard:
+        keyboard.send_text(keys.format(folder=tmp_path) + CTRL_D)
+        editor = session(source=keyboard, screen=DummyOutput(), completer=completer())
+        assert list(from_terminal(editor.prompt)) == [want.format(folder=tmp_path)]
+
+
+def test_the_history_is_kept_in_a_file_that_only_the_user_can_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    history_file().parent.mkdir(parents=True)
+    history_file().touch(mode=0o644)
+    for keys, before in (
+        (f"first{ENTER}second{ALT_ENTER}line{ENTER}{CTRL_D}", []),
+        (CTRL_D, ["first", "second\nline"]),
+    ):
+        with create_pipe_input() as keyboard:
+            keyboard.send_text(keys)
+            editor = session(source=keyboard, screen=DummyOutput(), history=kept_history())
+            list(from_terminal(editor.prompt))
+        assert editor.history.get_strings()[: len(before)] == before
+    assert history_file().stat().st_mode & 0o777 == 0o600
+    kept_history().store_string("\udcff")  # a byte that is not UTF-8
+
+
+def test_without_a_place_for_the_history_a_line_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert kept_history() is None
+    assert "messages are not kept for later runs" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import io
 import json
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -255,6 +256,13 @@ def test_on_a_terminal_the_bar_moves_only_when_it_is_told(monkeypatch):
         assert "1/3" in shown
         report(2, 3, "parallel")
     assert "parallel" in terminal.getvalue()
+
+
+def test_the_bar_knows_the_total_before_the_first_test_and_names_each(monkeypatch):
+    told = []
+    monkeypatch.setattr("mlx_engine.commands.bench.still_bar", lambda: nullcontext(lambda *seen: told.append(seen)))
+    assert bench("-p", 4, "-n", 2).code == 0
+    assert told == [(0, 2, "pp4 on simd"), (1, 2, "tg2 on simd"), (2, 2, "")]
 
 
 def test_an_interrupted_benchmark_keeps_the_cells_that_are_finished(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ from tests.patience import PATIENCE
 from tests.unit.test_command_generate import MODEL, ROOT, cli
 from tests.unit.test_generate_options import plain  # noqa: F401 - a fixture
 
-TURN = re.compile(r"\[(\d+) tokens in \d+\.\d\d s, \d+\.\d tokens/s\]")
+RATES = r"first token after [\d,.]+ ms, then [\d,.]+ tokens/s"
+TURN = re.compile(rf"\[(\d+) tokens: {RATES}\]")
 
 
 def chat(script, *args, model="builtin"):
@@ -96,23 +97,99 @@ def test_a_saved_conversation_is_loaded_again(tmp_path):
     assert chat("Hello\n", "--load", wrong[0]).code == 1
 
 
-def test_what_is_no_command_is_an_error_or_a_message():
-    result = chat("/nope\n/\n/help\n/etc/hosts is a file.\n/retry now\n", "-n", 3)
+def test_words_with_a_slash_that_are_no_commands_are_not_sent_to_the_model():
+    result = chat("/hlep\n/\n/help\n/etc/hosts is a file.\n/retry now\n", "-n", 3)
     errors = [line for line in result.err.splitlines() if line.startswith("error")]
-    assert [line.split(":")[1] for line in errors] == [" /nope", " /"]
-    assert len(result.out.splitlines()) == 2
-    for word in (
+    assert [line.split(":")[1] for line in errors] == [" /hlep", " /", " /etc/hosts", " retry"]
+    assert "(did you mean /help?), or a space before the slash" in errors[0]
+    assert result.out == ""
+    usages = (
         "/system [TEXT]",
+        "/set [NAME VALUE]",
+        "/model NAME",
         "/clear",
+        "/undo",
         "/save FILE",
         "/load FILE",
         "/retry",
-        "/stats",
-        "Ctrl-D",
-        "Alt-Enter",
-        '"""',
-    ):
+    )
+    for word in (*usages, "/stats", "/bye", "Ctrl-D", "Alt-Enter", "Tab", '"""'):
         assert word in result.err
+
+
+@pytest.mark.parametrize("text", [" /etc/hosts\n", '"""/etc/hosts"""\n'])
+def test_a_message_may_begin_with_a_slash(tmp_path, text):
+    assert saved(tmp_path, text, "-n", 2)[1][0] == {"role": "user", "content": "/etc/hosts"}
+
+
+def test_commands_of_other_programs_are_known():
+    result = chat("/?\nbye\n/bye\nHello\n", "-q", "-n", 2)
+    assert len(result.out.splitlines()) == 1  # the word alone is a message
+    assert result.err.startswith("/help ")
+
+
+def test_set_changes_an_option_as_the_command_line_does():
+    script = "Hello\n/clear\n/set temp 2\n/set --seed=1\n/set max-tokens 12\nHello\n/set\n"
+    result = chat(f"{script}/set temperature off\n/set seed off\n/set top_k 5\n/stats\n")
+    greedy, sampled = result.out.splitlines()
+    assert sampled == chat("Hello\n", "--temp", 2, "--seed", 1, "-n", 12).out.removesuffix("\n") != greedy
+    lines = result.err.splitlines()
+    for line in (
+        "temperature 2",
+        "seed 1",
+        "max_tokens 12",
+        "temperature         2",
+        "top_k               off",
+        "seed random",
+    ):
+        assert line in lines, line
+    assert "warning: top_k has no effect at temperature 0; /set temperature T samples" in lines
+    assert "sampling: greedy, top_k 5" in lines
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("temprature 1", r"/set: expected one of temperature, .* \(did you mean temperature\?\), found temprature"),
+        ("temperature", r"/set temperature: expected a value, or off for the default, found none"),
+        ("temperature hot", r"/set temperature: expected a number, or off, found 'hot'"),
+        ("temperature -1", r"temperature: expected a finite number >= 0"),
+        ("top_k 1.5", r"/set top_k: expected a whole number, or off, found '1.5'"),
+        ("logit_bias 99999999=1", r"logit_bias: expected token ids from 0 to"),
+    ],
+)
+def test_a_setting_that_is_invalid_changes_nothing(setting, message):
+    result = chat(f"/set {setting}\n/stats\n", "-q")
+    assert re.search(f"^error: {message}", result.err, re.MULTILINE), result.err
+    assert "sampling: greedy\n" in result.err
+
+
+def test_undo_forgets_a_turn(tmp_path):
+    path, messages = saved(tmp_path, "Hello\nWho are you?\n/undo\n")
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    result = chat(f"/load {path}\nWho are you?\n/undo\n/undo\n/undo\n/stats\n", "-q")
+    assert "forgotten: 'Who are you?'\nforgotten: 'Hello'\nerror: undo: expected a question before it" in result.err
+    assert result.err.endswith("sampling: greedy\n")
+
+
+def test_another_model_continues_the_conversation(tmp_path):
+    path, messages = saved(tmp_path, "/set max_tokens 3\nHello\n/model nope.gguf\nHello\n")
+    assert len(messages) == 4
+    result = chat(f"/load {path}\n/set max_tokens 3\n/model {MODEL}\n/retry\n/stats\n", "--ignore-eos")
+    assert f"{MODEL} on simd" in result.err
+    assert result.out == chat(f"/load {path}\n/retry\n", "-n", 3, "--ignore-eos", model=MODEL).out
+    assert " of 4,096 tokens used" in result.err
+
+
+def test_a_model_that_cannot_be_used_leaves_the_other_one_running(tmp_path):
+    script = "Hello\n/set logit_bias 1000=1\n/model {}\n/clear\nHello\n/model\n"
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    for model in (broken, tmp_path / "none", MODEL):  # the last one has fewer tokens than the bias
+        result = chat(script.format(model), "-q")
+        first, second = result.out.splitlines()
+        assert first == second, result.err
+        assert result.err.count("error: ") == 2
 
 
 def test_a_full_context_is_said_and_clear_begins_anew():
@@ -148,11 +225,11 @@ PROMPT = r"\x1b\[\?2004h.*>"
 class Screen:
     """A process of `chat` on a terminal of its own."""
 
-    def __init__(self, *args):
+    def __init__(self, state, *args):
         import pty
 
         self.ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm"}
+        environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(state)}
         command = [sys.executable, "cli.py", "chat", "-b", "simd", *map(str, args)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
@@ -186,11 +263,11 @@ class Screen:
 
 
 @pytest.fixture
-def screen():
+def screen(tmp_path):
     made = []
 
     def start(*args):
-        made.append(Screen(*args))
+        made.append(Screen(tmp_path, *args))
         return made[-1]
 
     yield start
@@ -218,3 +295,35 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(screen):
     terminal.wait_for(PROMPT)
     terminal.type("\x04")
     assert terminal.process.wait(timeout=PATIENCE) == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
+def test_what_was_typed_is_kept_for_later_runs_unless_the_user_says_no(screen, tmp_path):
+    for options, line in (((), "/stats"), (("--no-history",), "/set")):
+        terminal = screen("-m", MODEL, *options)
+        terminal.wait_for(PROMPT)
+        terminal.type(f"{line}\r")
+        terminal.wait_for("temperature" if line == "/set" else "sampling")
+        terminal.wait_for(PROMPT)
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=PATIENCE) == 0
+    file = tmp_path / "mlx_engine" / "chat_history"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [line for line in file.read_text().splitlines() if line.startswith("+")] == ["+/stats"]
+    terminal = screen("-m", MODEL)
+    terminal.wait_for(PROMPT)
+    terminal.type("\x1b[A\r")
+    terminal.wait_for("sampling: greedy")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
+def test_what_is_typed_during_an_answer_is_for_the_next_message(screen):
+    terminal = screen("-m", MODEL, "--ignore-eos", "-n", 4000, "--no-kv")
+    terminal.wait_for(PROMPT)
+    terminal.type("Once\r")
+    terminal.wait_for("fox fox")
+    terminal.type("/stats\r")
+    terminal.wait_for("fox fox fox")
+    terminal.process.send_signal(signal.SIGINT)
+    assert "/stats" not in terminal.wait_for(r"\(stopped\)")
+    terminal.wait_for("ended by Ctrl-C")

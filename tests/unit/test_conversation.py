@@ -95,6 +95,37 @@ def test_retry_answers_again_and_clear_keeps_the_system_message(builtin):
     assert conversation.messages == []
 
 
+@pytest.mark.parametrize("dropped", [1, 2])
+def test_after_undo_the_bits_are_those_of_a_conversation_without_the_turn(builtin, dropped):
+    options = Options.of(24, temperature=1.8, seed=8, logprobs=2)
+    undone, never = (Conversation(builtin, options, system="s") for _ in range(2))
+    for conversation in (undone, never):
+        said(conversation.ask("Tell me a story."))
+    for _ in range(dropped):
+        said(undone.ask("More."))
+    said(undone.retry())
+    questions = [undone.undo() for _ in range(dropped)]
+    assert questions == ["More."] * dropped
+    assert (undone.messages, undone.n_tokens) == (never.messages, never.n_tokens)
+    assert undone._history._texts == never._history._texts
+    undone.options = never.options = Options.of(24, temperature=1.5, seed=9, logprobs=2)
+    for text in ("More.", "Thank you!"):
+        assert said(undone.ask(text)) == said(never.ask(text))
+        ours, theirs = undone.generation, never.generation
+        assert (ours.prompt_ids, ours.token_ids) == (theirs.prompt_ids, theirs.token_ids)
+        assert ours.logprobs == theirs.logprobs
+    assert [turn.n_generated for turn in undone.turns] == [turn.n_generated for turn in never.turns]
+
+
+def test_undo_drops_a_question_without_an_answer_and_refuses_where_there_is_none(builtin):
+    conversation = Conversation(builtin, system="s")
+    conversation.ask("Hello")
+    assert conversation.undo() == "Hello"
+    with pytest.raises(OptionError, match="a question before"):
+        conversation.undo()
+    assert roles(conversation) == ["system"]
+
+
 def test_a_full_context_leaves_the_conversation_as_it_was(builtin):
     conversation = Conversation(builtin, Options.of(context_len=40))
     said(conversation.ask("Hello"))

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import mlx_engine
+from mlx_engine.decode.metrics import Metrics
 from mlx_engine.decode.options import Options
 from mlx_engine.engine import open_source
 from mlx_engine.errors import (
     EngineError,
     OptionError,
 )
+from mlx_engine.schedule.stream import Generation
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +144,7 @@ def test_an_unknown_option_is_a_type_error_that_names_it(engine):
 
 
 def test_a_bad_option_of_generate_is_refused_by_name(engine):
-    for option, value in {"temperature": -1, "top_p": 2, "max_tokens": 0, "stop": ""}.items():
+    for option, value in {"temperature": -1, "top_p": 2, "max_tokens": -2, "stop": ""}.items():
         with pytest.raises(OptionError) as caught:
             engine.generate([1], **{option: value})
         assert caught.value.option == option
@@ -244,3 +246,13 @@ def test_tf32_is_switched_off_before_mlx_is_imported():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert run.stdout == "0\n"
+
+
+def test_the_repr_of_a_generation_is_one_short_line():
+    metrics = Metrics(passes=[0.5, *[0.01] * 181])
+    story = Generation("Once\nupon a time " * 60, list(range(182)), metrics, "stop", [1, 2])
+    assert repr(story) == (
+        "<Generation 'Once\\nupon a time Once\\nupon a time Once\\nupon a time Once\\nupo…': "
+        "182 tokens, ended by stop, 100.0 tokens/s>"
+    )
+    assert repr(Generation("a", [1], Metrics(), None, [1])) == "<Generation 'a': 1 token, not ended>"

@@ -70,6 +70,14 @@ def test_inspect_prints_memory_and_rate(monkeypatch):
     assert "decode" not in cli("inspect", "builtin", "--backend", "scalar").out.split("metadata")[0]
 
 
+def test_a_table_that_is_also_the_head_counts_once():
+    run = json.loads(cli("inspect", DATA / "qwen3-micro" / "model-f32.gguf", "--backend", "parallel", "--json").out)[
+        "run"
+    ]
+    assert run["left_bytes"] == 0
+    assert run["weights_bytes"] < (DATA / "qwen3-micro" / "model-f32.gguf").stat().st_size
+
+
 def test_what_does_not_fit_is_said():
     run = {"supported": True, "fits": False, "weights_bytes": 5 << 30, "kv_bytes": 1 << 30, "available_bytes": 2 << 30}
     run |= {"backend": "simd", "left_bytes": 0, "context": 9, "decode_tokens_per_second": None}

@@ -82,6 +82,52 @@ def test_matches_of_random_texts_are_the_longest(page: int):
         assert cache.match(ids).length == longest(cache, ids)
 
 
+# ---- whole pages ----
+
+
+def test_prefixes_of_whole_pages_alone_are_kept_and_found():
+    pool = new_pool(400, 16)
+    cache = PrefixCache(pool, whole_pages=True)
+    kept(pool, cache, list(range(100)))
+    assert (cache.n_tokens, cache.held_pages(0)) == (96, 6)
+    for n in range(101):
+        match = cache.match([*range(n), 1000])
+        assert (match.length, [len(pages) for pages in match.pages]) == (
+            n - n % 16 if n < 96 else 96,
+            [min(n, 96) // 16],
+        )
+    kv = pool.sequence()
+    assert cache.attach(kv, [*range(50), 7]).length == 48
+    PREFIXES.append(kv, list(range(48)), [48, 49, 7])
+    PREFIXES.check_sequence(kv, [*range(50), 7])
+    PREFIXES.check_nodes(cache)
+    check_references(pool, [kv], cache)
+
+
+def test_the_pages_that_are_kept_do_not_tell_how_many_tokens_of_a_page_agree():
+    """Another prompt of 60 tokens: as long as it differs in the same page, all counts are the same."""
+    found = set()
+    for agreeing in (48, 49, 55, 60):
+        pool = new_pool(400, 16)
+        cache = PrefixCache(pool, whole_pages=True)
+        kept(pool, cache, list(range(100)), [*range(agreeing), *[999] * (60 - agreeing)])
+        found.add((cache.held_pages(0), pool.free_pages(0), *vars(cache.stats).values()))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("page", [1, 5, 16])
+def test_matches_of_whole_pages_are_the_longest(page: int):
+    rng = np.random.default_rng(page)
+    pool = new_pool(4000, page, (None, 7, 19), n_sequences=40)
+    cache = PrefixCache(pool, whole_pages=True)
+    texts = [rng.integers(0, 2, rng.integers(1, 40)).tolist() for _ in range(25)]
+    for ids in texts:
+        made(pool, ids, cache, chunk=int(rng.integers(3, 40))).close()
+    for _ in range(60):
+        ids = rng.integers(0, 2, 30).tolist() if rng.random() < 0.3 else [*texts[rng.integers(0, 25)][:-1], 1, 0, 1]
+        assert cache.match(ids).length == longest(cache, ids, page)
+
+
 # ---- windows ----
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import mlx_engine
 from mlx_engine.checkpoint import shape_folders, shapes
+from mlx_engine.checkpoint.on_disk import kept
 from mlx_engine.checkpoint.safetensors import open_safetensors
 from mlx_engine.checkpoint.safetensors_writer import Entry, write_safetensors
 from mlx_engine.checkpoint.shape_gemma3 import Gemma3Shape
@@ -16,8 +18,9 @@ from mlx_engine.checkpoint.shape_gpt2 import GPT2Shape
 from mlx_engine.checkpoint.shape_qwen3 import Qwen3Shape
 from mlx_engine.checkpoint.shape_qwen3_5 import Qwen35Shape
 from mlx_engine.checkpoint.sources import resolve
+from mlx_engine.commands.app import app
 from mlx_engine.convert.verify import Level, verify
-from mlx_engine.errors import SourceError
+from mlx_engine.errors import SourceError, size
 from mlx_engine.quant.types import F32
 
 TINY = Qwen3Shape(2, 64, 96, 4, 2, 32, 700, 128, 1e4)
@@ -44,7 +47,44 @@ def test_a_shape_is_written_once_and_is_a_whole_model(cache: Path, name: str):
     before = path.stat().st_mtime_ns
     assert resolve(f"shape:{name}") == path
     assert path.stat().st_mtime_ns == before
-    assert {finding.level for finding in verify(path)} == {Level.PASS, Level.WARN}
+    assert {finding.level for finding in verify(path)} == {Level.PASS}
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-gpt2"])
+def test_a_line_says_once_what_is_kept_and_how_to_remove_it(cache: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(shapes.log, "note", lines.append)
+    paths = {resolve(f"shape:{name}") for _ in range(2)}
+    (line,) = lines
+    (item,) = [item for item in kept() if item.name == f"shape:{name}"]
+    assert paths == {item.path}
+    begins = f"shape:{name}: {size(item.nbytes)} of random weights are kept in {item.path} for later runs; "
+    assert line == f"{begins}`mlx-engine cache remove shape:{name}` removes them, --no-cache keeps none"
+
+
+def test_a_shape_that_is_not_kept_is_there_until_the_command_ends(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shapes.log, "note", pytest.fail)
+    with shapes.not_kept():
+        path = resolve("shape:tiny-gpt2")
+        assert resolve("shape:tiny-gpt2") == path
+        assert path.is_dir()
+        assert [item for item in kept() if item.kind == "made"] == []
+    assert [path for path in (cache / "mlx_engine").iterdir() if path.name not in ("kernels", "emulator")] == []
+
+
+def test_a_shape_that_is_in_the_cache_is_read_there(cache: Path):
+    path = resolve("shape:tiny")
+    with shapes.not_kept():
+        assert resolve("shape:tiny") == path
+
+
+@pytest.mark.parametrize("options", [[], ["--no-cache"]])
+def test_no_cache_keeps_no_shape(cache: Path, options: list[str]):
+    arguments = ["bench", "-m", "shape:tiny", "-b", "simd", "-p", "4", "-n", "2", "-r", "1", *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    left = [path.name for path in (cache / "mlx_engine").glob("*") if path.name.startswith((".shapes", "tiny"))]
+    assert left == ([] if options else ["tiny-q8_0.gguf"])
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -69,7 +69,7 @@ def test_what_is_no_number_is_refused(tmp_path, value):
 
 
 def test_what_is_out_of_range_is_refused(tmp_path):
-    with pytest.raises(OptionError, match=r"generation_config.json: top_p: expected a number in \(0, 1\] \(--no-s"):
+    with pytest.raises(OptionError, match=r"generation_config.json: top_p: expected a number in \[0, 1\] \(--no-s"):
         checked(folder(tmp_path, do_sample=True, top_p=7))
 
 

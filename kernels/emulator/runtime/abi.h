@@ -82,12 +82,14 @@ enum {
   MSL_UNEVEN_ARGUMENT,     // an argument that must be the same for all lanes is not
   MSL_UNORDERED_SIMD,      // lanes are at operations of which the emulator cannot tell the order
   MSL_SPINNING,            // a threadgroup that does not end
+  MSL_BOUNDS,              // touched what belongs to no buffer, see bounds.c
   MSL_FIRST_NOTE,
   MSL_SAME_VALUE = MSL_FIRST_NOTE,  // a race of two threads that write the same value
   MSL_TRUNCATED,                    // an implicit conversion changed an integer
   MSL_UNWRITTEN,                    // a read of memory that nobody has written
   MSL_SHIFTED,                      // a shuffle that shifts reads a lane that takes no part
   MSL_WRITER,                       // which thread wrote a byte last: what `trace` asks for
+  MSL_NOT_WRITTEN,                  // bytes of an output that no thread has written
 };
 
 typedef struct {
@@ -135,6 +137,8 @@ typedef struct {
 // Returns how many reports there are; there is room for 2 * MSL_MAX_FINDINGS.
 unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* grid, const unsigned* threadgroup,
                       const msl_options* options, msl_statistics* statistics, msl_report* reports);
+// A buffer and all pages around it that are mapped, for exact bounds; from before a dispatch until its end.
+void msl_bound(unsigned long pages, unsigned long page_bytes, unsigned long start, unsigned long bytes);
 // For races, from before a dispatch until its end; `blank` if the memory has no values yet.
 void msl_watch(unsigned long start, unsigned long bytes, unsigned blank);
 void msl_atomically(int begins);                           // what happens in between is no race

@@ -28,9 +28,13 @@ void fibres_prepare(unsigned count) {
   for (; prepared < count; prepared++) mprotect(stack_of(prepared), (size_t)sysconf(_SC_PAGESIZE), PROT_NONE);
 }
 
+int fibres_hold(uintptr_t address) {
+  return stacks && address - (uintptr_t)stacks < STACK_BYTES * MSL_MAX_THREADS;
+}
+
 int fibres_guard(uintptr_t address) {
   uintptr_t offset = address - (uintptr_t)stacks;
-  return stacks && offset < STACK_BYTES * MSL_MAX_THREADS && offset % STACK_BYTES < (uintptr_t)sysconf(_SC_PAGESIZE);
+  return fibres_hold(address) && offset % STACK_BYTES < (uintptr_t)sysconf(_SC_PAGESIZE);
 }
 
 uintptr_t fibre_stack_top(unsigned index) {

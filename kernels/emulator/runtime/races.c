@@ -109,6 +109,7 @@ void msl_atomically(int begins) { atomically = begins; }
 
 void races_next_group(void) {
   this_group = (unsigned)running_group();
+  atomically = 0;  // a thread may have ended within
   memset(fenced_threads, 0, sizeof fenced_threads);
 }
 
@@ -221,13 +222,15 @@ static void touch_byte(uintptr_t address, history* past, const access* now, cons
 static void touch(uintptr_t address, unsigned bytes, int writes, const void* code) {
   if (!running) return;
   races_settle();
+  if (fibres_hold(address)) return;  // nobody else's
+  bounds_check(address, bytes, writes, code);
   region* where = region_of(address);
   if (!where) return;
   int kind = where->of_group;
   access now = {{code, this_group, running->thread.index}, phases[kind], simdgroup_fences()[kind], fences, BY_ONE};
   msl_report found = {.kind = MSL_FINE};
   uintptr_t offset = address - where->start, unwritten = 0;
-  if (bytes > where->bytes - offset) bytes = (unsigned)(where->bytes - offset);
+  if (bytes > where->bytes - offset) bytes = (unsigned)(where->bytes - offset);  // the rest is not watched
   for (unsigned i = 0; i < bytes; i++)
     touch_byte(address + i, &where->bytes_of[offset + i], &now, where, writes, &found, &unwritten);
   if (unwritten) read_unwritten(unwritten, &now.by);
@@ -269,6 +272,19 @@ void races_trace(uintptr_t address) {
     place_of(by->group, by->thread, found.group, found.thread);
   }
   findings_add(&found);
+}
+
+void races_note_unwritten(void) {
+  for (unsigned i = 0; i < region_count; i++) {
+    const region* where = &regions[i];
+    if (where->of_group || !where->blank) continue;
+    msl_report found = {.kind = MSL_NOT_WRITTEN, .other = {NULL, NULL, i, 0}};  // one of each output
+    for (uintptr_t k = 0; k < where->bytes; k++) {
+      if (where->bytes_of[k].written_by) continue;
+      if (!found.count++) found.address = where->start + k;
+    }
+    if (found.count) findings_add(&found);
+  }
 }
 
 #define EXPORTED __attribute__((visibility("default")))

@@ -43,6 +43,7 @@ void fibre_switch(fibre* from, fibre* to);  // NULL is the scheduler
 void fibre_abandon(void);                   // to the scheduler, never to come back
 uintptr_t fibre_stack_top(unsigned index);
 int fibres_guard(uintptr_t address);
+int fibres_hold(uintptr_t address);  // whether it is in a stack
 
 // denormals.c
 unsigned long denormals_flush(void);  // returns what to restore
@@ -78,6 +79,10 @@ int findings_add(msl_report* one);  // clears it; 0 when there is no room for it
 unsigned findings_end(void);
 unsigned findings_count(void);  // of mistakes
 
+// bounds.c
+void bounds_forget(void);
+void bounds_check(uintptr_t address, uintptr_t bytes, int writes, const void* code);  // ends a thread that is wrong
+
 // races.c
 void races_prepare(void);
 void races_watch(uintptr_t start, uintptr_t bytes, int of_group, int blank);
@@ -85,6 +90,7 @@ void races_next_group(void);
 void races_next_phase(unsigned memory);
 void races_settle(void);          // before another thread runs
 void races_trace(uintptr_t address);  // note which thread wrote this byte last
+void races_note_unwritten(void);      // note the outputs of which no thread has written all
 void races_forget_pending(void);  // of a thread that has ended before its store
 
 // threadgroup.c

@@ -390,7 +390,9 @@ unsigned msl_dispatch(msl_entry entry, void* const* buffers, const unsigned* gri
   signals_restore();
   running = NULL;
   if (options.races && options.trace) races_trace(options.trace);
+  if (options.races && !options.trace && !findings_count()) races_note_unwritten();
   if (options.races) races_prepare();
+  bounds_forget();
   *statistics = counted;
   return findings_end();
 }

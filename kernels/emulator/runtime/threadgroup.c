@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// A page is 4 or 16 KiB, so there is at least one on either side.
-#define GUARD_BYTES 16384ul
+// Far more than all arrays together may have: an index that is wrong does not reach the next one.
+#define GUARD_BYTES (16ul << 20)
 #define PLACE_BYTES (MSL_MAX_THREADGROUP_BYTES + 2 * GUARD_BYTES)
 #define ALIGNMENT 16ul
 
@@ -50,6 +50,7 @@ void* msl_threadgroup_array(unsigned ordinal, unsigned bytes, const char* name, 
     if (ends_at_guard) array->start += MSL_MAX_THREADGROUP_BYTES - bytes - slack(array);
     poison(array);
     if (watched) races_watch(array->start, bytes, 1, 1);
+    if (watched) msl_bound((unsigned long)first, MSL_MAX_THREADGROUP_BYTES, array->start, bytes);
     if (ordinal >= used) used = ordinal + 1;
   }
   return (void*)array->start;

@@ -100,8 +100,8 @@ def _with(subject: Subject, bug: Bug) -> Planted:
 
 def _message(verdict: Verdict, bug: Bug) -> tuple[bool, str]:
     """Return whether a check has found a bug, and with which words."""
-    if verdict.failures:
-        return True, verdict.failures[0].text
+    if verdict.clearest is not None:
+        return True, verdict.clearest.text
     notes = [str(note) for note in verdict.notes if note.kind == bug.note]
     return bool(notes), "\n".join(notes)
 

@@ -1,0 +1,140 @@
+"""Which requests are let in, by their headers Host, Origin and Content-Type.
+
+Any web page can make the browser of its reader send requests to a server on the reader's machine. Browsers send Origin
+with these requests, unless they only read; their bodies can be plain text, but not JSON, without asking the server
+first. A page cannot read the replies, except by DNS rebinding: the page's own name begins to point to the server, and
+to the browser both are one site. The header Host then has the name of the page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlx_engine.serve.errors import ApiError, cut
+from mlx_engine.serve.prometheus import Counter
+
+# A host as in an address, an IPv6 address in brackets, and perhaps a port; and a name or an IPv4 address.
+HOST = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+NAME = re.compile(r"[a-zA-Z0-9_.-]+")
+PORTS = {"http": "80", "https": "443"}
+
+# The names of this machine for clients that run on it.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def host_name(text: str) -> str | None:
+    """Return a host in the form in which hosts are compared: lower case, without brackets and a dot at its end.
+
+    None for a text that is no host, such as one with a port.
+    """
+    if ":" in text:
+        try:
+            return str(ipaddress.IPv6Address(text.removeprefix("[").removesuffix("]")))
+        except ValueError:
+            return None
+    return text.lower().removesuffix(".") if NAME.fullmatch(text) else None
+
+
+def host_names(names: Iterable[str]) -> frozenset[str]:
+    """Return hosts as `check_host` compares them; those that are none are left out."""
+    return frozenset(name for name in map(host_name, names) if name is not None)
+
+
+def _parsed(host: str) -> tuple[str, str] | None:
+    """Return the host and the port (or "") of a header Host, or of an Origin without its scheme; None if invalid."""
+    match = HOST.fullmatch(host)
+    name = None if match is None else host_name(match[1])
+    return None if match is None or name is None else (name, match[2] or "")
+
+
+def check_host(headers: Headers, hosts: Collection[str] | None) -> None:
+    """Check that a request was sent to one of these hosts, on any port; None allows every host, and none at all.
+
+    Raises:
+        ApiError: the request has another host, none or several.
+    """
+    if hosts is None:
+        return
+    given = headers.getlist("host")
+    parsed = _parsed(given[0]) if len(given) == 1 else None
+    if parsed is None or parsed[0] not in hosts:
+        name = parsed[0] if parsed else "NAME"
+        message = (
+            f"the header Host: expected a name of this server, found {cut(', '.join(given)) or 'none'!r}; use its "
+            f"address, or start the server with --allow-host {cut(name)} if it has this name"
+        )
+        raise ApiError(403, message, code="host_not_allowed")
+
+
+def check_origin(headers: Headers, origins: Collection[str]) -> None:
+    """Check that a request comes from no web page, from one of this server, or from one of these origins.
+
+    Raises:
+        ApiError: the request comes from another web page.
+    """
+    for origin in headers.getlist("origin"):
+        if "*" not in origins and origin not in origins and not _is_own(origin, headers.get("host", "")):
+            message = (
+                f"the header Origin: expected no web page, or one of this server, found {cut(origin)!r}; start the "
+                "server with --cors ORIGIN if this page may use it"
+            )
+            raise ApiError(403, message, code="origin_not_allowed")
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Return whether an origin is the server itself. TLS may end at a proxy, so the scheme is not compared."""
+    scheme, _, rest = origin.partition("://")
+    page, server = _parsed(rest), _parsed(host)
+    port = PORTS.get(scheme.lower())
+    if page is None or server is None or port is None:
+        return False
+    return (page[0], page[1] or port) == (server[0], server[1] or port)
+
+
+def check_content_type(headers: Headers) -> None:
+    """Check that the body of a request is JSON, which other web pages cannot send without asking.
+
+    Raises:
+        ApiError: the content type is another one, or missing.
+    """
+    given = headers.getlist("content-type")
+    if [one.partition(";")[0].strip().lower() for one in given] != ["application/json"]:
+        found = cut(", ".join(given)) or "none"
+        message = f"the header Content-Type: expected application/json, found {found!r}; send JSON with this header"
+        raise ApiError(403, message, code="unsupported_media_type")
+
+
+class OriginGuard:
+    """An ASGI application that refuses what other web pages send, and passes on the rest.
+
+    Args:
+        app: the application that it guards.
+        hosts: the hosts as `host_names` returns them; None for any.
+        origins: web pages that may use the application, besides its own; "*" is every page.
+        errors: counts the refusals by their status.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: Collection[str] | None, origins: Collection[str], errors: Counter
+    ) -> None:
+        self._app, self._hosts, self._origins, self._errors = app, hosts, origins, errors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, and handle or refuse it."""
+        app = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                check_host(headers, self._hosts)
+                check_origin(headers, self._origins)
+                if scope["method"] == "POST":
+                    check_content_type(headers)
+            except ApiError as error:
+                self._errors.add(1, str(error.status))
+                app = error.response()
+        await app(scope, receive, send)
