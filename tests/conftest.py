@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import typer.main
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from kernels.emulator.builds import BUILDS, UNOPTIMIZED
 from mlx_engine.backends import cores
@@ -24,7 +24,9 @@ BUILDS["spaces"] = UNOPTIMIZED
 typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Random examples are the same in every run, and no test measures time: a machine may be busy.
-settings.register_profile("default tests", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "default tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("default tests")
 # For planted bugs: nobody reads the smallest example that finds them (`--hypothesis-profile`).
 settings.register_profile(

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 
 
 def start(folder: Path, size: int, command: Sequence[str | Path]) -> list[subprocess.Popen[str]]:
     """Start a Python command as each rank of a run; `folder` holds the files of addresses."""
-    with ExitStack() as stack:
-        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size)]
-        ports = [at.getsockname()[1] for at in listening]
+    ports = free_ports(size)
     return [start_rank(folder, rank, ports, command) for rank in range(size)]
 
 
@@ -32,13 +33,23 @@ def start_rank(folder: Path, rank: int, ports: Sequence[int], command: Sequence[
     return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=environment, text=True, **pipes)
 
 
+def free_ports(n: int) -> list[int]:
+    """Return ports that were free just now, and none of those that systems give to clients: ranks may start slowly."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == n:
+            break
+    return found
+
+
 def free_port() -> int:
     """Return a port that was free just now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+    return free_ports(1)[0]
 
 
-def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = 60.0) -> list[tuple[int, str, str]]:
+def finished(ranks: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE) -> list[tuple[int, str, str]]:
     """Return exit code, stdout and stderr of each rank; kill those that do not end in time."""
     found = []
     try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests import ranks
+from tests.patience import PATIENCE
 
 SIZE = 3
 # Seconds in which all must have ended; the machine may be busy with other tests.
@@ -43,7 +44,7 @@ class Watched:
             while piece := os.read(stream.fileno(), 4096):
                 into.append(piece.decode(errors="replace"))
 
-    def wait_for(self, holds: Callable[[], bool], seconds: float = 60.0, *, but: int | None = None) -> None:
+    def wait_for(self, holds: Callable[[], bool], seconds: float = PATIENCE, *, but: int | None = None) -> None:
         """Wait until a condition holds, while all ranks run, or all but one."""
         deadline = time.monotonic() + seconds
         while not holds():

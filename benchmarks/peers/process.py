@@ -80,7 +80,7 @@ class Process:
 
     def _error_line(self) -> str:
         """Return the error: the last line of the traceback on stderr."""
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=PATIENCE)
         self._errors.seek(0)
         said = self._errors.read().strip().splitlines()
         return f"failed: {said[-1] if said else f'exit code {self._process.returncode}'}"

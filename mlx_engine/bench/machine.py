@@ -60,6 +60,6 @@ def cache_bytes() -> int | None:
 def output_of(*command: str) -> str | None:
     """Return what a command prints, without white space at the ends; None if it fails or prints nothing."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):
         return None

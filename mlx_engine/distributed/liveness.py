@@ -26,8 +26,9 @@ from mlx_engine.errors import DistributedError
 
 # Seconds between signs of life, and without one after which a rank is given up: all end within 10 s.
 INTERVAL, LIMIT = 0.5, 8.0
-# Seconds after the last rank that joined, or after this one, in which another must join; and between two attempts.
-JOINING, RETRY = 10.0, 0.05
+# Seconds after the last rank that joined, or after this one, in which another must join; and between two attempts. A
+# rank beside processes that use all cores takes 20 s and more until it has imported what it needs.
+JOINING, RETRY = 60.0, 0.05
 # Seconds that rank 0 waits for the others when the run has ended.
 PATIENCE = 5.0
 # Seconds that a rank with an error lives on: most errors are those of all ranks, and rank 0 reports them.

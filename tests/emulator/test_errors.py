@@ -27,6 +27,7 @@ from kernels.emulator import (
     unavailable,
 )
 from tests.emulator.test_emulator import COPY, X, call, simple
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -137,7 +138,12 @@ def test_a_fault_of_another_thread_is_not_ours():
     """While a kernel runs, somebody else's fault goes to whoever handled it before: here Python's faulthandler."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     result = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False, env=environment, timeout=100
+        [sys.executable, "-c", ELSEWHERE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=PATIENCE,
     )
     assert result.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in result.stderr

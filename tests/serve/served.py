@@ -6,8 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from mlx_engine.serve.server import Server, listen
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.status import Monitor
 from mlx_engine.serve.worker import Worker
+from tests.patience import PATIENCE as SECONDS
+from tests.patience import wait_for
 
 MICRO = Path(__file__).parents[1] / "data" / "qwen3-micro" / "model-q8_0.gguf"
-SECONDS = 10.0
 # The header that requests with a body must have; `json=` of httpx adds it.
 JSON = {"Content-Type": "application/json"}
 # One client for all requests, because making one takes 20 ms; each request has a connection of its own.
@@ -65,10 +65,11 @@ class Gate:
 class QuickServer(Server):
     """A server that checks its connections, and whether it ends, every 10 ms and not every 100."""
 
+    n_ticks = 0
+
     async def main_loop(self) -> None:
-        counter = 0
-        while not await self.on_tick(counter):
-            counter += 1
+        while not await self.on_tick(self.n_ticks):
+            self.n_ticks += 1
             await asyncio.sleep(0.01)
 
 
@@ -91,7 +92,7 @@ class Served:
         self._queue, self._patience = queue, service.pop("patience", Patience())
         self._crowd = service.pop("crowd", None)
         self._options = service
-        self.grace = SECONDS
+        self.grace, self._ahead = SECONDS, 0.0
         listener = listen("127.0.0.1", 0)
         # Small buffers of the system, so that a slow reader is noticed after little text.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
@@ -100,11 +101,15 @@ class Served:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(listener)), name="server")
 
     async def _run(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        loop.time = lambda: clock() + self._ahead  # type: ignore[method-assign]
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         service = Service(self.worker, **{"model": "micro", **self._options})
         self.server = QuickServer(
             create_app(service), self.worker, grace=self.grace, patience=self._patience, crowd=self._crowd
         )
+        self.server.config.timeout_graceful_shutdown = int(SECONDS)
         await self.server.serve([listener])
         self.fault = self.worker.fault
         self.finished.set()
@@ -131,6 +136,15 @@ class Served:
             return HTTP.get(self.url + "/health").status_code
         except httpx.TransportError:
             return 0
+
+    def later(self, seconds: float) -> None:
+        """Let time pass on the clock by which the server loses patience with its clients."""
+        self._ahead += seconds
+
+    def tick(self) -> None:
+        """Return when the server has checked its connections once more."""
+        end = self.server.n_ticks + 2
+        wait_for(lambda: self.server.n_ticks >= end)
 
     def stop(self) -> None:
         self.gate.allow()
@@ -170,14 +184,6 @@ def request(path: str, body: object) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-
-
-def wait_for(holds: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait until something holds; fail after so many seconds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "expected this to hold by now"
-        time.sleep(0.002)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from mlx_engine.commands.app import app
 from mlx_engine.commands.serve import served_name
 from mlx_engine.commands.serve_options import AddressOptions, CapacityOptions, bytes_of
 from mlx_engine.errors import OptionError
+from tests.patience import PATIENCE
 from tests.serve.served import HTTP
 
 ROOT = Path(__file__).parents[2]
@@ -62,25 +63,25 @@ def test_what_it_prints_works_and_a_signal_ends_it():
         words = shlex.split(lines[-1].removeprefix("Try: ").replace("Bearer KEY", "Bearer secret"))
         assert words[0] == "curl"
         if shutil.which("curl"):
-            reply = json.loads(subprocess.run([*words, "-s"], capture_output=True, check=True, timeout=60).stdout)
+            reply = json.loads(subprocess.run([*words, "-s"], capture_output=True, check=True, timeout=PATIENCE).stdout)
             assert reply["model"] == "builtin"
             assert reply["choices"][0]["message"]["content"]
         assert HTTP.post(words[1], json={}).status_code == 401
         assert HTTP.get(url[1], headers={"Host": "evil.example"}).status_code == 403
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True}
         headers = {"Authorization": "Bearer secret"}
-        with HTTP.stream("POST", words[1], json=body, headers=headers, timeout=60) as response:
+        with HTTP.stream("POST", words[1], json=body, headers=headers, timeout=PATIENCE) as response:
             pieces = response.iter_raw()
             first = next(pieces)
             run.send_signal(signal.SIGTERM)
             rest = b"".join(pieces)
         assert (first + rest).endswith(b"data: [DONE]\n\n")
-        assert run.wait(20) == 0
+        assert run.wait(PATIENCE) == 0
 
 
 def test_requests_leave_no_garbage():
     """An error and its traceback refer to each other: 13 KB of each request, until garbage is collected."""
-    with process("--slots", "1") as (run, lines), httpx.Client() as client:
+    with process("--slots", "1") as (run, lines), httpx.Client(timeout=PATIENCE) as client:
         url = lines[-1].split()[2].replace("/chat/", "/")
         resident = []
         for _ in range(2):

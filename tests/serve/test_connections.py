@@ -16,13 +16,14 @@ import pytest
 from mlx_engine.serve import connection as module
 from mlx_engine.serve.connection import LOG_SECONDS, Crowd
 from tests.load.process import ServerProcess
+from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, chat_body, served, wait_for
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def connect(server: Served) -> socket.socket:
-    return socket.create_connection(server.address, timeout=10)
+    return socket.create_connection(server.address, timeout=PATIENCE)
 
 
 def is_served(connection: socket.socket) -> bool:
@@ -47,9 +48,9 @@ def test_more_idle_connections_than_descriptors():
         url = "http://{}:{}".format(*server.address)
         if sys.platform == "linux":
             assert resource.prlimit(server.popen.pid, resource.RLIMIT_NOFILE) == (300, 300)
-        idle = [stack.enter_context(socket.create_connection(server.address, timeout=30)) for _ in range(400)]
-        assert HTTP.get(url + "/health", timeout=30).json() == {"status": "ok"}
-        reply = HTTP.post(url + "/v1/chat/completions", json=chat_body(max_tokens=2), timeout=30)
+        idle = [stack.enter_context(socket.create_connection(server.address, timeout=PATIENCE)) for _ in range(400)]
+        assert HTTP.get(url + "/health", timeout=PATIENCE).json() == {"status": "ok"}
+        reply = HTTP.post(url + "/v1/chat/completions", json=chat_body(max_tokens=2), timeout=PATIENCE)
         assert reply.status_code == 200
         assert idle[0].recv(1) == b""
         assert is_served(idle[-1])

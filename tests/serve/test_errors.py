@@ -11,6 +11,7 @@ import pytest
 
 from mlx_engine.errors import CacheFullError
 from mlx_engine.serve.errors import api_error
+from tests.patience import PATIENCE
 from tests.serve.served import HTTP, JSON, MICRO, Served, chat_body, served
 from tests.serve.shapes import Failure, checked
 
@@ -178,7 +179,7 @@ def test_a_key_is_asked_for():
 
 
 def raw(server: Served, request: bytes) -> bytes:
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(request)
         answer = b""
         while not answer.endswith(b"}}") and (piece := connection.recv(65536)):
@@ -198,7 +199,7 @@ def test_large_bodies_are_refused_before_they_are_read():
 
 
 def test_a_client_that_sends_a_large_body_reads_the_refusal():
-    with served(max_body=1000) as small, socket.create_connection(small.address, timeout=10) as connection:
+    with served(max_body=1000) as small, socket.create_connection(small.address, timeout=PATIENCE) as connection:
         for head in ("Content-Length: 20000000", "Content-Length: 20000000\r\nExpect: 100-continue"):
             head = f"Content-Type: application/json\r\n{head}"
             connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
@@ -207,7 +208,7 @@ def test_a_client_that_sends_a_large_body_reads_the_refusal():
 
 
 def test_a_body_that_ends_early_is_no_request(server: Served):
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n"
         connection.sendall(head.encode() + b'{"messages"')
     assert server.chat().status_code == 200

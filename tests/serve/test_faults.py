@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import anyio
-import httpx
 import numpy as np
 import pytest
 
@@ -20,7 +18,8 @@ from mlx_engine.commands.app import app
 from mlx_engine.serve.app import refuse
 from mlx_engine.serve.connection import Patience
 from mlx_engine.serve.errors import ApiError
-from tests.serve.served import JSON, Served, chat_body, events, micro, request, served, wait_for
+from tests.patience import PATIENCE
+from tests.serve.served import HTTP, JSON, Served, chat_body, events, micro, request, served, wait_for
 from tests.serve.shapes import Failure, checked
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -30,8 +29,8 @@ BAD = [77, 78, 77]
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Served]:
-    """A server that waits only shortly for its clients."""
-    with served(patience=Patience(head=0.3, read=0.3), max_body=1 << 20, prefix_cache=False) as found:
+    """A server whose clock tests put forward (`later`)."""
+    with served(patience=Patience(head=60, read=30), max_body=1 << 20, prefix_cache=False) as found:
         yield found
 
 
@@ -143,22 +142,29 @@ def test_the_process_of_a_dead_engine_fails(monkeypatch: pytest.MonkeyPatch, fau
 # ---- clients that make the server wait ----
 
 
+def connections_of(server: Served) -> list[Any]:
+    """Return the server's connections."""
+    return list(server.server.server_state.connections)
+
+
 def test_a_head_that_does_not_end(hasty: Served):
     """Nothing, a part of the first head, and a part of the second: all wait at the same time."""
     parts = (
         b"",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTT",
+        b"GET /health HTT",
     )
     with ExitStack() as stack:
-        connections = [stack.enter_context(socket.create_connection(hasty.address, timeout=10)) for _ in parts]
+        connections = [stack.enter_context(socket.create_connection(hasty.address, timeout=PATIENCE)) for _ in parts]
+        connections[2].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert until(connections[2], b"}").startswith(b"HTTP/1.1 200")
         for connection, part in zip(connections, parts, strict=True):
             connection.sendall(part)
+        wait_for(lambda: sorted(each.conn.trailing_data[0] for each in connections_of(hasty)) == sorted(parts))
+        hasty.later(61)
         nothing, first, second = map(read, connections)
     assert nothing == b""
-    assert error_of(first) == (408, "request_timeout")
-    assert second.startswith(b"HTTP/1.1 200")
-    assert b"HTTP/1.1 408" in second
+    assert error_of(first) == error_of(second) == (408, "request_timeout")
 
 
 def test_a_reader_that_does_not_read_loses_its_connection(hasty: Served):
@@ -168,20 +174,29 @@ def test_a_reader_that_does_not_read_loses_its_connection(hasty: Served):
         slow.sendall(request(COMPLETIONS, body(max_tokens=400, stream=True, logprobs=20)))
         wait_for(lambda: hasty.worker.n_open == 1)
         assert hasty.post(COMPLETIONS, body()).status_code == 200
-        wait_for(lambda: hasty.worker.n_open == 0)
-        wait_for(lambda: not hasty.server.server_state.connections)
+        # Nothing is read, however late it is.
+        wait_for(lambda: hasty.later(31) or hasty.worker.n_open == 0)
+        wait_for(lambda: not connections_of(hasty))
         wait_for(lambda: hasty.all_pages_are_free)
 
 
 def test_a_slow_reader_that_reads_keeps_its_connection(hasty: Served):
+    wait_for(lambda: not connections_of(hasty))
     with socket.socket() as slow:
+        slow.settimeout(PATIENCE)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(hasty.address)
-        slow.sendall(request(COMPLETIONS, body(max_tokens=150, stream=True, logprobs=20)))
-        reply, end = b"", time.monotonic() + 0.7
-        while time.monotonic() < end:  # longer than the server waits for a reader that reads nothing
-            reply += slow.recv(1024)
-            time.sleep(0.01)
+        slow.sendall(request(COMPLETIONS, body(max_tokens=300, stream=True, logprobs=20)))
+        reply = slow.recv(1024)
+        (connection,) = connections_of(hasty)
+        wait_for(lambda: connection._n_unsent > 0)
+        for _ in range(3):  # together longer than the server waits for a reader that reads nothing
+            hasty.later(20)
+            moved_at = connection._moved_at
+            while connection._moved_at == moved_at:
+                reply += slow.recv(4096)
+                hasty.tick()
+            assert connection._n_unsent > 0, "then this tests nothing"
         reply += until(slow, b"0\r\n\r\n")
     assert b"data: [DONE]" in reply
 
@@ -200,7 +215,7 @@ def test_a_slow_reader_that_reads_keeps_its_connection(hasty: Served):
 )
 @pytest.mark.parametrize("n_pieces", [1, 10])
 def test_long_heads_are_refused(server: Served, head: bytes, n_pieces: int):
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         size = -(-len(head) // n_pieces)
         for start in range(0, len(head), size):
             connection.sendall(head[start : start + size])
@@ -221,26 +236,27 @@ def test_long_heads_are_refused(server: Served, head: bytes, n_pieces: int):
     ids=["words", "TLS", "negative length", "two lengths", "chunk", "no host", "null"],
 )
 def test_what_is_no_request_is_400(server: Served, data: bytes):
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(data)
         assert error_of(read(connection)) == (400, "invalid_http")
 
 
 def test_a_length_that_is_too_short_begins_another_request(server: Served):
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(request(COMPLETIONS, body()) + b"garbage\r\n\r\n")
         reply = read(connection)
     assert reply.startswith(b"HTTP/1.1 200")
     assert error_of(reply[reply.rindex(b"HTTP/1.1 400") :]) == (400, "invalid_http")
 
 
-def test_a_client_sees_why_its_large_body_is_refused(hasty: Served):
+def test_a_client_sees_why_its_large_body_is_refused(hasty: Served, monkeypatch: pytest.MonkeyPatch):
     """Its reply arrives although the client goes on to send, and although it was never read to its end."""
+    monkeypatch.setattr("mlx_engine.serve.app.LINGER_SECONDS", PATIENCE)
     large = b" " * (8 << 20)
-    assert httpx.post(hasty.url + COMPLETIONS, content=large, headers=JSON).status_code == 413
-    assert httpx.post(hasty.url + COMPLETIONS, content=iter([large]), headers=JSON).status_code == 413
+    assert HTTP.post(hasty.url + COMPLETIONS, content=large, headers=JSON).status_code == 413
+    assert HTTP.post(hasty.url + COMPLETIONS, content=iter([large]), headers=JSON).status_code == 413
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(hasty.address, timeout=10) as connection:
+    with socket.create_connection(hasty.address, timeout=PATIENCE) as connection:
         connection.sendall(f"{head}Content-Length: {len(large)}\r\n\r\n".encode() + large)
         connection.shutdown(socket.SHUT_WR)
         assert error_of(read(connection)) == (413, "request_too_large")
@@ -264,14 +280,14 @@ def test_what_a_client_still_sends_is_discarded_before_its_connection_is_closed(
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
 def test_bodies_are_utf_8(server: Served, encoding: str):
     data = json.dumps(body("ä"), ensure_ascii=False).encode(encoding)
-    reply = httpx.post(server.url + COMPLETIONS, content=data, headers=JSON)
+    reply = HTTP.post(server.url + COMPLETIONS, content=data, headers=JSON)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_json")
 
 
 def test_pipelined_requests_are_answered_in_order(server: Served):
     first, second = request(COMPLETIONS, body("a", max_tokens=20)), request(COMPLETIONS, body("b", max_tokens=2))
     last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(first + second + last)
         replies = [part.partition(b"\r\n\r\n")[2] for part in read(connection).split(b"HTTP/1.1 200 OK")[1:]]
     counts = [json.loads(reply)["usage"]["completion_tokens"] for reply in replies[:2]]
@@ -280,7 +296,7 @@ def test_pipelined_requests_are_answered_in_order(server: Served):
 
 
 def test_a_connection_is_kept(server: Served):
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         for path, of in [(CHAT, chat_body()), (CHAT, {}), (COMPLETIONS, body(stream=True)), ("/v2", {})]:
             connection.sendall(request(path, of))
             assert until(connection, b"}", b"0\r\n\r\n").startswith(b"HTTP/1.1 ")
@@ -302,7 +318,7 @@ def test_answers_that_take_too_long_end_with_an_error_when_the_server_stops(stre
         error = events(reply.content)[-1]["error"] if stream else reply.json()["error"]
         assert error["code"] == "closing"
         server.gate.allow()
-        assert server.finished.wait(10)
+        assert server.finished.wait(PATIENCE)
 
 
 def test_a_port_in_use_is_named(server: Served, capsys: pytest.CaptureFixture[str]):

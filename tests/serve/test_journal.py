@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from click.testing import Result
@@ -25,7 +24,8 @@ from mlx_engine.errors import OptionError
 from mlx_engine.serve.entry import Entry, ModelId, parse_entry
 from mlx_engine.serve.journal import Journal
 from mlx_engine.serve.recorder import Recorder
-from tests.serve.served import MICRO, Served, chat_body, served, wait_for
+from tests.patience import PATIENCE
+from tests.serve.served import HTTP, MICRO, Served, chat_body, served, wait_for
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -219,8 +219,8 @@ def test_a_full_disk_stops_no_answer():
     with journaled(Path("/dev/full"), warnings) as server, ThreadPoolExecutor(8) as clients:
         replies = list(clients.map(lambda i: server.chat(f"{i}", max_tokens=4), range(24)))
         assert {reply.status_code for reply in replies} == {200}
-        wait_for(lambda: 'journal_lost_total{reason="disk"} 24' in httpx.get(server.url + "/metrics").text)
-        assert "mlx_engine:journal_lines_total 0\n" in httpx.get(server.url + "/metrics").text
+        wait_for(lambda: 'journal_lost_total{reason="disk"} 24' in HTTP.get(server.url + "/metrics").text)
+        assert "mlx_engine:journal_lines_total 0\n" in HTTP.get(server.url + "/metrics").text
     assert len(warnings) == 1
     assert "/dev/full cannot be written: No space left on device" in warnings[0]
 
@@ -254,7 +254,7 @@ def test_a_slow_disk_loses_lines_and_not_answers(tmp_path: Path, monkeypatch: py
     free, warnings, write = threading.Event(), list[str](), os.write
 
     def slow(file: int, data: bytes) -> int:
-        assert free.wait(10)
+        assert free.wait(PATIENCE)
         return write(file, data)
 
     monkeypatch.setattr("mlx_engine.serve.journal.os.write", slow)
@@ -262,7 +262,7 @@ def test_a_slow_disk_loses_lines_and_not_answers(tmp_path: Path, monkeypatch: py
     with journaled(path, warnings, queue=3) as server:
         for i in range(8):
             assert server.chat(f"{i}", max_tokens=2).status_code == 200
-        assert 'journal_lost_total{reason="queue"} 4' in httpx.get(server.url + "/metrics").text
+        assert 'journal_lost_total{reason="queue"} 4' in HTTP.get(server.url + "/metrics").text
         free.set()
     assert len(entries(path)) == 4
     assert len(warnings) == 1

@@ -15,6 +15,7 @@ from mlx_engine.commands.serve_options import AddressOptions
 from mlx_engine.errors import OptionError
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.origins import check_host, check_origin, host_names
+from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, chat_body, request, served
 from tests.serve.shapes import Failure, checked
 
@@ -107,7 +108,7 @@ def test_refusals_are_counted_and_cost_nothing(local: Served):
 
 
 def raw(server: Served, data: bytes) -> bytes:
-    with socket.create_connection(server.address, timeout=10) as connection:
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
         connection.sendall(data)
         found = b""
         while piece := connection.recv(65536):

@@ -6,6 +6,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from tests.patience import PATIENCE
 from tests.serve.served import HTTP, served, wait_for
 
 
@@ -36,12 +37,12 @@ def test_events_show_what_runs_and_end_with_the_server():
             assert json.loads(idle.removeprefix("data: "))["n_steps"] == 5
             server.server.close()
             assert list(lines)[-1:] in ([], [""])
-        assert server.finished.wait(10)
+        assert server.finished.wait(PATIENCE)
 
 
 def test_every_reader_gets_the_latest_status():
     with served() as server:
         server.chat()
         for _ in range(2):
-            with HTTP.stream("GET", server.url + "/events", timeout=10) as response:
+            with HTTP.stream("GET", server.url + "/events") as response:
                 assert next(response.iter_lines()).startswith("data: ")

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_engine.commands.app import app
+from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, events, served
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def test_the_options_exist():
 def test_curl(builtin: Served):
     lines = [line for block in blocks("sh", builtin) for line in block.splitlines() if line.startswith("curl ")]
     reply, stream = (
-        subprocess.run([*shlex.split(line), "-sS"], capture_output=True, check=True, timeout=60).stdout
+        subprocess.run([*shlex.split(line), "-sS"], capture_output=True, check=True, timeout=PATIENCE).stdout
         for line in lines
     )
     assert json.loads(reply)["usage"]["completion_tokens"] <= 40
@@ -56,7 +57,7 @@ def test_curl(builtin: Served):
 def test_python(builtin: Served):
     pytest.importorskip("openai")
     (source,) = blocks("python", builtin)
-    run = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True, timeout=PATIENCE)
     assert run.stdout  # a sampled answer, which may be short
 
 

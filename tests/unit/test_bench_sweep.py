@@ -175,7 +175,8 @@ def test_where_memory_cannot_be_asked_for_every_rung_is_tried(monkeypatch):
 
 
 def test_a_backends_pace_is_that_of_its_products():
-    slow, fast = (sweep.seconds_per_weight(backends.create_backend(name)) for name in ("scalar", "simd"))
+    made = [backends.create_backend(name) for name in ("scalar", "simd")]
+    slow, fast = (min(sweep.seconds_per_weight(backend) for _ in range(20)) for backend in made)
     assert 1e-10 < slow < 1e-5
     assert fast < slow
 

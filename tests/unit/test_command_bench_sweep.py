@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mlx_engine import bench as measuring
 from mlx_engine.backends import unavailable
-from mlx_engine.bench import roofline
+from mlx_engine.bench import roofline, sweep
 from mlx_engine.bench.ladder import RUNGS
 from mlx_engine.commands.app import app
 from tests.unit.test_command_bench import bench, mistake
@@ -31,6 +31,8 @@ def swept(tmp_path_factory):
     options = ("--sweep", "-p", "4,8", "-n", 4, "--budget", 0.03, "--out", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline, "SECONDS", 1e-4)
+        # On a busy machine a token of the slowest rung may take longer than the small budget allows.
+        patch.setattr(sweep, "seconds_per_weight", lambda backend: 0.0)
         return folder, bench(*options, backend=(), jit=())
 
 
@@ -58,9 +60,7 @@ def test_a_sweep_has_every_rung_with_a_rate_or_a_reason(swept):
     assert titles[: len(RUNGS)] == [rung.title for rung in RUNGS]
     for row in rows:
         assert ("median_ts" in row) == (row["unavailable"] is None)
-        # On a busy machine a token may take longer than the small budget allows: that is a reason, too.
-        reasons = (None, unavailable(row["backend"]))
-        assert row["unavailable"] in reasons or row["unavailable"].startswith("a token would take about")
+        assert row["unavailable"] == unavailable(row["backend"])
 
 
 def test_a_sweep_can_be_compared_with_itself(swept):

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.unit.test_command_generate import MODEL, ROOT, cli
 from tests.unit.test_generate_options import plain  # noqa: F401 - a fixture
 
@@ -236,7 +237,7 @@ class Screen:
         os.close(theirs)
         self.text = ""
 
-    def wait_for(self, pattern, seconds=15):
+    def wait_for(self, pattern, seconds=PATIENCE):
         """Read until the pattern appears, and drop what was read up to there."""
         until = time.monotonic() + seconds
         while (match := re.search(pattern, self.text)) is None:
@@ -293,7 +294,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(screen):
     terminal.wait_for("Ctrl-D or quit")
     terminal.wait_for(PROMPT)
     terminal.type("\x04")
-    assert terminal.process.wait(timeout=10) == 0
+    assert terminal.process.wait(timeout=PATIENCE) == 0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
@@ -305,7 +306,7 @@ def test_what_was_typed_is_kept_for_later_runs_unless_the_user_says_no(screen, t
         terminal.wait_for("temperature" if line == "/set" else "sampling")
         terminal.wait_for(PROMPT)
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=10) == 0
+        assert terminal.process.wait(timeout=PATIENCE) == 0
     file = tmp_path / "mlx_engine" / "chat_history"
     assert file.stat().st_mode & 0o777 == 0o600
     assert [line for line in file.read_text().splitlines() if line.startswith("+")] == ["+/stats"]

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from mlx_engine.backends import auto, backend_names
 from mlx_engine.commands.app import app
 from mlx_engine.commands.prompts import PromptOptions
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "qwen3-micro"
@@ -34,7 +35,7 @@ def generate(*args, model=MODEL, backend="simd", stdin=None):
     return cli("generate", "--model", model, "--backend", backend, *args, stdin=stdin)
 
 
-def process(*args, timeout=60, **kwargs):
+def process(*args, timeout=PATIENCE, **kwargs):
     command = [sys.executable, "cli.py", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, **kwargs)
 
@@ -315,7 +316,7 @@ def test_an_interrupted_run_exits_130_without_a_traceback(more):
         assert (run.stderr if more else run.stdout).read(1), "expected a token, or a line about one"
         assert run.poll() is None, "it ended before it could be interrupted"
         run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
         run.wait()
@@ -327,7 +328,7 @@ def test_an_interrupted_run_exits_130_without_a_traceback(more):
 @pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
 def test_a_reader_that_leaves_is_no_traceback():
     command = f"{sys.executable} cli.py generate a -m {MODEL} -b simd --ignore-eos -n 400 | head -c 1"
-    run = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, timeout=60)
+    run = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, timeout=PATIENCE)
     assert len(run.stdout) == 1
     assert b"Traceback" not in run.stderr
     assert b"Exception ignored" not in run.stderr

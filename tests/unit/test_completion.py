@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.unit.test_command_generate import ROOT
 
 RUN = f"#!{sys.executable}\nfrom mlx_engine.commands import main\nmain()\n"
@@ -36,8 +37,10 @@ def test_what_is_installed_completes_commands_and_options(tmp_path: Path):
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
     }
     install = [sys.executable, "cli.py", "--install-completion", "bash"]
-    subprocess.run(install, cwd=ROOT, env=env, check=True, capture_output=True, timeout=60)
-    done = subprocess.run(["bash", "-c", COMPLETE], env=env, capture_output=True, text=True, timeout=60, check=True)
+    subprocess.run(install, cwd=ROOT, env=env, check=True, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE], env=env, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     registered, commands, options = done.stdout.splitlines()
     assert registered == "complete -o default -F _mlx_engine_completion mlx-engine"
     assert (commands, options) == ("generate", "--n-predict")

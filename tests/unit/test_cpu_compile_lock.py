@@ -12,6 +12,7 @@ pytest.importorskip("numba")
 
 from kernels.cpu import compile_lock, library
 from kernels.cpu.compile_lock import COMPILING, locked
+from tests.patience import PATIENCE
 from tests.unit.test_cpu_library import python
 
 # Both processes find no code before either compiles. The code of a format is compiled already: no test waits for that.
@@ -53,7 +54,7 @@ def test_a_compiling_process_does_not_wait_for_the_one_that_started_it(tmp_path:
         monkeypatch.setenv(COMPILING, "1")
         waiting = threading.Thread(target=lock, daemon=True)
         waiting.start()
-        waiting.join(5)
+        waiting.join(PATIENCE)
         assert not waiting.is_alive()
 
 

@@ -8,12 +8,13 @@ import platform
 import re
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.patience import wait_for
 
 pytest.importorskip("numba")
 
@@ -235,10 +236,7 @@ def test_compiling_processes_end_with_the_process_that_started_them():
     result = python(KILLED)
     pids = [int(pid) for pid in result.stdout.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 10
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(psutil.pid_exists, pids))
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)))
 
 
 def test_a_bundled_application_does_not_start_itself(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -28,6 +28,8 @@ from mlx_engine.backends import create_backend
 from mlx_engine.backends.parameters import Linear
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests.patience import PATIENCE as SECONDS
+from tests.patience import wait_for
 
 # Polls of a chunk that waits for others: some 20 milliseconds.
 PATIENCE = 1 << 20
@@ -76,14 +78,6 @@ def meets(made: pool.Pool, threads: int) -> bool:
         if made.control[layout.JOB + 3] == threads:
             return True
     return False
-
-
-def within(seconds: float, is_so: Callable[[], bool], pause: float = 0.002) -> bool:
-    """Return whether a condition becomes true within a time; it is looked at after each pause."""
-    end = time.monotonic() + seconds
-    while not is_so() and time.monotonic() < end:
-        time.sleep(pause)
-    return is_so()
 
 
 def workers() -> list[threading.Thread]:
@@ -157,13 +151,16 @@ def sleeps() -> int:
 
 def test_a_thread_that_waits_for_a_long_chunk_sleeps():
     """It would take the core from the thread that has the chunk, if there are too few of them."""
-    made = pool.Pool(2, load())
-    made.control[layout.JOB :][:2] = 0, PATIENCE << 1
+    made, n = pool.Pool(2, load()), 0
     made.control[layout.ON] = 1
     made.shared.wake()
-    before = sleeps()
-    jobs.run(made.control, unequal.address, 2)
-    n = sleeps() - before
+    for _ in range(20):  # on a busy machine one thread may have both chunks
+        made.control[layout.JOB :][:2] = 0, PATIENCE << 1
+        before = sleeps()
+        jobs.run(made.control, unequal.address, 2)
+        n = max(n, sleeps() - before)
+        if n > 20:
+            break
     made.close()
     assert n > 20
 
@@ -174,9 +171,9 @@ def test_threads_sleep_while_the_next_job_is_late():
     made.control[layout.ON] = 1  # no thread parks
     made.shared.wake()
     before, looks = sleeps(), itertools.count()
-    # `within` itself sleeps once for each look. On busy cores a thread that wakes waits for milliseconds.
-    assert within(30, lambda: sleeps() - before > 500 + 2 * next(looks), pause=0.05)
-    assert within(30, lambda: made.shared.parked == 0)  # each thread that woke says so itself
+    # `wait_for` itself sleeps once for each look. On busy cores a thread that wakes waits for milliseconds.
+    wait_for(lambda: sleeps() - before > 500 + 2 * next(looks), pause=0.05)
+    wait_for(lambda: made.shared.parked == 0)  # each thread that woke says so itself
     made.close()
 
 
@@ -188,13 +185,13 @@ def test_threads_work_at_the_same_time_also_after_parking(threads: int):
     made = pool.Pool(threads, load())
     for _ in range(3):
         assert meets(made, threads)
-        assert within(5, lambda: made.shared.parked == threads - 1)
+        wait_for(lambda: made.shared.parked == threads - 1)
     made.close()
 
 
 def test_an_idle_pool_uses_no_time(four: pool.Pool):
     assert meets(four, 2)
-    assert within(5, lambda: four.shared.parked == 3)
+    wait_for(lambda: four.shared.parked == 3)
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
@@ -202,7 +199,7 @@ def test_an_idle_pool_uses_no_time(four: pool.Pool):
 
 def test_the_caller_does_the_job_alone_while_threads_are_parked(four: pool.Pool):
     """The submitting thread does not wait for worker threads."""
-    assert within(5, lambda: four.shared.parked == 3)
+    wait_for(lambda: four.shared.parked == 3)
     counts = np.zeros(8, dtype=np.float32)
     four.control[layout.JOB], four.control[layout.JOB + 1] = counts.ctypes.data, 0
     jobs.run(four.control, count.address, 8)
@@ -224,7 +221,7 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
             raise KeyboardInterrupt
         return interrupt
 
-    assert within(5, lambda: made.shared.parked == 3)
+    wait_for(lambda: made.shared.parked == 3)
     before = sys.gettrace()  # of coverage
     sys.settrace(interrupt)
     try:
@@ -234,7 +231,7 @@ def test_threads_wake_and_end_though_somebody_was_interrupted_while_waking_them(
         sys.settrace(before)
     assert left == 0
     assert meets(made, 4)
-    assert within(5, lambda: made.shared.parked == 3)
+    wait_for(lambda: made.shared.parked == 3)
     made.close()
     assert not any(thread.is_alive() for thread in made._workers)
 
@@ -244,7 +241,7 @@ def test_no_thread_parks_while_jobs_follow_each_other(four: pool.Pool):
     four.control[layout.ON] = 1
     late = threading.Thread(target=four.shared.park, args=(0,))
     late.start()
-    late.join(10)
+    late.join(SECONDS)
     ended, four.control[layout.ON] = not late.is_alive(), 0
     assert ended
     late = threading.Thread(target=four.shared.park, args=(0,))
@@ -259,7 +256,7 @@ def test_a_backend_wakes_its_workers(monkeypatch: pytest.MonkeyPatch):
     be = create_backend("parallel", threads=3)
     weight = Weight.pack("w", np.ones((4000, 64)), BY_NAME["Q8_0"])
     layer, x = Linear("w", be.prepare(weight)), np.ones((1, 64), dtype=np.float32)
-    assert within(5, lambda: be.pool.shared.parked == 2)
+    wait_for(lambda: be.pool.shared.parked == 2)
     woken, wake = [], be.pool.shared.wake
     monkeypatch.setattr(be.pool.shared, "wake", lambda: woken.append(wake()))
     be.linear(x, layer)
@@ -272,7 +269,7 @@ def test_a_backend_wakes_its_workers(monkeypatch: pytest.MonkeyPatch):
 def test_closing_ends_the_threads(four: pool.Pool):
     mine = four._workers
     assert all(thread.is_alive() for thread in mine)
-    assert within(5, lambda: four.shared.parked == 3)
+    wait_for(lambda: four.shared.parked == 3)
     four.close()
     assert not any(thread.is_alive() for thread in mine)
     four.close()  # again, and nothing happens
@@ -305,7 +302,7 @@ def test_backends_that_are_dropped_leave_no_threads():
             made.linear(x, Linear("w", made.prepare(weight)))
             del made
             gc.collect()
-    assert within(5, lambda: threading.active_count() == before)
+    wait_for(lambda: threading.active_count() == before)
 
 
 def test_no_thread_parks_between_a_backend_s_check_for_parked_threads_and_the_end_of_its_call(

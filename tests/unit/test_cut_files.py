@@ -10,6 +10,7 @@ import pytest
 
 from mlx_engine.checkpoint import mapping
 from mlx_engine.checkpoint.gguf import open_gguf
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "qwen3-micro"
@@ -44,7 +45,7 @@ def test_a_truncated_file_ends_the_run_with_one_line(tmp_path, backend, kind):
         weights = model / "model.safetensors"
     command = ["generate", "-q", "-n", "50", "-b", backend, "-m", model, weights]
     run = subprocess.run(
-        [sys.executable, "-c", CUT, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", CUT, *command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert run.returncode == 1, run.stderr
     blank, line = run.stderr.splitlines()

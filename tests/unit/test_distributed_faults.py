@@ -16,6 +16,15 @@ pytestmark = pytest.mark.slow
 
 # Seconds from the start of a process until it has joined the others, on a busy machine.
 STARTING = 5.0
+# `cli.py`, with ranks that must join within the limit of this test.
+JOIN_SOON = f"""
+import sys
+from mlx_engine.commands import main
+from mlx_engine.distributed.liveness import Liveness
+Liveness.__init__.__kwdefaults__["joining"] = {LIMIT}
+sys.argv[0] = "cli.py"
+main()
+"""
 
 
 @pytest.mark.parametrize("victim", range(SIZE))
@@ -39,7 +48,8 @@ def test_all_ranks_end_and_one_line_names_the_rank(tmp_path, moment: str, number
 @pytest.mark.parametrize("victim", range(SIZE))
 @pytest.mark.parametrize("after", [0.0, 0.2, 0.4, 0.6, 0.8])
 def test_a_rank_that_stops_while_ranks_join_is_named(tmp_path, victim: int, after: float):
-    watched = Watched(ranks.start(tmp_path, SIZE, [*generate("Once upon", 300), *SHARED]))
+    # The first argument of `generate` is the program, which gives ranks less time to join here.
+    watched = Watched(ranks.start(tmp_path, SIZE, ["-c", JOIN_SOON, *generate("Once upon", 300)[1:], *SHARED]))
     try:
         time.sleep(after)
         os.kill(watched.processes[victim].pid, signal.SIGSTOP)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from mlx_engine.distributed.group import Group, Ring
 from mlx_engine.distributed.local import LocalGroup, run_ranks
 from mlx_engine.errors import DistributedError
 from tests import ranks
+from tests.patience import wait_for
 
 
 class Watched(Ring):
@@ -108,7 +112,15 @@ def test_a_process_alone_is_no_ring(monkeypatch):
         Ring()
 
 
+def meet() -> None:
+    """Wait until all ranks have come here: MLX tries for some seconds alone to connect them."""
+    folder = Path(os.environ["MLX_HOSTFILE"]).parent
+    (folder / f"started{os.environ['MLX_RANK']}").touch()
+    wait_for(lambda: len(list(folder.glob("started*"))) == 3)
+
+
 if __name__ == "__main__":
+    meet()
     ring = Watched()
     print(exercise(ring))
     print(ring.waits)

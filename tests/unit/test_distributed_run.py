@@ -6,13 +6,13 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from benchmarks.relay import connected
 from mlx_engine.commands.console import reports_errors
-from mlx_engine.distributed import agreement
+from mlx_engine.distributed import agreement, liveness
 from mlx_engine.distributed.agreement import agree, gather_values
 from mlx_engine.distributed.group import Group
 from mlx_engine.distributed.liveness import Liveness
@@ -21,6 +21,7 @@ from mlx_engine.distributed.stalls import Report, Stalls
 from mlx_engine.distributed.timeline import Span, busy, drawing
 from mlx_engine.errors import DistributedError
 from tests import ranks
+from tests.patience import PATIENCE, wait_for
 from tests.unit.test_command_generate import generate
 
 
@@ -37,22 +38,24 @@ class Ends:
     """Three ranks whose ends are recorded in place of ending the process; those that are missing never join."""
 
     def __init__(
-        self, limit: float = 5.0, *, joining: float = 5.0, missing: tuple[int, ...] = (), pause: float = 0.0
-    ) -> None:
+        self, *, joining: float = PATIENCE, missing: tuple[int, ...] = (),
+        pause: Callable[[Ends, int], None] = lambda ends, rank: None,
+    ) -> None:  # fmt: skip
         self.found: dict[int, tuple[int, str | None]] = {}
         self.raised: dict[int, DistributedError] = {}
         hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
         self.ranks = [
-            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=limit, joining=joining)
+            Liveness(rank, hosts, end=self.end_of(rank), interval=0.02, limit=PATIENCE, joining=joining)
             for rank in range(len(hosts))
         ]
+        # Messages that are lost are found soon: reports are counted for it, and no seconds.
+        self.ranks[0]._stalls = Stalls(len(hosts), 0.02, 0.3)
         port = ranks.free_port()
-        threads = [
-            threading.Thread(target=self.join, args=(rank, port)) for rank in self.ranks if rank.rank not in missing
-        ]
-        for thread in threads:
+        self.there = [rank for rank in self.ranks if rank.rank not in missing]
+        threads = [threading.Thread(target=self.join, args=(rank, port)) for rank in self.there]
+        for rank, thread in zip(self.there, threads, strict=True):
             thread.start()
-            time.sleep(pause)
+            pause(self, rank.rank)
         for thread in threads:
             thread.join()
 
@@ -68,9 +71,7 @@ class Ends:
 
     def wait(self, *expected: int) -> dict[int, tuple[int, str | None]]:
         """Wait until these ranks have ended."""
-        deadline = time.monotonic() + 5
-        while set(expected) - set(self.found) and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_for(lambda: set(self.found) >= set(expected))
         return self.found
 
     def cut(self, rank: int) -> None:
@@ -91,7 +92,7 @@ def closed(ended: Sequence[Liveness]) -> None:
     """Wait for the threads of ranks that have ended, and close their connections."""
     for thread in threading.enumerate():
         if thread.name.startswith(("rank ", "signs of life")):
-            thread.join(5)
+            thread.join(PATIENCE)
     for rank in ended:
         for peer in rank._peers.values():
             peer.close()
@@ -123,18 +124,60 @@ def test_rank_0_that_ends_is_named_by_rank_1(ends: Ends):
     assert "rank 0 (127.0.0.1)" in str(found[1][1])
 
 
-def test_a_rank_without_signs_of_life_is_named():
-    ends = Ends(limit=0.3)
-    ends.ranks[2]._tell_all = lambda text: None  # as if it was stopped
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ends, int], None]:
+    """Stop a rank, for which rank 0 waits shortly. It waits for others as long as tests do: the machine may be busy."""
+    stopped, read, reads = list[socket.socket](), liveness._line, threading.Event()
+
+    def line(peer: socket.socket, limit: float) -> str:
+        if not any(peer is each for each in stopped):
+            return read(peer, limit)
+        reads.set()
+        return read(peer, 0.2)
+
+    def stop(ends: Ends, rank: int, *, is_paused: bool = False) -> None:
+        stopped.append(ends.ranks[0]._peers[rank])
+        assert is_paused or reads.wait(PATIENCE)
+        ends.ranks[rank]._tell_all = lambda text: None  # type: ignore[method-assign]
+
+    monkeypatch.setattr(liveness, "_line", line)
+    return stop
+
+
+class Clock:
+    """The clock of ranks that join. It stands still, or every reading puts it forward."""
+
+    def __init__(self) -> None:
+        self.now, self.step, self.n_readings, self.sleep = 0.0, 0.0, 0, time.sleep
+
+    def monotonic(self) -> float:
+        self.n_readings += 1
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(liveness, "time", made)
+    return made
+
+
+def test_a_rank_without_signs_of_life_is_named(ends: Ends, stop: Callable[..., None]):
+    stop(ends, 2)
     found = ends.wait(0, 1)
     assert "rank 2 (127.0.0.3): expected to run until the end, found that it has given no sign" in str(found[0][1])
     assert found[1] == (1, None)
-    ends.close()
 
 
 @pytest.mark.parametrize(("missing", "printing"), [((1,), 0), ((1, 2), 0), ((0,), 1)])
-def test_ranks_that_do_not_join_are_named(missing: tuple[int, ...], printing: int):
-    ends = Ends(joining=0.2, missing=missing)
+def test_ranks_that_do_not_join_are_named(clock: Clock, missing: tuple[int, ...], printing: int):
+    def pause(ends: Ends, rank: int) -> None:
+        if rank == ends.there[-1].rank:
+            wait_for(lambda: 0 in missing or len(ends.ranks[0]._peers) == len(ends.there) - 1)
+            clock.step = 0.1
+
+    ends = Ends(joining=0.2, missing=missing, pause=pause)
     there = {0, 1, 2} - set(missing)
     assert set(ends.raised) == there
     found = ends.wait(*there)
@@ -146,8 +189,14 @@ def test_ranks_that_do_not_join_are_named(missing: tuple[int, ...], printing: in
     ends.close()
 
 
-def test_each_rank_that_joins_gives_the_others_more_time():
-    ends = Ends(limit=0.3, joining=0.5, pause=0.3)  # rank 2 is 0.6 s later than rank 0
+def test_each_rank_that_joins_gives_the_others_more_time(clock: Clock):
+    def pause(ends: Ends, rank: int) -> None:
+        wait_for(lambda: clock.n_readings > 1 and len(ends.ranks[0]._peers) == rank)
+        n_readings = clock.n_readings
+        clock.now += 0.3
+        wait_for(lambda: rank == 2 or clock.n_readings > n_readings + 1 or ends.found)
+
+    ends = Ends(joining=0.5, pause=pause)  # rank 2 is 0.6 s later than rank 0
     assert (ends.found, ends.raised) == ({}, {})
     ends.close()
 
@@ -161,7 +210,7 @@ def test_who_says_no_number_of_a_rank_is_none():
         with connected(("127.0.0.1", port)) as stranger:
             stranger.sendall(said)
     pair[1].join(port)
-    joining.join(5)
+    joining.join(PATIENCE)
     assert ([sorted(rank._peers) for rank in pair], found) == ([[1], [0]], [])
     for rank in pair:
         rank._is_ending = True
@@ -210,18 +259,18 @@ def test_an_error_of_no_system_call_is_a_bug():
         reports_errors(load)()
 
 
-def test_connections_are_read_by_the_caller_alone_while_ranks_pause():
-    ends = Ends(limit=0.3)
+def test_connections_are_read_by_the_caller_alone_while_ranks_pause(stop: Callable[..., None]):
+    ends = Ends()
     with contextlib.ExitStack() as pausing:
         entering = [threading.Thread(target=pausing.enter_context, args=(rank.paused(),)) for rank in ends.ranks]
         for thread in entering:
             thread.start()
         for thread in entering:
-            thread.join(5)
+            thread.join(PATIENCE)
         peer = ends.ranks[0]._peers[1]
         assert peer.recv(2) == b". "  # a sign of life
-        ends.ranks[1]._tell_all = lambda text: None
-        time.sleep(0.5)
+        stop(ends, 1, is_paused=True)
+        time.sleep(0.4)
         assert ends.found == {}
     assert "rank 1 (127.0.0.2): expected to run until the end" in str(ends.wait(0, 2)[0][1])
     ends.close()
@@ -237,7 +286,7 @@ def test_nobody_is_named_after_an_exception_while_ranks_pause():
     for thread in pausing:
         thread.start()
     for thread in pausing:
-        thread.join(5)
+        thread.join(PATIENCE)
     ends.cut(2)
     time.sleep(0.2)
     assert ends.found == {}
@@ -290,7 +339,7 @@ def test_a_rank_that_reports_nothing_makes_no_stall():
 
 
 def test_a_link_that_loses_messages_is_named():
-    ends = Ends(limit=0.3)
+    ends = Ends()
     ends.ranks[1].report, ends.ranks[2].report = lambda: Report(sent=3), lambda: Report(awaited=3)
     found = ends.wait(0, 1, 2)
     assert found[0] == (
@@ -314,7 +363,7 @@ IN, AFTER = Report(gathers=3, awaited_gather=3), Report(gathers=3)
     ],
 )
 def test_ranks_whose_gather_has_ended_are_named_if_it_does_not_end_on_others(reports, named: str, waiting: str):
-    ends = Ends(limit=0.3)
+    ends = Ends()
     for rank, report in enumerate(reports):
         ends.ranks[rank].report = lambda report=report: report
     found = f"found one that all ranks have begun and that does not end on {waiting}"
@@ -339,7 +388,7 @@ def test_ranks_sleep_until_they_are_woken_and_end_quietly(ends: Ends):
     time.sleep(0.05)
     assert sleeping.is_alive()
     ends.ranks[0].wake()
-    sleeping.join(5)
+    sleeping.join(PATIENCE)
     assert not sleeping.is_alive()
     closing = threading.Thread(target=ends.ranks[0].close, args=(0,))
     closing.start()

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from mlx_engine.distributed.watcher import CONNECTED, READY, Watcher
+from tests.patience import PATIENCE, wait_for
 from tests.ranks import ROOT
 
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
@@ -20,15 +21,22 @@ LIMIT, GRACE = 0.7, 0.5
 
 
 class AnsweringWatcher(Watcher):
-    """A watcher whose rank answers unless it is stopped."""
+    """A watcher whose rank answers unless it is stopped. Tests say when the time of a wait is over."""
+
+    n_waits = 0
 
     def __init__(self, connecting: Connecting, rank: int, links: dict[int, int]) -> None:
         super().__init__(rank, HOSTS, links, 0, LIMIT, GRACE)
         self._connecting = connecting
 
     def _ask(self) -> None:
-        if self._rank != self._connecting.stopped:
+        if self._rank not in (self._connecting.stopped, *self._connecting.dead):
             self._connecting.say(self._rank, "Current thread 0x1 (most recent call first):")
+
+    def _listen(self, seconds: float) -> None:
+        self.n_waits += 1
+        while not self._is_decided() and self._connecting.n_over < self.n_waits:
+            super()._listen(0.01)
 
 
 class Connecting:
@@ -39,8 +47,10 @@ class Connecting:
         self.links, hub = zip(*(socket.socketpair() for _ in RANKS[1:]), strict=True)
         self.watchers, self.hub, self.stopped, self.have_connected = watchers, hub, -1, False
         self.lines: dict[int, str | None] = {}
+        self.made: dict[int, AnsweringWatcher] = {}
+        self.n_over, self.dead = 0, set[int]()
         for each in (*self.ranks, *self.links):
-            each.settimeout(5)
+            each.settimeout(PATIENCE)
         self.threads = [threading.Thread(target=self.watch, args=(rank,)) for rank in RANKS]
         for thread in self.threads:
             thread.start()
@@ -50,7 +60,8 @@ class Connecting:
         own = self.hub if rank == 0 else self.links[rank - 1 : rank]
         links = {rank: self.watchers[rank].fileno()}
         links |= {of: link.fileno() for of, link in zip(RANKS[1:] if rank == 0 else [0], own, strict=True)}
-        self.lines[rank] = AnsweringWatcher(self, rank, links).run()
+        self.made[rank] = AnsweringWatcher(self, rank, links)
+        self.lines[rank] = self.made[rank].run()
         if rank != self.stopped and not self.have_connected:
             for link in own:
                 link.shutdown(socket.SHUT_WR)
@@ -67,20 +78,34 @@ class Connecting:
         for rank in RANKS if not late else []:
             assert self.ranks[rank].recv(64).decode() == f"all {word}\n"
 
+    def ask(self, n: int) -> None:
+        """Let the time of the watchers' wait n pass, after which they ask; return when they have heard all answers."""
+        wait_for(lambda: [made.n_waits for made in self.made.values()] == [n] * len(RANKS))
+        self.n_over = n
+        answering = set(RANKS) - {self.stopped}
+        for made in self.made.values():
+            wait_for(lambda made=made: made._alive == answering & set(made._links))
+
+    def pass_limit(self, n: int) -> None:
+        """Let the time of the wait n pass, and that for the answers."""
+        self.ask(n)
+        self.n_over = n + 1
+
     def die(self, rank: int) -> None:
         """Let a rank die: its watcher ends after it, and with both their connections."""
+        self.dead.add(rank)
         self.ranks[rank].shutdown(socket.SHUT_RDWR)
 
     def end(self) -> dict[int, str | None]:
         """Return the lines that the watchers print."""
-        for thread in self.threads:
-            thread.join(5)
+        wait_for(lambda: not any(thread.is_alive() for thread in self.threads))
         return self.lines
 
     def close(self) -> None:
         """Close all connections."""
         for rank in RANKS:
             self.die(rank)
+        self.n_over = 9
         self.end()
         for each in (*self.ranks, *self.watchers, *self.links, *self.hub):
             each.close()
@@ -113,10 +138,18 @@ def test_a_watcher_leaves_what_follows_the_last_line(connecting: Connecting):
     link, other = socket.socketpair()
     own, rank = socket.socketpair()
     with link, other, own, rank:
-        link.settimeout(5)
+        link.settimeout(PATIENCE)
         other.sendall(b"all connected\nwake\n")
-        assert Watcher(1, HOSTS, {1: own.fileno(), 0: link.fileno()}, 0, LIMIT).run() is None
+        assert Watcher(1, HOSTS, {1: own.fileno(), 0: link.fileno()}, 0, PATIENCE).run() is None
         assert (link.recv(64), rank.recv(64)) == (b"wake\n", b"all connected\n")
+
+
+def test_a_watcher_listens_until_its_limit():
+    (link, other), (own, rank) = socket.socketpair(), socket.socketpair()
+    with link, other, own, rank:
+        start = time.monotonic()
+        assert Watcher(1, HOSTS, {1: own.fileno(), 0: link.fileno()}, 0, 0.1, 0.05).run() is None
+        assert time.monotonic() - start >= 0.1
 
 
 @pytest.mark.parametrize("victim", RANKS)
@@ -135,6 +168,7 @@ def test_a_rank_that_stops_is_named_after_the_limit(connecting: Connecting, vict
     connecting.stopped = victim
     connecting.meet(READY)
     connecting.meet(CONNECTED, (victim + 1) % 3 if has_connected else victim)
+    connecting.pass_limit(2)
     found = f"expected to run until the end, found that it has given no sign of life for {LIMIT} s"
     assert connecting.end() == printed(f"rank {victim} ({HOSTS[victim]})", found, by=int(victim == 0))
 
@@ -142,7 +176,7 @@ def test_a_rank_that_stops_is_named_after_the_limit(connecting: Connecting, vict
 @pytest.mark.parametrize("victim", RANKS)
 @pytest.mark.parametrize("dies", [False, True], ids=["stops", "dies"])
 def test_ranks_that_are_ready_late_are_asked_again(connecting: Connecting, victim: int, dies: bool):
-    time.sleep(LIMIT - GRACE + 0.1)  # they have been asked once
+    connecting.ask(1)
     connecting.meet(READY)
     if dies:
         connecting.die(victim)
@@ -150,6 +184,7 @@ def test_ranks_that_are_ready_late_are_asked_again(connecting: Connecting, victi
     else:
         connecting.stopped = victim
         connecting.meet(CONNECTED, victim)
+        connecting.pass_limit(3)
         found = f"expected to run until the end, found that it has given no sign of life for {LIMIT} s"
     assert connecting.end() == printed(f"rank {victim} ({HOSTS[victim]})", found, by=int(victim == 0))
 
@@ -165,6 +200,8 @@ def test_the_error_of_a_rank_is_printed_by_rank_0(connecting: Connecting, victim
 def test_ranks_that_live_and_have_not_connected_are_named(connecting: Connecting):
     connecting.meet(READY)
     connecting.meet(CONNECTED, 1, 2)
+    wait_for(lambda: connecting.made[0]._said[CONNECTED])
+    connecting.pass_limit(2)
     found = f"expected to connect within {LIMIT} s, found a neighbour that cannot be reached"
     assert connecting.end() == printed("rank 1 (127.0.0.2), rank 2 (127.0.0.3)", found)
 

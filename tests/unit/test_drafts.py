@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from kernels.drafts import ENDING, draft, drafts_in, remove_dead
 from mlx_engine.checkpoint import shapes
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from tests.patience import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[2]
 WRITE = """
@@ -112,9 +112,7 @@ def test_the_next_start_removes_what_a_killed_one_left_in_the_cache(tmp_path, mo
     monkeypatch.setattr(shapes, "cache_folder", lambda: tmp_path)
     (tmp_path / "gpt2-f32").mkdir()
     writing("folder").kill()
-    deadline = time.monotonic() + 10
-    while drafts_in(tmp_path) and time.monotonic() < deadline:
-        shapes.shape_path("gpt2")
+    wait_for(lambda: shapes.shape_path("gpt2") and not drafts_in(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["gpt2-f32"]
 
 
@@ -160,7 +158,7 @@ def test_a_signal_removes_the_draft_and_ends_with_its_number(tmp_path, number):
         assert process.stdout.readline() == b"begun\n"
         assert len(drafts_in(tmp_path)) == 1
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
     name = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
@@ -177,5 +175,5 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.terminate()
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []

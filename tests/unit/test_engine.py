@@ -20,6 +20,7 @@ from mlx_engine.errors import (
     OptionError,
 )
 from mlx_engine.schedule.stream import Generation
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "qwen3-micro"
@@ -210,7 +211,7 @@ def test_every_exception_has_the_one_root():
 def modules_after(code):
     run = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE,
     )  # fmt: skip
     return {name.partition(".")[0] for name in run.stdout.split()} | set(run.stdout.split())
 
@@ -241,7 +242,9 @@ def test_importing_kernels_does_not_import_the_package():
 
 def test_tf32_is_switched_off_before_mlx_is_imported():
     code = "import os; os.environ.pop('MLX_ENABLE_TF32', None); import mlx_engine; print(os.environ['MLX_ENABLE_TF32'])"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert run.stdout == "0\n"
 
 

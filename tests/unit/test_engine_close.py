@@ -17,6 +17,7 @@ import mlx_engine
 from mlx_engine.errors import ClosedError, NotCopyableError
 from mlx_engine.schedule.stream import Stream
 from tests.cells import each
+from tests.patience import PATIENCE, wait_for
 from tests.scheduling import MICRO, options, run
 
 TASKS = Path("/proc/self/task")
@@ -93,9 +94,9 @@ def test_closing_ends_the_generation_of_another_thread(backend: str):
 
     thread = threading.Thread(target=generate)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     engine.close()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [ClosedError]
 
@@ -134,7 +135,7 @@ def test_engines_on_mlx_share_threads_one_after_the_other(end: str):
         del engine, stream
         if i == 0:
             before = n_threads()
-    assert n_threads() == before
+    wait_for(lambda: n_threads() == before)
 
 
 def test_two_engines_on_mlx_have_a_stream_each():
@@ -151,7 +152,7 @@ def generate():
         for _ in engine.stream(list(range(1, 40)), 200, ignore_eos=True, temperature=0.8, logprobs=2):
             begun.set()
 threading.Thread(target=generate, daemon=True).start()
-assert begun.wait(20)
+assert begun.wait(60)
 time.sleep(0.1)
 """
 
@@ -159,7 +160,7 @@ time.sleep(0.1)
 @pytest.mark.parametrize("backend", ["mlx", "parallel"])
 def test_a_daemon_thread_that_generates_does_not_abort_the_exit(backend: str):
     found = subprocess.run(
-        [sys.executable, "-c", EXIT, str(MICRO), backend], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", EXIT, str(MICRO), backend], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (found.returncode, found.stderr) == (0, "")
 

@@ -10,11 +10,12 @@ import pytest
 
 from mlx_engine.backends import create_backend
 from mlx_engine.errors import BackendUnavailableError
+from tests.patience import PATIENCE
 from tests.scheduling import MICRO
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
-# A child has 5 seconds. It exits with 0 if it gives the parent's tokens
+# A child has a minute. It exits with 0 if it gives the parent's tokens
 # on threads of its own, and with 7 if the engine raises an error.
 SCRIPT = """
 import os, signal, sys, threading, time
@@ -52,7 +53,7 @@ def child(mode, body):
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    signal.alarm(5)
+    signal.alarm(60)
     try:
         code = 0 if body() == want and has_workers() else 3
     except BackendUnavailableError as error:
@@ -70,7 +71,7 @@ for mode in modes:
     thread = threading.Thread(target=hold if mode == "held" else generate)
     if mode not in ("exit", "load"):
         thread.start()
-        assert begun.wait(20)
+        assert begun.wait(60)
     codes = []
     for i in range(int(tries or 1)):
         time.sleep(0.002 * (i % 7))
@@ -88,7 +89,7 @@ for mode in modes:
 def forked(backend: str, *modes: str, jit: bool = True) -> list[str]:
     """Return the lines that children and parent print: what each mode ends with, such as "exit [0]"."""
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(MICRO), backend, "jit" if jit else "numpy", *modes]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     return found.stdout.splitlines()
 

@@ -13,6 +13,7 @@ from mlx_engine.backends.program import Fused
 from mlx_engine.checkpoint import hub
 from mlx_engine.checkpoint.gguf import open_gguf
 from mlx_engine.checkpoint.gguf_writer import write_gguf
+from tests.patience import PATIENCE
 from tests.unit.test_command_generate import DATA, MODEL, ROOT, cli, generate, only_line, process
 
 BUILTIN = {"model": "builtin"}
@@ -343,7 +344,7 @@ def test_an_interrupted_batch_keeps_what_it_has_written(tmp_path):
     try:
         assert run.stdout.read(4) == b"[1] "
         run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=20)
+        _, err = run.communicate(timeout=PATIENCE)
     finally:
         run.kill()
         run.wait()

@@ -184,7 +184,7 @@ def test_opening_reads_the_header_alone(tmp_path):
         stream.truncate(path.stat().st_size + n)
     start = time.process_time()
     file = open_gguf(path)
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 1.0  # to read all of it takes five
     assert file.weight("big").nbytes == n
     assert path.stat().st_blocks * 512 < 1 << 20
 

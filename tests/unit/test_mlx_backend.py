@@ -35,6 +35,7 @@ from mlx_engine.models import load_model
 from mlx_engine.observe.profiler import Profiler
 from mlx_engine.quant import BY_NAME
 from mlx_engine.quant.weight import Weight
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 MICRO = ROOT / "tests" / "data" / "qwen3-micro" / "model-q8_0.gguf"
@@ -359,7 +360,7 @@ def test_a_process_ends_at_once_and_quietly_with_a_pass_under_way():
     try:
         assert running["interrupt"].stdout.readline() == "ready\n"
         running["interrupt"].send_signal(signal.SIGINT)
-        said = {how: process.communicate(timeout=60)[1] for how, process in running.items()}
+        said = {how: process.communicate(timeout=PATIENCE)[1] for how, process in running.items()}
     finally:
         for process in running.values():
             process.kill()

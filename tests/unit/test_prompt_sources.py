@@ -2,9 +2,7 @@
 
 import json
 import os
-import subprocess
 import sys
-import time
 
 import pytest
 
@@ -43,6 +41,7 @@ def stdin(monkeypatch):
             os.close(writer)
         streams.append(os.fdopen(reader, encoding="utf-8"))
         monkeypatch.setattr(sys, "stdin", streams[-1])
+        return streams[-2] if is_open else None
 
     yield pipe
     for stream in streams:
@@ -125,12 +124,18 @@ def test_a_silent_pipe_is_waited_for_unless_the_example_is_run(stdin, monkeypatc
     stdin(b"", is_open=True)
     assert read(PromptOptions(), is_example=True) == [DEFAULT_PROMPT]
     assert capsys.readouterr().err.startswith(NO_PROMPT)
-    start = time.monotonic()
-    with subprocess.Popen(["sleep", "0.3"], stdout=subprocess.PIPE) as silent:
-        monkeypatch.setattr(sys, "stdin", os.fdopen(os.dup(silent.stdout.fileno()), encoding="utf-8"))
-        assert read(PromptOptions()) == [DEFAULT_PROMPT]
-        sys.stdin.close()
-    assert time.monotonic() - start > 0.2
+    written, notice = [], prompts.notice
+    silent = stdin(b"", is_open=True)
+
+    def noticed(text):
+        """Write to the pipe, and close it, when it is said that it is waited for."""
+        notice(text)
+        written.append(silent.write(b"late"))
+        silent.close()
+
+    monkeypatch.setattr(prompts, "notice", noticed)
+    assert read(PromptOptions()) == ["late"]
+    assert written == [4]
     assert capsys.readouterr().err.startswith("waiting for a prompt on stdin\n")
 
 

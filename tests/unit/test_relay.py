@@ -55,15 +55,15 @@ def test_bytes_arrive_in_order_and_not_before_the_link_allows():
     assert arrived == messages
     for message, found in zip(messages, seconds, strict=True):
         least = 2 * latency + 8 * (len(message) + 4) / rate
-        # Not earlier than promised; the time of the relay itself depends on what else runs on this machine.
-        assert least <= found < least + 1.0
+        # Not earlier than promised; how much later depends on what else runs on this machine.
+        assert least <= found
 
 
 def test_a_worker_measures_each_size(monkeypatch):
     monkeypatch.setattr(links, "SECONDS", 0.0)
     found = run_ranks(2, lambda group: worker([4096, 65536], group))
     assert [trip.nbytes for trip in found[0]] == [4096, 65536]
-    assert all(0 < trip.seconds < 1 for trip in found[0])
+    assert all(trip.seconds > 0 for trip in found[0])
     assert found[1] == []
 
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 SNIPPET = """
 from mlx_engine.backends.base import Backend
@@ -32,7 +34,7 @@ def test_arrays_are_passed_on_and_code_above_the_seam_cannot_look_inside(tmp_pat
     file, first = tmp_path / "snippet.py", SNIPPET.count("\n") + 1
     file.write_text(SNIPPET + "".join(f"    {code}\n" for code in REFUSED))
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", ".mypy_cache/seam", file]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5 * PATIENCE).stdout
     errors = re.findall(r":(\d+): error: .* (\[[a-z-]+\])$", found, re.MULTILINE)
     expected = [(str(first + i), error) for i, error in enumerate(REFUSED.values())]
     assert errors == expected, found

@@ -18,6 +18,7 @@ from mlx_engine.backends.parameters import Linear
 from mlx_engine.cache import New
 from mlx_engine.decode.step import forward
 from mlx_engine.engine import Engine
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 MICRO = ROOT / "tests" / "data" / "qwen3-micro"
@@ -111,7 +112,7 @@ def test_one_thread_at_a_time_holds_the_session_of_a_compiled_backend():
     with be.session(), be.session():  # the same thread may enter again
         other.start()
         assert not entered.wait(0.1)
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE)
     other.join()
 
 
@@ -169,7 +170,7 @@ def test_a_process_ends_at_once_and_quietly_however_it_ends():
     try:
         assert running["interrupt"].stdout.readline() == "ready\n"
         running["interrupt"].send_signal(signal.SIGINT)
-        said = {how: process.communicate(timeout=60)[1] for how, process in running.items()}
+        said = {how: process.communicate(timeout=PATIENCE)[1] for how, process in running.items()}
     finally:
         for process in running.values():
             process.kill()
