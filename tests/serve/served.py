@@ -89,7 +89,7 @@ class Served:
         self.loading.set()
         self.fault: BaseException | None = None
         self._queue, self._patience = queue, service.pop("patience", Patience())
-        self._crowd = service.pop("crowd", None)
+        self._limit = service.pop("limit", None)
         self._options = service
         self.grace = SECONDS
         listener = listen("127.0.0.1", 0)
@@ -103,7 +103,7 @@ class Served:
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         service = Service(self.worker, **{"model": "micro", **self._options})
         self.server = QuickServer(
-            create_app(service), self.worker, grace=self.grace, patience=self._patience, crowd=self._crowd
+            create_app(service), self.worker, grace=self.grace, patience=self._patience, limit=self._limit
         )
         await self.server.serve([listener])
         self.fault = self.worker.fault
