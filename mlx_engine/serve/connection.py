@@ -33,7 +33,7 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The most connections, also where descriptors are many: each takes 15 KB, and is looked at ten times a second.
+# The most connections, also where descriptors are many: each takes 6 KB, and is checked ten times a second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before it tells anybody of them.
 ACCEPTED_AT_ONCE = 16
@@ -82,8 +82,8 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
-class Crowd:
-    """The idle connections of a server, those without a request, and the limit of all connections.
+class ConnectionLimit:
+    """The limit of the connections of a server, and the idle ones, which have no request.
 
     Args:
         most: the most connections.
@@ -119,9 +119,9 @@ class Crowd:
 class Connection(H11Protocol):
     """A connection. The server calls `check` several times a second."""
 
-    def __init__(self, *given: Any, crowd: Crowd, **named: Any) -> None:
+    def __init__(self, *given: Any, limit: ConnectionLimit, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._crowd = crowd
+        self._limit = limit
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -129,18 +129,18 @@ class Connection(H11Protocol):
         self._waits_since = self._moved_at = self.loop.time()
         self._n_unsent = 0
         self._refused_at: float | None = None
-        self._crowd.add(self, len(self.connections))
+        self._limit.add(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._crowd.remove(self)
+        self._limit.remove(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         self._waits_since = self.loop.time()
         if not self.transport.is_closing():
-            self._crowd.add(self, len(self.connections))
+            self._limit.add(self, len(self.connections))
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -153,7 +153,7 @@ class Connection(H11Protocol):
         """Parse what has arrived; a request may begin."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._crowd.remove(self)
+            self._limit.remove(self)
 
     def check(self, patience: Patience) -> None:
         """Close the connection if the client has made the server wait for too long."""
