@@ -213,8 +213,8 @@ MUTANTS = [
         "stop string leaks",
         "mlx_engine/decode/stops.py",
         "StopStrings.add",
-        "max((_overlap(text, stop) for stop in self._stops), default=0)",
-        "0 * max((_overlap(text, stop) for stop in self._stops), default=0)",
+        "max((stop.n_matched for stop in self._stops), default=0)",
+        "0 * max((stop.n_matched for stop in self._stops), default=0)",
     ),
     Mutant(
         "eos ignored",
