@@ -199,7 +199,6 @@ def new_service(
         origins=tuple(address.cors or ()),
         context_len=capacity.context_len,
         shows_expected=is_own,
-        keeps_history=not capacity.no_prefix_cache,
     )
     return service
 

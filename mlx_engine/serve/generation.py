@@ -35,7 +35,7 @@ async def chat(service: Service, body: bytes, respond: Respond) -> None:
         message = "messages: expected a model with a chat template, found one without; use /v1/completions"
         raise ApiError(400, message, param="messages", code="no_chat_template")
     prompt = ChatPrompt(params.messages, variables=params.chat_template_kwargs or {})
-    read = partial(engine.chat_prompt, prompt, service.history)
+    read = partial(engine.chat_prompt, prompt)
     job = await _job(service, params, [read], received, "messages")
     reply = ChatReply(job, engine.tokenizer, **_about(service, params))
     await _answer(service, params, job, reply, respond, "messages")
@@ -125,7 +125,6 @@ async def _answer(
     finally:
         if service.recorder is not None:
             service.recorder.record(job, reply.id)
-    _remember(service, job, prompt)
     # Log-probabilities of a long answer take a tenth of a second to write.
     await respond(await to_thread.run_sync(lambda: json_response(reply.whole())))
 
@@ -146,19 +145,10 @@ async def _events(service: Service, job: Job, reply: Reply, prompt: str, *, usag
         failure = _logged(api_error(job.error, prompt), job.error)
         yield b"".join(map(event, [*chunks, failure.body()]))
         return
-    _remember(service, job, prompt)
     if usage:
         chunks.append(reply.usage_chunk())
     chunks[-1]["mlx_engine"] = reply.receipt()
     yield b"".join(map(event, chunks)) + DONE
-
-
-def _remember(service: Service, job: Job, prompt: str) -> None:
-    """Keep the token ids of answers to messages, for the next turn of the conversation."""
-    if prompt == "messages" and service.history is not None:
-        for request in job.requests:
-            for output in request.outputs:
-                service.history.add_answer(request.prompt_ids, output.token_ids)
 
 
 def _logged(error: ApiError, cause: Exception) -> ApiError:

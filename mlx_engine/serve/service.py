@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import mlx_engine
@@ -15,7 +14,6 @@ from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
 from mlx_engine.serve.recorder import Recorder
 from mlx_engine.serve.worker import Worker
-from mlx_engine.tokenizer.history import History
 
 
 @dataclass
@@ -30,8 +28,6 @@ class Service:
         max_body: the largest body of a request in bytes.
         keep_alive_seconds: a stream without news gets a comment so often.
         origins: web pages of other origins that may use the API.
-        keeps_history: whether the ids of answers are kept for the next turns of their conversations. Then the ids of a
-            prompt depend on earlier requests with the same text; it serves the prefix cache only.
         shows_expected: whether a reply may show tokens in the prefix cache, which may be those of another client.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
         clock: read for the times of requests; the scheduler's clock.
@@ -48,7 +44,6 @@ class Service:
     max_body: int = MAX_BODY
     keep_alive_seconds: float = 5.0
     origins: Sequence[str] = ()
-    keeps_history: bool = True
     shows_expected: bool = True
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
@@ -61,11 +56,6 @@ class Service:
     def engine(self) -> Engine:
         """The engine; raise ApiError (503) if it does not take requests."""
         return self.worker.check_open()
-
-    @cached_property
-    def history(self) -> History | None:
-        """The token ids of earlier conversations; None if they are not kept."""
-        return History(self.engine.tokenizer) if self.keeps_history else None
 
     @property
     def fingerprint(self) -> str:

@@ -307,8 +307,8 @@ MUTANTS = [
     Mutant(
         "a prompt can forge a turn",
         "mlx_engine/tokenizer/tokenizer.py",
-        "Tokenizer.encode",
-        "self._core.encode_special_tokens = not special",
-        "self._core.encode_special_tokens = False",
+        "Tokenizer._plain_core",
+        "core.encode_special_tokens = True",
+        "core.encode_special_tokens = False",
     ),
 ]
