@@ -29,8 +29,12 @@ from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, pars
 from mlx_engine.serve.prometheus import MEDIA_TYPE
 from mlx_engine.serve.service import Service
 from mlx_engine.serve.sse import unless_gone
+from mlx_engine.serve.turns import LARGE
 
 LOGGER = logging.getLogger("mlx_engine.serve")
+
+# Requests of /tokenize and /detokenize that may wait for their turn, and the bytes of a text per id that may come back.
+MOST_WAITING, BYTES_PER_TOKEN = 16, 8
 
 # Reads a body and calls its second argument with the response.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
@@ -171,22 +175,51 @@ async def metrics(service: Service, body: bytes, respond: Respond) -> None:
 
 async def tokenize(service: Service, body: bytes, respond: Respond) -> None:
     """Return the ids of a text."""
-    asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
-    try:
-        ids = await to_thread.run_sync(tokenizer.encode, asked.content, asked.special)
-    except TokenizerError as error:
-        raise api_error(error, "content") from error
-    await respond(json_response({"tokens": ids, "count": len(ids)}))
+    await _convert(service, body, respond, _tokens)
 
 
 async def detokenize(service: Service, body: bytes, respond: Respond) -> None:
     """Return the text of ids."""
-    asked, tokenizer = parse(body, DetokenizeRequest), service.engine.tokenizer
+    await _convert(service, body, respond, _text)
+
+
+async def _convert(
+    service: Service, body: bytes, respond: Respond, convert: Callable[[Service, bytes], Response]
+) -> None:
+    """Respond with what `convert` makes of a body in a thread, when it is its turn."""
+    _ = service.engine  # refuse at once what cannot be answered now
+    async with service.turns.turn(is_large=len(body) > LARGE, most_waiting=MOST_WAITING) as turn:
+        response = await turn.run(partial(convert, service, body))
+    await respond(response)
+
+
+def _tokens(service: Service, body: bytes) -> Response:
+    asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
+    n, most = len(asked.content.encode(errors="replace")), BYTES_PER_TOKEN * service.most_ids
+    if n > most:
+        raise too_many("content", n, most, "bytes")
     try:
-        text = await to_thread.run_sync(tokenizer.decode, asked.tokens)
+        ids = tokenizer.encode(asked.content, asked.special)
+    except TokenizerError as error:
+        raise api_error(error, "content") from error
+    return json_response({"tokens": ids, "count": len(ids)})
+
+
+def _text(service: Service, body: bytes) -> Response:
+    asked, tokenizer, most = parse(body, DetokenizeRequest), service.engine.tokenizer, service.most_ids
+    if len(asked.tokens) > most:
+        raise too_many("tokens", len(asked.tokens), most, "ids")
+    try:
+        text = tokenizer.decode(asked.tokens)
     except TokenizerError as error:
         raise api_error(error, "tokens") from error
-    await respond(json_response({"content": text}))
+    return json_response({"content": text})
+
+
+def too_many(param: str, n: int, most: int, what: str) -> ApiError:
+    """Return the error for a parameter that is too long."""
+    message = f"{param}: expected at most {most:,} {what}, found {n:,}; send less at once"
+    return ApiError(400, message, param=param, code="invalid_value")
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
