@@ -21,8 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 from mlx_engine.errors import TokenizerError
 from mlx_engine.serve import page
 from mlx_engine.serve.connection import LINGER_SECONDS
-from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, json_response
-from mlx_engine.serve.generation import Respond, chat, completion
+from mlx_engine.serve.errors import ApiError, ClientGoneError, api_error, forget, json_response
+from mlx_engine.serve.generation import CHAT, COMPLETION, Respond, generate
 from mlx_engine.serve.limits import check_key, note_client_id, read_body
 from mlx_engine.serve.openapi import document
 from mlx_engine.serve.parameters import DetokenizeRequest, TokenizeRequest, parse
@@ -33,8 +33,11 @@ from mlx_engine.serve.turns import LARGE
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# Requests of /tokenize and /detokenize that may wait for their turn, and the bytes of a text per id that may come back.
-MOST_WAITING, BYTES_PER_TOKEN = 16, 8
+# Bytes of a text per token that /tokenize takes at most for as many tokens as /detokenize takes.
+BYTES_PER_TOKEN = 8
+
+# Bodies that are being read take at most so many times the largest one.
+MOST_BODIES = 16
 
 # Reads a body and calls its second argument with the response.
 Handler = Callable[[Service, bytes, Respond], Awaitable[None]]
@@ -52,8 +55,12 @@ def create_app(service: Service) -> Starlette:
         if service.recorder is not None:
             await to_thread.run_sync(service.recorder.journal.close)
 
-    routes = {"/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize}
-    posts = {**routes, "/detokenize": detokenize}
+    posts: dict[str, Handler] = {
+        "/v1/chat/completions": partial(generate, form=CHAT),
+        "/v1/completions": partial(generate, form=COMPLETION),
+        "/tokenize": partial(converted, convert=_tokens),
+        "/detokenize": partial(converted, convert=_text),
+    }
     gets = {"/v1/models": models, "/v1/models/{name:path}": model, "/metrics": metrics}
     cors = Middleware(CORSMiddleware, allow_origins=service.origins, allow_methods=["*"], allow_headers=["*"])
     return Starlette(
@@ -106,15 +113,17 @@ class Endpoint:
 
         try:
             await self._handle(scope, receive, respond)
-        except ClientGoneError:
+        except ClientGoneError as error:
             self._service.metrics.cancelled.add()
+            forget(error)
         except Exception as error:
             failure = api_error(error, "")
             if failure.code == "internal_error" and not isinstance(error, ApiError):
                 LOGGER.error("a request failed", exc_info=error)
             if not started:
                 self._service.metrics.errors.add(1, str(failure.status))
-                await refuse(failure, receive, send)
+                forget(error)
+                await refuse(failure, receive, send, self._service.bodies.wait)
 
     async def _handle(self, scope: Scope, receive: Receive, respond: Respond) -> None:
         headers = Headers(scope=scope)
@@ -122,16 +131,22 @@ class Endpoint:
             check_key(headers, self._service.api_key)
         note_client_id(headers)
         if scope["method"] == "POST":
-            body = await read_body(receive, headers, self._service.max_body)
+            body = await self._body(receive, headers)
         else:
             body = "/".join(scope["path_params"].values()).encode()
         await unless_gone(receive, self._handler(self._service, body, respond))
 
+    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+        most = self._service.max_body
+        with self._service.bodies.reading(receive, MOST_BODIES * most) as paced:
+            return await read_body(paced, headers, most)
 
-async def refuse(failure: ApiError, receive: Receive, send: Send) -> None:
+
+async def refuse(failure: ApiError, receive: Receive, send: Send, wait: Callable[[int], Awaitable[None]]) -> None:
     """Send an error. If it closes the connection, first discard what the client still sends, for a limited time.
 
-    To close a socket with unread data resets the connection: the client would lose the reply.
+    To close a socket with unread data resets the connection: the client would lose the reply. `wait` is called with the
+    number of bytes that were discarded.
     """
     response = failure.response()
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
@@ -139,7 +154,7 @@ async def refuse(failure: ApiError, receive: Receive, send: Send) -> None:
     if "connection" in response.headers:
         with move_on_after(LINGER_SECONDS):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                pass
+                await wait(len(message.get("body", b"")))
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -173,27 +188,18 @@ async def metrics(service: Service, body: bytes, respond: Respond) -> None:
     await respond(Response(text, media_type=MEDIA_TYPE))
 
 
-async def tokenize(service: Service, body: bytes, respond: Respond) -> None:
-    """Return the ids of a text."""
-    await _convert(service, body, respond, _tokens)
-
-
-async def detokenize(service: Service, body: bytes, respond: Respond) -> None:
-    """Return the text of ids."""
-    await _convert(service, body, respond, _text)
-
-
-async def _convert(
-    service: Service, body: bytes, respond: Respond, convert: Callable[[Service, bytes], Response]
+async def converted(
+    service: Service, body: bytes, respond: Respond, *, convert: Callable[[Service, bytes], Response]
 ) -> None:
     """Respond with what `convert` makes of a body in a thread, when it is its turn."""
     _ = service.engine  # refuse at once what cannot be answered now
-    async with service.turns.turn(is_large=len(body) > LARGE, most_waiting=MOST_WAITING) as turn:
+    async with service.turns.turn(is_large=len(body) > LARGE, is_bounded=True) as turn:
         response = await turn.run(partial(convert, service, body))
     await respond(response)
 
 
 def _tokens(service: Service, body: bytes) -> Response:
+    """Return the ids of a text."""
     asked, tokenizer = parse(body, TokenizeRequest), service.engine.tokenizer
     n, most = len(asked.content.encode(errors="replace")), BYTES_PER_TOKEN * service.most_ids
     if n > most:
@@ -206,6 +212,7 @@ def _tokens(service: Service, body: bytes) -> Response:
 
 
 def _text(service: Service, body: bytes) -> Response:
+    """Return the text of ids."""
     asked, tokenizer, most = parse(body, DetokenizeRequest), service.engine.tokenizer, service.most_ids
     if len(asked.tokens) > most:
         raise too_many("tokens", len(asked.tokens), most, "ids")

@@ -21,6 +21,9 @@ from mlx_engine.serve.errors import ApiError
 # here, so that it does not depend on the network whether a head is refused.
 PIECE = 1 << 14
 
+# Bytes that are read from a connection before the next connection has its turn.
+READ_BYTES = 4 * PIECE
+
 # Seconds that a refused client has to read why: data that is unread when a socket is closed discards the reply.
 LINGER_SECONDS = 2.0
 
@@ -48,6 +51,8 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        # asyncio reads up to 256 KiB at once, which takes a millisecond to parse: too long for many connections.
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         self._waits_since = self._moved_at = self.loop.time()
         self._n_unsent = 0
         self._refused_at: float | None = None

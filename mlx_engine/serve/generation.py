@@ -45,17 +45,7 @@ CHAT = Form(chat_request, ChatReply, "messages")
 COMPLETION = Form(completion_request, CompletionReply, "prompt")
 
 
-async def chat(service: Service, body: bytes, respond: Respond) -> None:
-    """Answer POST /v1/chat/completions."""
-    await _generate(service, body, respond, CHAT)
-
-
-async def completion(service: Service, body: bytes, respond: Respond) -> None:
-    """Answer POST /v1/completions."""
-    await _generate(service, body, respond, COMPLETION)
-
-
-async def _generate(service: Service, body: bytes, respond: Respond, form: Form) -> None:
+async def generate(service: Service, body: bytes, respond: Respond, *, form: Form) -> None:
     """Read a request, run it, and respond.
 
     Its answers count against the slots and the queue from the beginning: first as one, and as many as they are when the

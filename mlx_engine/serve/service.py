@@ -14,7 +14,7 @@ from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
 from mlx_engine.serve.recorder import Recorder
-from mlx_engine.serve.turns import Turns
+from mlx_engine.serve.turns import Bodies, Turns
 from mlx_engine.serve.worker import Worker
 
 
@@ -37,6 +37,7 @@ class Service:
         context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
         sampling: options of sampling for requests that leave them out, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
+        bodies: the bodies of requests that are being read.
         turns: the turns of requests that are parsed and encoded.
     """
 
@@ -54,6 +55,7 @@ class Service:
     context_len: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    bodies: Bodies = field(default_factory=Bodies)
     turns: Turns = field(default_factory=Turns)
 
     @property

@@ -1,22 +1,81 @@
-"""Turns at the threads that read requests: few at a time, and only while their clients are there."""
+"""How much of the server reading requests may take: bodies arrive at a bounded rate, and are parsed and encoded in turns.
+
+The event loop, the engine thread and the threads that parse and encode share one interpreter, and the loop answers
+`/health`: what reads a request must leave most of the time to others.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-from mlx_engine.serve.errors import ApiError, ClientGoneError
+from starlette.types import Message, Receive
 
-# Turns at the same time; of these, turns of large requests. The event loop, the engine thread and these threads share
-# one interpreter: more of them would only delay each other and `/health`.
+from mlx_engine.serve.errors import ApiError, ClientGoneError, forget
+
+# Turns at the same time; of these, turns of large requests.
 TURNS, LARGE_TURNS = 2, 1
 
 # Bytes of a body above which a request is large.
 LARGE = 1 << 16
 
+# Large requests that may wait for a turn. Short ones are bounded by the slots and the queue.
+MOST_WAITING = 16
+
+# Bytes of large bodies that are read per second. Reading takes the event loop about 3 ms per MB.
+RATE = 64e6
+
 T = TypeVar("T")
+
+
+class Bodies:
+    """Reads large bodies at a bounded rate, and holds a bounded number of bytes of them."""
+
+    def __init__(self) -> None:
+        self._n_bytes = 0
+        self._free_at = 0.0
+
+    @contextmanager
+    def reading(self, receive: Receive, most: int) -> Iterator[Receive]:
+        """Return a function that receives the messages of one body.
+
+        It raises ApiError if all bodies that are being read have more than `most` bytes, beyond the first of each.
+        """
+        n_read = n_held = 0
+
+        async def paced() -> Message:
+            nonlocal n_read, n_held
+            message = await receive()
+            n = len(message.get("body", b""))
+            n_read += n
+            if n_read > LARGE:
+                self._n_bytes, n_held = self._n_bytes + n, n_held + n
+                if self._n_bytes > most:
+                    raise _busy("the bodies of requests", f"{most:,} bytes together")
+                await self.wait(n)
+            return message
+
+        try:
+            yield paced
+        finally:
+            self._n_bytes -= n_held
+
+    async def wait(self, n: int) -> None:
+        """Wait until n more bytes may be read."""
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + n / RATE
+        await asyncio.sleep(self._free_at - now)
+
+
+def _busy(what: str, most: str) -> ApiError:
+    """Return the error for a client that has to wait. The connection is closed: the rest of a body need not be read."""
+    message = f"{what}: expected at most {most}, found as many of others; try again after Retry-After"
+    headers = {"Retry-After": "1", "Connection": "close"}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
 
 
 class Turn:
@@ -35,8 +94,11 @@ class Turn:
     async def run(self, work: Callable[[], T]) -> T:
         """Return what `work` returns. If the caller is cancelled, the thread goes on until it calls `check`."""
         self.running = future = asyncio.get_running_loop().run_in_executor(None, work)
-        await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
-        return future.result()
+        try:
+            await asyncio.wait({future})  # unlike `await future`, this does not cancel the future
+            return future.result()
+        finally:
+            del future  # an exception of the work refers to this frame
 
     def check(self) -> None:
         """Raise ClientGoneError if nobody waits for the work any more. For the thread to call between two pieces."""
@@ -62,15 +124,14 @@ class Turns:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def turn(self, *, is_large: bool, most_waiting: int | None = None) -> AsyncIterator[Turn]:
+    async def turn(self, *, is_large: bool, is_bounded: bool = False) -> AsyncIterator[Turn]:
         """Wait for a turn. It ends with the block, or with the work that a thread does for a client that has left.
 
         Raises:
-            ApiError: `most_waiting` requests are in the line.
+            ApiError: the request is large, or `is_bounded`, and MOST_WAITING others wait.
         """
-        if most_waiting is not None and len(self._waiting) >= most_waiting:
-            message = f"the line: expected at most {most_waiting} requests, found as many; try again after Retry-After"
-            raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1"})
+        if (is_large or is_bounded) and sum(turn.is_large == is_large for turn in self._waiting) >= MOST_WAITING:
+            raise _busy("requests that wait to be read", f"{MOST_WAITING}")
         turn = Turn(is_large=is_large)
         self._waiting.append(turn)
         self._begin()
@@ -82,7 +143,7 @@ class Turns:
             if turn.running is None or turn.running.done():
                 self._end(turn)
             else:
-                turn.running.add_done_callback(lambda future: (future.exception(), self._end(turn)))
+                turn.running.add_done_callback(partial(self._end_of_thread, turn))
 
     def _begin(self) -> None:
         for turn in list(self._waiting):
@@ -91,6 +152,10 @@ class Turns:
                 self._waiting.remove(turn)
                 self._running.append(turn)
                 turn.begun.set()
+
+    def _end_of_thread(self, turn: Turn, future: asyncio.Future[Any]) -> None:
+        forget(future.exception())
+        self._end(turn)
 
     def _end(self, turn: Turn) -> None:
         (self._running if turn in self._running else self._waiting).remove(turn)

@@ -259,7 +259,10 @@ def test_what_a_client_still_sends_is_discarded_before_its_connection_is_closed(
     async def send(message: Any) -> None:
         order.append("end" if message.get("more_body") is False else "reply")
 
-    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}), receive, send)
+    async def wait(n: int) -> None:
+        assert n == 1
+
+    anyio.run(refuse, ApiError(408, "too slow", headers={"Connection": "close"}), receive, send, wait)
     assert order == ["reply", "reply", "read", "read", "read", "end"]
 
 
