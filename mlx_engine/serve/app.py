@@ -142,19 +142,21 @@ class Endpoint:
             return await read_body(paced, headers, most)
 
 
-async def refuse(failure: ApiError, receive: Receive, send: Send, wait: Callable[[int], Awaitable[None]]) -> None:
+async def refuse(failure: ApiError, receive: Receive, send: Send, wait: Callable[[], Awaitable[None]]) -> None:
     """Send an error. If it closes the connection, first discard what the client still sends, for a limited time.
 
-    To close a socket with unread data resets the connection: the client would lose the reply. `wait` is called with the
-    number of bytes that were discarded.
+    To close a socket with unread data resets the connection: the client would lose the reply. `wait` is awaited
+    before each piece that is discarded.
     """
     response = failure.response()
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
     if "connection" in response.headers:
         with move_on_after(LINGER_SECONDS):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-                await wait(len(message.get("body", b"")))
+            message: Message = {"type": "http.request", "more_body": True}
+            while message["type"] == "http.request" and message.get("more_body", False):
+                await wait()
+                message = await receive()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

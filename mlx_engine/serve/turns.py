@@ -25,37 +25,39 @@ LARGE = 1 << 16
 # Large requests that may wait for a turn. Short ones are bounded by the slots and the queue.
 MOST_WAITING = 16
 
-# Bytes of large bodies that are read per second. Reading takes the event loop about 3 ms per MB.
-RATE = 64e6
+# Seconds between two pieces of large bodies, each of at most 256 KiB. A piece takes the event loop about one ms.
+SECONDS_PER_PIECE = 0.006
 
 T = TypeVar("T")
 
 
 class Bodies:
-    """Reads large bodies at a bounded rate, and holds a bounded number of bytes of them."""
+    """Reads large bodies one piece after the other, at a bounded rate, and holds a bounded number of their bytes."""
 
     def __init__(self) -> None:
         self._n_bytes = 0
-        self._free_at = 0.0
+        self._line = asyncio.Lock()
 
     @contextmanager
     def reading(self, receive: Receive, most: int) -> Iterator[Receive]:
-        """Return a function that receives the messages of one body.
+        """Return a function that receives the messages of one body. A body of one message does not wait.
 
         It raises ApiError if all bodies that are being read have more than `most` bytes, beyond the first of each.
         """
-        n_read = n_held = 0
+        n_first = n_held = 0
 
         async def paced() -> Message:
-            nonlocal n_read, n_held
+            nonlocal n_first, n_held
+            if n_first:
+                await self.wait()
             message = await receive()
             n = len(message.get("body", b""))
-            n_read += n
-            if n_read > LARGE:
-                self._n_bytes, n_held = self._n_bytes + n, n_held + n
-                if self._n_bytes > most:
-                    raise _busy("the bodies of requests", f"{most:,} bytes together")
-                await self.wait(n)
+            if not n_first:
+                n_first = n
+                return message
+            self._n_bytes, n_held = self._n_bytes + n, n_held + n
+            if self._n_bytes > most:
+                raise _busy("the bodies of requests", f"{most:,} bytes together")
             return message
 
         try:
@@ -63,11 +65,10 @@ class Bodies:
         finally:
             self._n_bytes -= n_held
 
-    async def wait(self, n: int) -> None:
-        """Wait until n more bytes may be read."""
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(now, self._free_at) + n / RATE
-        await asyncio.sleep(self._free_at - now)
+    async def wait(self) -> None:
+        """Wait until the next piece may be read, after those that others wait for."""
+        async with self._line:
+            await asyncio.sleep(SECONDS_PER_PIECE)
 
 
 def _busy(what: str, most: str) -> ApiError:
