@@ -63,7 +63,9 @@ def forget(error: BaseException | None) -> None:
 
     An error and its traceback refer to each other, so that both wait for the garbage collector otherwise.
     """
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # an error may be its own cause
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 

@@ -56,10 +56,10 @@ async def generate(service: Service, body: bytes, respond: Respond, *, form: For
     with service.worker.reserved() as reserve:
         async with service.turns.turn(is_large=is_large) as turn:
             read = partial(_parsed, service, body, form)
-            params = await turn.run(read) if is_large else read()
-            reserve(params.n_answers)
-            given = params.options(service.sampling)
             try:
+                params = await turn.run(read) if is_large else read()
+                reserve(params.n_answers)
+                given = params.options(service.sampling)
                 requests, echoes = await turn.run(partial(_requests, service, params, given, turn))
             except Exception as error:
                 raise _logged(api_error(error, form.prompt), error) from error
@@ -81,6 +81,8 @@ def _parsed(service: Service, body: bytes, form: Form) -> ChatRequest | Completi
     """
     params = form.parse(body)
     service.check_model(params.model)
+    if isinstance(params, ChatRequest):
+        service.check_messages(len(params.messages))
     params.check(service.worker.slots)
     if isinstance(params, ChatRequest) and service.engine.tokenizer.chat_template is None:
         message = "messages: expected a model with a chat template, found one without; use /v1/completions"

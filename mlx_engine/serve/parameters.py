@@ -254,7 +254,11 @@ def parse(body: bytes, kind: type[S], known: Mapping[str, noops.Schema] | None =
         raise ApiError(400, message, code="invalid_json")
     try:
         given = noops.without_noops(data, known or {})
-        return msgspec.convert({name: value if name in AS_IS else _whole(value) for name, value in given.items()}, kind)
+        try:
+            return msgspec.convert(given, kind)
+        except msgspec.ValidationError:  # whole numbers with a point are rare, and looking for them takes time
+            plain = {name: value if name in AS_IS else _whole(value) for name, value in given.items()}
+            return msgspec.convert(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _explained(str(error)) from None
 

@@ -95,6 +95,16 @@ class Service:
         """
         return max(self.engine.config.context_length, 1 << 17)
 
+    def check_messages(self, n: int) -> None:
+        """Check the number of messages, each of which takes a template several tokens.
+
+        Raises:
+            ContextLengthError: the context has fewer tokens than there are messages.
+        """
+        if n > self.context:
+            expected, found = f"at most {self.context:,} tokens, the context", Words(f"{n:,} messages")
+            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
+
     def check_length(self, text: str) -> None:
         """Check that a text is not too long for the context, whatever its tokens are; this takes no time.
 
