@@ -111,7 +111,8 @@ class Prompts:
 
         `check` is called before each piece of the work with its text; what it raises ends the work.
         """
-        from mlx_engine.tokenizer.chat import chat_ids, unchecked
+        from mlx_engine.tokenizer.chat import chat_ids
+        from mlx_engine.tokenizer.markers import unchecked
 
         return self.checked(chat_ids(self.tokenizer, messages, history, check=check or unchecked))
 

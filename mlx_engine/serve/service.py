@@ -93,7 +93,8 @@ class Service:
 
         It bounds the time of one request to about a tenth of a second.
         """
-        return max(self.engine.config.context_length, 1 << 17)
+        context: int = self.engine.config.context_length
+        return max(context, 1 << 17)
 
     def check_messages(self, n: int) -> None:
         """Check the number of messages, each of which takes a template several tokens.

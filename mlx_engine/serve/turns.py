@@ -1,4 +1,4 @@
-"""How much of the server reading requests may take: bodies arrive at a bounded rate, and are parsed and encoded in turns.
+"""Bounds on reading requests: bodies arrive at a bounded rate, and are parsed and encoded in turns.
 
 The event loop, the engine thread and the threads that parse and encode share one interpreter, and the loop answers
 `/health`: what reads a request must leave most of the time to others.
@@ -76,7 +76,6 @@ def _busy(what: str, most: str) -> ApiError:
     message = f"{what}: expected at most {most}, found as many of others; try again after Retry-After"
     headers = {"Retry-After": "1", "Connection": "close"}
     return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
-
 
 
 class Turn:

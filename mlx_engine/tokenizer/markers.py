@@ -26,7 +26,6 @@ def unchecked(text: str) -> None:
     """Let every text be encoded."""
 
 
-
 @dataclass(frozen=True)
 class Markers:
     """The markers of a tokenizer's chat template.
