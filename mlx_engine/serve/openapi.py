@@ -63,7 +63,7 @@ ERRORS = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "The queue is full, or too many large requests are being read; the header Retry-After has the seconds to wait.",
+    429: "The queue is full, or too many large requests wait; the header Retry-After has the seconds to wait.",
     500: "The server has a fault.",
     503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
 }
