@@ -201,7 +201,6 @@ def new_service(
         origins=tuple(address.cors or ()),
         context_len=capacity.context_len,
         explains_cache=capacity.explain_cache,
-        keeps_history=not capacity.no_prefix_cache,
     )
     return service
 
