@@ -86,7 +86,8 @@ class Process:
         # A stream has an event for each token, whatever its text, if log-probabilities are asked for.
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "logprobs": 0}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        connection.request("POST", "/v1/completions", json.dumps({**body, "ignore_eos": True, "seed": 1}))
+        text, headers = json.dumps({**body, "ignore_eos": True, "seed": 1}), {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", text, headers)
         with closing(connection), connection.getresponse() as reply:
             if reply.status != 200:
                 raise SystemExit(f"the server refused a request: {reply.read().decode()}")

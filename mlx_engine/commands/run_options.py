@@ -50,7 +50,7 @@ class RunOptions:
         ),
     ] = None
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="Stop before this string; may be given several times.")
+        list[str] | None, typer.Option("--stop", help="Stop before this string; may be given up to 16 times.")
     ] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past end-of-text tokens.")] = False
     logprobs: Annotated[

@@ -88,7 +88,7 @@ def answer_requests(
     """
     import asyncio  # takes 20 ms, which no other command should pay
 
-    from mlx_engine.serve.connection import Crowd, most_connections, raise_descriptor_limit
+    from mlx_engine.serve.connection import ConnectionLimit, most_connections, raise_descriptor_limit
     from mlx_engine.serve.server import Server, listen
 
     raise_descriptor_limit()
@@ -111,8 +111,8 @@ def answer_requests(
                 notice(line)
 
         service.worker.on_ready = ready
-        crowd = Crowd(most_connections())
-        await Server(create_app(service), service.worker, grace=capacity.grace, crowd=crowd).serve([listener])
+        limit = ConnectionLimit(most_connections())
+        await Server(create_app(service), service.worker, grace=capacity.grace, limit=limit).serve([listener])
         return service.worker.fault
 
     fault = asyncio.run(run())
@@ -201,7 +201,6 @@ def new_service(
         origins=tuple(address.cors or ()),
         context_len=capacity.context_len,
         explains_cache=capacity.explain_cache,
-        keeps_history=not capacity.no_prefix_cache,
     )
     return service
 

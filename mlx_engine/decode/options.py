@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mlx_engine.backends.sampling import Sampling
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
-from mlx_engine.errors import is_number, is_whole, require
+from mlx_engine.decode.stops import LONGEST_STOP, MOST_STOPS
+from mlx_engine.errors import Words, is_number, is_whole, require
 from mlx_engine.tokenizer.messages import HALF
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Options:
             reads the prompt alone, into the prefix cache if there is one.
         sampling: the sampling options.
         kv: use a KV cache. Without it each pass runs the whole sequence again.
-        stop: the text ends before the first of these strings to appear.
+        stop: the text ends before the first of these strings to appear; at most 16, each of at most 1,000 characters.
         ignore_eos: continue after end-of-text tokens.
         timeout: seconds after which the run ends with the text so far; None for no limit.
         context_len: limit of prompt and new tokens in total, if lower than the model's context.
@@ -130,8 +131,17 @@ class Options:
         sound = n is None or (is_whole(n) and 0 <= n <= MOST_ALTERNATIVES)
         expected = f"a whole number from 0 to {MOST_ALTERNATIVES}, or none at all"
         require(sound, option="logprobs", expected=expected, found=n)
-        sound = all(isinstance(stop, str) and stop and not HALF.search(stop) for stop in self.stop)
-        require(sound, option="stop", expected="strings of at least one character, in valid Unicode", found=self.stop)
+        _check_stops(self.stop)
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    n = len(stops)
+    require(n <= MOST_STOPS, option="stop", expected=f"at most {MOST_STOPS} strings", found=Words(f"{n:,} strings"))
+    sound = all(isinstance(stop, str) and stop and not HALF.search(stop) for stop in stops)
+    require(sound, option="stop", expected="strings of at least one character, in valid Unicode", found=stops)
+    n = max(map(len, stops), default=0)
+    expected = f"strings of at most {LONGEST_STOP:,} characters"
+    require(n <= LONGEST_STOP, option="stop", expected=expected, found=Words(f"one of {n:,}"))
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -26,6 +26,10 @@ from mlx_engine.serve.errors import ApiError
 # here, so that it does not depend on the network whether a head is refused.
 PIECE = 1 << 14
 
+# Bytes that are read at once: PIECE of a new request, so that many connections together take little time, and this of
+# a body. After each read the loop waits for Python's global lock, so that many small ones take longer.
+LARGE_READ = 1 << 18
+
 # Seconds that a refused client has to read why: data that is unread when a socket is closed discards the reply.
 LINGER_SECONDS = 2.0
 
@@ -33,7 +37,7 @@ CODES = {408: "request_timeout", 431: "headers_too_large"}
 
 LOGGER = logging.getLogger("mlx_engine.serve")
 
-# The most connections, also where descriptors are many: each takes 15 KB, and is looked at ten times a second.
+# The most connections, also where descriptors are many: each takes 6 KB, and is checked ten times a second.
 MOST_CONNECTIONS = 4096
 # Connections that asyncio accepts in one turn of its loop, before it tells anybody of them.
 ACCEPTED_AT_ONCE = 16
@@ -82,8 +86,8 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
-class Crowd:
-    """The idle connections of a server, those without a request, and the limit of all connections.
+class ConnectionLimit:
+    """The limit of the connections of a server, and the idle ones, which have no request.
 
     Args:
         most: the most connections.
@@ -119,28 +123,30 @@ class Crowd:
 class Connection(H11Protocol):
     """A connection. The server calls `check` several times a second."""
 
-    def __init__(self, *given: Any, crowd: Crowd, **named: Any) -> None:
+    def __init__(self, *given: Any, limit: ConnectionLimit, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._crowd = crowd
+        self._limit = limit
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        transport.max_size = PIECE  # type: ignore[attr-defined]
         self._waits_since = self._moved_at = self.loop.time()
         self._n_unsent = 0
         self._refused_at: float | None = None
-        self._crowd.add(self, len(self.connections))
+        self._limit.add(self, len(self.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._crowd.remove(self)
+        self._limit.remove(self)
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request."""
         self._waits_since = self.loop.time()
+        self.transport.max_size = PIECE  # type: ignore[attr-defined]
         if not self.transport.is_closing():
-            self._crowd.add(self, len(self.connections))
+            self._limit.add(self, len(self.connections))
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -148,12 +154,17 @@ class Connection(H11Protocol):
         for start in range(0, len(data), PIECE):
             if self._refused_at is None:
                 super().data_received(data[start : start + PIECE])
+        cycle = self.cycle
+        if cycle is not None and cycle.body and cycle.more_body and not cycle.response_complete:
+            # What follows is read when the body is asked for, see `Bodies`.
+            self.flow.pause_reading()
+            self.transport.max_size = LARGE_READ  # type: ignore[attr-defined]
 
     def handle_events(self) -> None:
         """Parse what has arrived; a request may begin."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._crowd.remove(self)
+            self._limit.remove(self)
 
     def check(self, patience: Patience) -> None:
         """Close the connection if the client has made the server wait for too long."""

@@ -13,6 +13,7 @@ import msgspec
 import mlx_engine
 from mlx_engine.backends.sampling import MOST_BIAS, MOST_PENALTY
 from mlx_engine.decode.logprobs import MOST_ALTERNATIVES
+from mlx_engine.decode.stops import LONGEST_STOP, MOST_STOPS
 from mlx_engine.serve import noops
 from mlx_engine.serve import reply_types as replies
 from mlx_engine.serve.parameters import (
@@ -34,6 +35,7 @@ ABSENT: Schema = {"enum": [None, []]}
 PENALTY: Schema = {"minimum": -MOST_PENALTY, "maximum": MOST_PENALTY}
 ALTERNATIVES: Schema = {"minimum": 0, "maximum": MOST_ALTERNATIVES}
 TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+STOP: Schema = {"minLength": 1, "maxLength": LONGEST_STOP}
 
 # What the types of parameters do not say.
 LIMITS: Mapping[str, Schema] = {
@@ -51,7 +53,7 @@ LIMITS: Mapping[str, Schema] = {
         "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
     },
     "seed": {"minimum": SEEDS[0], "maximum": SEEDS[-1]},
-    "stop": {"minLength": 1},
+    "stop": STOP,
 }
 
 # OpenAI's errors that a route can reply with, by status.
@@ -62,11 +64,12 @@ ERRORS = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "The queue is full; the header Retry-After has the seconds to wait.",
+    429: "The queue is full, or too many large requests wait; the header Retry-After has the seconds to wait.",
     500: "The server has a fault.",
     503: "The server is loading or stopping; the header Retry-After has the seconds to wait.",
 }
-POST_ERRORS, GENERATION_ERRORS = (400, 401, 403, 408, 413, 500, 503), (400, 401, 403, 404, 408, 413, 429, 500, 503)
+POST_ERRORS = (400, 401, 403, 408, 413, 429, 500, 503)
+GENERATION_ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 
 
 class Operation(NamedTuple):
@@ -175,7 +178,9 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
         for name, limit in limits.items():
             if name in schema["properties"]:
                 schema["properties"][name]["anyOf"][0].update(limit)
-        schema["properties"]["stop"]["anyOf"][1] = TEXTS
+        schema["properties"]["stop"]["anyOf"][1] = {
+            "type": "array", "items": {"type": "string", **STOP}, "maxItems": MOST_STOPS,
+        }  # fmt: skip
         schema["properties"] |= known
         schema["allOf"] = [_needs("stream_options", {"type": "object"}, "stream", {"const": True})]
     chat["properties"]["messages"] = {"type": "array", "minItems": 1, "items": _message()}
@@ -188,7 +193,7 @@ def _limit(schemas: dict[str, Any], service: Service) -> None:
     completion["properties"]["prompt"] = {
         "anyOf": [TEXTS["items"], texts, ids, {"type": "array", "minItems": 1, "items": ids}]
     }
-    schemas["DetokenizeRequest"]["properties"]["tokens"]["items"] = token
+    schemas["DetokenizeRequest"]["properties"]["tokens"].update(items=token, maxItems=service.most_ids)
 
 
 def _message() -> Schema:

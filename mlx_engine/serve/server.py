@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from mlx_engine.errors import AddressInUseError, OptionError
-from mlx_engine.serve.connection import ACCEPTED_AT_ONCE, PATIENCE, Connection, Crowd, Patience
+from mlx_engine.serve.connection import ACCEPTED_AT_ONCE, PATIENCE, Connection, ConnectionLimit, Patience
 from mlx_engine.serve.errors import ApiError
 from mlx_engine.serve.worker import Worker
 
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
         worker: the engine thread.
         grace: seconds.
         patience: how long the server waits for its clients.
-        crowd: the most connections, and the idle ones.
+        limit: the most connections, and the idle ones.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Server(uvicorn.Server):
         *,
         grace: float = 30.0,
         patience: Patience = PATIENCE,
-        crowd: Crowd | None = None,
+        limit: ConnectionLimit | None = None,
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(Connection, crowd=crowd or Crowd()),  # type: ignore[arg-type]
+            http=partial(Connection, limit=limit or ConnectionLimit()),  # type: ignore[arg-type]
             backlog=ACCEPTED_AT_ONCE,
             loop="asyncio",
             ws="none",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import mlx_engine
 from mlx_engine.engine import Engine
+from mlx_engine.errors import ContextLengthError, Words
 from mlx_engine.serve.errors import ApiError, cut
 from mlx_engine.serve.limits import MAX_BODY
 from mlx_engine.serve.prometheus import Metrics
 from mlx_engine.serve.recorder import Recorder
+from mlx_engine.serve.turns import Bodies, Turns
 from mlx_engine.serve.worker import Worker
-from mlx_engine.tokenizer.history import History
 
 
 @dataclass
@@ -31,8 +31,6 @@ class Service:
         keep_alive_seconds: a stream without news gets a comment so often.
         hosts: names by which clients may address the server, see `origins.py`; None for any.
         origins: web pages of other origins that may use the API.
-        keeps_history: whether the ids of answers are kept for the next turns of their conversations. Then the ids of a
-            prompt depend on earlier requests with the same text; it serves the prefix cache only.
         explains_cache: whether a reply says where a prompt leaves the prefix cache, which tells a client how far the
             prompt of another agrees.
         bandwidth: the memory bandwidth in bytes per second; None if it is unknown.
@@ -41,6 +39,8 @@ class Service:
         context_len: limit of the prompt and the answer of a request in tokens; None is the model's context.
         sampling: options of sampling for requests that leave them out, in place of the API's defaults.
         created: when the model was loaded, in Unix seconds.
+        bodies: the bodies of requests that are being read.
+        turns: the turns of requests that are parsed and encoded.
     """
 
     worker: Worker
@@ -51,7 +51,6 @@ class Service:
     keep_alive_seconds: float = 5.0
     hosts: Collection[str] | None = None
     origins: Sequence[str] = ()
-    keeps_history: bool = True
     explains_cache: bool = True
     bandwidth: float | None = None
     clock: Callable[[], float] = time.perf_counter
@@ -59,16 +58,13 @@ class Service:
     context_len: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    bodies: Bodies = field(default_factory=Bodies)
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def engine(self) -> Engine:
         """The engine; raise ApiError (503) if it does not take requests."""
         return self.worker.check_open()
-
-    @cached_property
-    def history(self) -> History | None:
-        """The token ids of earlier conversations; None if they are not kept."""
-        return History(self.engine.tokenizer) if self.keeps_history else None
 
     @property
     def fingerprint(self) -> str:
@@ -86,8 +82,45 @@ class Service:
         Nothing is cut off: the engine refuses a prompt without room.
         """
         by_memory = self.worker.capacity // n + 1  # keys and values of the last token are never needed
+        return max(1, min(self.context, by_memory) - len(ids))
+
+    @property
+    def context(self) -> int:
+        """The largest number of tokens of a prompt and its answer."""
         context: int = self.engine.config.context_length
-        return max(1, min(context, self.context_len or context, by_memory) - len(ids))
+        return min(context, self.context_len or context)
+
+    @property
+    def most_ids(self) -> int:
+        """The largest number of ids that /detokenize takes: a whole context, or the usual one of large models.
+
+        It bounds the time of one request to about a tenth of a second.
+        """
+        context: int = self.engine.config.context_length
+        return max(context, 1 << 17)
+
+    def check_messages(self, n: int) -> None:
+        """Check the number of messages, each of which takes a template several tokens.
+
+        Raises:
+            ContextLengthError: the context has fewer tokens than there are messages.
+        """
+        if n > self.context:
+            expected, found = f"at most {self.context:,} tokens, the context", Words(f"{n:,} messages")
+            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
+
+    def check_length(self, text: str) -> None:
+        """Check that a text is not too long for the context, whatever its tokens are; this takes no time.
+
+        Raises:
+            ContextLengthError: it is.
+        """
+        most = self.engine.tokenizer.most_bytes
+        n = len(text.encode()) if most is not None else 0
+        if most is not None and n > self.context * most:
+            found = Words(f"a text of {n:,} bytes, of which a token has at most {most:,}")
+            expected = f"at most {self.context:,} tokens, the context"
+            raise ContextLengthError(option="prompt and max_tokens", expected=expected, found=found)
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names; a request may also leave it out.

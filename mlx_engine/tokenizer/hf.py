@@ -7,7 +7,6 @@ GGUF files and `tokenizer.json` stream alike; the decoder in the file only tells
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ import tokenizers
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.checkpoint.paths import read_file
 from mlx_engine.errors import TokenizerError
-from mlx_engine.tokenizer.rust import refusals
+from mlx_engine.tokenizer.rust import refusals, steps_of
 from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import BYTE_TOKEN, SPACE_MARK, Kind, SpacePrefix, Vocabulary
@@ -97,16 +96,8 @@ def _read(path: Path) -> str:
     return text
 
 
-def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normaliser, pre-tokenizer or decoder as JSON; a sequence has several."""
-    if component is not None:
-        state = json.loads(component.__getstate__())
-        lists = [value for value in state.values() if isinstance(value, list)]
-        yield from lists[0] if state["type"] == "Sequence" else [state]
-
-
 def _kind(core: tokenizers.Tokenizer, where: str) -> Kind:
-    parts = list(_parts(core.decoder))
+    parts = list(steps_of(core.decoder))
     if any(part["type"] == "ByteLevel" for part in parts):
         return "byte-level BPE"
     for part in parts:
@@ -121,12 +112,12 @@ def _kind(core: tokenizers.Tokenizer, where: str) -> Kind:
 
 
 def _space_prefix(core: tokenizers.Tokenizer) -> SpacePrefix:
-    decoder = list(_parts(core.decoder))
+    decoder = list(steps_of(core.decoder))
     strips = any(part["type"] == "Strip" and part["start"] > 0 for part in decoder)
     if not strips and not any(part.get("prepend_scheme", "never") != "never" for part in decoder):
         return SpacePrefix.NEVER
-    prepends = any(part["type"] == "Prepend" for part in _parts(core.normalizer))
-    if prepends or any(part.get("prepend_scheme") == "always" for part in _parts(core.pre_tokenizer)):
+    prepends = any(part["type"] == "Prepend" for part in steps_of(core.normalizer))
+    if prepends or any(part.get("prepend_scheme") == "always" for part in steps_of(core.pre_tokenizer)):
         return SpacePrefix.SECTION
     return SpacePrefix.START
 

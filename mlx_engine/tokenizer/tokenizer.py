@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import tokenizers
 from tokenizers import AddedToken
 
 from mlx_engine.errors import TokenizerError
-from mlx_engine.forks import kept_over_forks
-from mlx_engine.tokenizer.rust import refusals
+from mlx_engine.tokenizer.rust import refusals, steps_of
 from mlx_engine.tokenizer.special import TokenType
 from mlx_engine.tokenizer.stream import StreamDecoder
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, Vocabulary
 
 if TYPE_CHECKING:
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
+
+# Longer texts are encoded without Python's global lock, so that other threads run meanwhile. Shorter ones take less
+# than 10 ms, and do not make the library start its thread pool, about which old versions warn in forked processes.
+SHORT = 1 << 13
+
+# Unicode's normal forms write at most 4 bytes as 1: U+1D400 becomes "A".
+NORMAL_FORMS, SHRINKING = ("NFC", "NFD", "NFKC", "NFKD"), 4
 
 
 class Tokenizer:
@@ -31,16 +37,17 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
-        # Recognising special tokens is a setting of `core`, not an argument.
-        self._lock = kept_over_forks(threading.Lock())
         special = vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN)
         self.special_tokens: dict[str, int] = {vocabulary.tokens[i]: i for i in special}
         self.user_defined_tokens: dict[str, int] = {
             vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
         }
-        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and any(
-            core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
-        )
+        # Bytes that no token has: the library leaves them out.
+        self._lacking = [
+            bytes([byte])
+            for character, byte in BYTE_OF_CHARACTER.items()
+            if vocabulary.kind == "byte-level BPE" and core.token_to_id(character) is None
+        ]
 
     def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
         """Return the vocabulary, and a copy of the library's tokenizer, from which files can be written."""
@@ -112,29 +119,84 @@ class Tokenizer:
             TokenizerError: the text is not valid Unicode (a lone surrogate), or the vocabulary cannot encode it.
         """
         where = self._vocabulary.where
+        core = self._core if special else self._plain_core
         try:
-            text.encode()
+            data = text.encode()
         except UnicodeEncodeError as problem:
             raise TokenizerError(
                 f"the text to encode: expected text that UTF-8 can write, found {text[problem.start]!r} at index "
                 f"{problem.start:,}, half of a surrogate pair; replace it before encoding"
             ) from None
-        with self._lock, refusals(where, f"a text of {len(text):,} characters cannot be encoded"):
-            self._core.encode_special_tokens = not special
-            ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
-        if not special and not self._vocabulary.control_ids.isdisjoint(ids):
-            found = next(i for i in ids if i in self._vocabulary.control_ids)
+        with refusals(where, f"a text of {len(text):,} characters cannot be encoded"):
+            ids = self._encode(core, text)
+        found = None if special else self._first_control(ids)
+        if found is not None:
             raise TokenizerError(
                 f"{where}: expected plain text to need no control token, found {self.token(found)!r} (id {found:,}), "
                 "which this vocabulary has no other way to write; encode with special=True if that is meant"
             )
-        if self._lacks_bytes and self.decode(ids) != text:
-            lacking = sorted({*text.encode()} - {BYTE_OF_CHARACTER.get(token) for token in self._vocabulary.tokens})
+        lacking = [byte for byte in self._lacking if byte in data]
+        if lacking and self.decode(ids) != text:
             raise TokenizerError(
                 f"{where}: expected a token for every byte of the text, found none for "
-                f"{', '.join(f'0x{byte:02X}' for byte in lacking)}; this vocabulary cannot write the text"
+                f"{', '.join(f'0x{byte[0]:02X}' for byte in sorted(lacking))}; this vocabulary cannot write the text"
             )
         return ids
+
+    def _encode(self, core: tokenizers.Tokenizer, text: str) -> list[int]:
+        """Return what the library encodes a text to: the only call."""
+        if len(text) <= SHORT:
+            ids: list[int] = core.encode(text, add_special_tokens=False).ids
+        else:
+            ids = core.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    @cached_property
+    def _plain_core(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer that reads control tokens as plain text.
+
+        Recognising them is a setting, which threads would have to take turns to change. Both tokenizers share the
+        vocabulary and the merges; only the added tokens are there twice.
+        """
+        core = tokenizers.Tokenizer(self._core.model)
+        for step in ("normalizer", "pre_tokenizer", "post_processor"):
+            if (value := getattr(self._core, step)) is not None:
+                setattr(core, step, value)
+        core.add_tokens([token for _, token in sorted(self._core.get_added_tokens_decoder().items())])
+        core.encode_special_tokens = True
+        return core
+
+    def _first_control(self, ids: list[int]) -> int | None:
+        """Return the first id that is a control token, if there is one; other threads run in between."""
+        control, rest = self._vocabulary.control_ids, iter(ids)
+        while part := list(islice(rest, SHORT)):
+            if not control.isdisjoint(part):
+                return next(i for i in part if i in control)
+        return None
+
+    @cached_property
+    def most_bytes(self) -> int | None:
+        """The most bytes of text that one token can stand for, or more; None if there is no bound.
+
+        There is none if a step of the tokenizer may remove text, or writes any number of unknown characters as one
+        token.
+        """
+        if not (_keeps_text(self._core) and self._knows_all_bytes):
+            return None
+        longest, tokens = 0, self._vocabulary.tokens
+        for i in sorted(range(len(tokens)), key=lambda i: -len(tokens[i])):
+            if 4 * len(tokens[i]) <= longest:  # a character has at most 4 bytes
+                break
+            longest = max(longest, len(self._vocabulary.piece(i)))
+        shrinks = any(step["type"] in NORMAL_FORMS for step in steps_of(self._core.normalizer))
+        return longest * SHRINKING if shrinks else longest
+
+    @property
+    def _knows_all_bytes(self) -> bool:
+        if self.kind == "byte-level BPE":
+            return True  # `encode` refuses a text with another byte
+        known = all(self._core.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+        return known and bool(getattr(self._core.model, "byte_fallback", False))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False, at_start: bool = True) -> str:
         """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
@@ -172,6 +234,25 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self.kind}, {self.vocab_size:,} tokens, from {self._vocabulary.where}>"
+
+
+def _keeps_text(core: tokenizers.Tokenizer) -> bool:
+    """Return whether every character of a text, or another in its place, reaches the tokens."""
+    if any(token.lstrip or token.rstrip for token in core.get_added_tokens_decoder().values()):
+        return False  # such a token takes the white space beside it along
+    normal = all(
+        step["type"] in (*NORMAL_FORMS, "Prepend", "ByteLevel")
+        or (
+            step["type"] == "Replace"
+            and len(step["content"]) >= len(step["pattern"].get("String", step["content"] * 2))
+        )
+        for step in steps_of(core.normalizer)
+    )
+    return normal and all(
+        step["type"] in ("ByteLevel", "Metaspace", "Digits")
+        or (step["type"] == "Split" and step["behavior"] != "Removed")
+        for step in steps_of(core.pre_tokenizer)
+    )
 
 
 def mark_special(core: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:

@@ -6,13 +6,6 @@ RADIX, JOURNAL, REPLAY = "mlx_engine/cache/radix.py", "mlx_engine/serve/journal.
 
 MUTANTS = [
     Mutant(
-        "only the first answer can be continued",
-        "mlx_engine/serve/generation.py",
-        "_remember",
-        "request.outputs",
-        "request.outputs[:1]",
-    ),
-    Mutant(
         "an evicted token counts as new",
         "mlx_engine/cache/prefix.py",
         "PrefixCache._was_evicted",

@@ -200,13 +200,6 @@ MUTANTS = [
         "None if self.seed is None else self.seed % (1 << 64)",
     ),
     Mutant(
-        "answers are forgotten",
-        "mlx_engine/serve/generation.py",
-        "_remember",
-        "service.history.add_answer(request.prompt_ids, output.token_ids)",
-        "pass",
-    ),
-    Mutant(
         "buckets are not cumulative",
         "mlx_engine/serve/prometheus.py",
         "Histogram.lines",
@@ -219,12 +212,5 @@ MUTANTS = [
         "Worker.check_room",
         "self.n_unfinished",
         "self.n_open",
-    ),
-    Mutant(
-        "a history without a prefix cache",
-        "mlx_engine/serve/service.py",
-        "Service.history",
-        "self.keeps_history",
-        "True",
     ),
 ]

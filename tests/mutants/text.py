@@ -213,8 +213,8 @@ MUTANTS = [
         "stop string leaks",
         "mlx_engine/decode/stops.py",
         "StopStrings.add",
-        "max((_overlap(text, stop) for stop in self._stops), default=0)",
-        "0 * max((_overlap(text, stop) for stop in self._stops), default=0)",
+        "max((stop.n_matched for stop in self._stops), default=0)",
+        "0 * max((stop.n_matched for stop in self._stops), default=0)",
     ),
     Mutant(
         "eos ignored",
@@ -307,8 +307,8 @@ MUTANTS = [
     Mutant(
         "a prompt can forge a turn",
         "mlx_engine/tokenizer/tokenizer.py",
-        "Tokenizer.encode",
-        "self._core.encode_special_tokens = not special",
-        "self._core.encode_special_tokens = False",
+        "Tokenizer._plain_core",
+        "core.encode_special_tokens = True",
+        "core.encode_special_tokens = False",
     ),
 ]

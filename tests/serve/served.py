@@ -90,7 +90,7 @@ class Served:
         self.loading.set()
         self.fault: BaseException | None = None
         self._queue, self._patience = queue, service.pop("patience", Patience())
-        self._crowd = service.pop("crowd", None)
+        self._limit = service.pop("limit", None)
         self._options = service
         self.grace, self._ahead = SECONDS, 0.0
         listener = listen("127.0.0.1", 0)
@@ -107,7 +107,7 @@ class Served:
         self.worker = Worker(self._make, queue=self._queue, snapshot=Monitor().after)
         service = Service(self.worker, **{"model": "micro", **self._options})
         self.server = QuickServer(
-            create_app(service), self.worker, grace=self.grace, patience=self._patience, crowd=self._crowd
+            create_app(service), self.worker, grace=self.grace, patience=self._patience, limit=self._limit
         )
         self.server.config.timeout_graceful_shutdown = int(SECONDS)
         await self.server.serve([listener])

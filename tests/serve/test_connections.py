@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mlx_engine.serve import connection as module
-from mlx_engine.serve.connection import LOG_SECONDS, Crowd
+from mlx_engine.serve.connection import LOG_SECONDS, ConnectionLimit
 from tests.load.process import ServerProcess
 from tests.patience import PATIENCE
 from tests.serve.served import HTTP, Served, chat_body, served, wait_for
@@ -60,7 +60,7 @@ def test_more_idle_connections_than_descriptors():
 
 
 def test_the_oldest_idle_connection_is_closed_and_none_with_a_request():
-    with served(crowd=Crowd(4)) as server, ThreadPoolExecutor(1) as clients, ExitStack() as stack:
+    with served(limit=ConnectionLimit(4)) as server, ThreadPoolExecutor(1) as clients, ExitStack() as stack:
         wait_for(lambda: not server.server.server_state.connections)  # that of the fixture is closed
         server.gate.hold()
         busy = clients.submit(server.chat)
@@ -78,7 +78,7 @@ def test_the_oldest_idle_connection_is_closed_and_none_with_a_request():
 
 
 def test_a_connection_is_refused_if_all_others_have_requests():
-    with served(crowd=Crowd(2)) as server, ExitStack() as stack:
+    with served(limit=ConnectionLimit(2)) as server, ExitStack() as stack:
         wait_for(lambda: not server.server.server_state.connections)  # that of the fixture is closed
         pages = [stack.enter_context(connect(server)) for _ in range(2)]
         for page in pages:
@@ -92,10 +92,10 @@ def test_a_connection_is_refused_if_all_others_have_requests():
 
 def test_closed_connections_are_a_line_per_minute(caplog: pytest.LogCaptureFixture):
     clock = MagicMock()
-    crowd = Crowd(1, clock=clock)
+    limit = ConnectionLimit(1, clock=clock)
     for clock.return_value in (0.0, 1.0, LOG_SECONDS - 1, LOG_SECONDS, LOG_SECONDS + 1):
         connection: Any = MagicMock()
-        crowd.add(connection, 2)
+        limit.add(connection, 2)
         connection.transport.abort.assert_called_once()
     counts = [re.search(r"\((\d+) since", record.message) for record in caplog.records]
     assert [found and found[1] for found in counts] == ["1", "3"]

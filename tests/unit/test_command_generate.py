@@ -138,7 +138,7 @@ def test_the_same_seed_writes_the_same_and_options_arrive():
     assert text("--seed", 1) == text("--seed", 1)
     assert text("--seed", 1) != text("--seed", 2)
     greedy = json.loads(generate("a", "-n", 30, "--ignore-eos", "--json").out)["token_ids"]
-    assert text("--top-k", 1) == text("--top-p", 1e-9) == text("--min-p", 1) == greedy
+    assert text("--top-k", 1) == text("--top-p", 1e-9) == text("--top-p", 0) == text("--min-p", 1) == greedy
 
 
 def test_stop_strings_end_the_text():
@@ -197,11 +197,11 @@ def test_an_unknown_backend_is_refused_before_stdin_is_read(monkeypatch):
     [
         ("--temp", "-1"), ("--temp", "nan"), ("--temp", "inf"), ("--temp", "warm"),
         ("--top-k", "0"), ("--top-k", "-3"), ("--top-k", "1.5"),
-        ("--top-p", "0"), ("--top-p", "1.5"), ("--top-p", "nan"),
+        ("--top-p", "-0.1"), ("--top-p", "1.5"), ("--top-p", "nan"),
         ("--min-p", "-0.1"), ("--min-p", "2"), ("--min-p", "nan"),
         ("--repetition-penalty", "0"), ("--repetition-penalty", "-1"), ("--repetition-penalty", "nan"),
         ("--seed", "-1"), ("--seed", "x"),
-        ("--max-tokens", "0"), ("--max-tokens", "-5"), ("--max-tokens", "ten"),
+        ("--max-tokens", "-5"), ("--max-tokens", "ten"),
         ("--stop", ""), ("--quant", "q3"), ("--threads", "0"), ("--threads", "-2"),
         ("--quant-min-dim", "many"), ("--quant-min-dim", "-1"),
         ("--quant-layer", "attn_v"), ("--quant-layer", "attn_w=f32"),

@@ -73,7 +73,19 @@ def test_the_context_can_be_filled_to_its_end(short):
     engine, passes = short
     assert len(engine.generate([1] * 3, 29, ignore_eos=True).token_ids) == 29
     assert len(engine.generate([1] * 31, 1, ignore_eos=True).token_ids) == 1
+    assert engine.generate([1] * 32, 0).token_ids == []
     assert passes
+
+
+@pytest.mark.parametrize("kv", [True, False])
+def test_no_token_is_an_empty_text_after_the_prompt_was_run(short, kv):
+    engine, passes = short
+    found = engine.generate([1, 2, 3], max_tokens=0, kv=kv, logprobs=2)
+    assert (found.text, found.token_ids, found.logprobs, found.finish_reason) == ("", [], [], "length")
+    assert passes == [[1, 2, 3]]
+    assert list(engine.stream([1, 2, 3], max_tokens=0, kv=kv)) == []
+    texts = [one.token_ids for one in engine.generate_batch([[1, 2], [3]], max_tokens=[0, 2], ignore_eos=True)]
+    assert [len(ids) for ids in texts] == [0, 2]
 
 
 def test_without_a_cap_there_are_256_tokens_or_what_the_context_leaves(engine, short):
@@ -91,7 +103,7 @@ def test_an_impossible_prompt_is_refused(engine, prompt):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [*(("max_tokens", n) for n in (0, -5, 2.5, float("nan"))), ("stop", [""]), ("stop", ["a", ""])],
+    [*(("max_tokens", n) for n in (-5, 2.5, float("nan"))), ("stop", [""]), ("stop", ["a", ""])],
     ids=repr,
 )
 def test_an_impossible_option_is_refused(option, value):

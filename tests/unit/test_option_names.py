@@ -86,9 +86,9 @@ def test_minus_one_needs_room_for_one_token():
     assert (result.code, "and 1 more" in only_line(result)) == (2, True)
 
 
-def test_other_numbers_below_one_are_refused_with_what_is_possible():
+def test_other_negative_numbers_are_refused_with_what_is_possible():
     line = only_line(generate("a", "-n", -2, model="nope.gguf"))
-    assert "max_tokens: expected a whole number >= 1, -1, or none at all, found -2" in line
+    assert "max_tokens: expected a whole number >= 0, -1, or none at all, found -2" in line
     line = only_line(generate("a", "-c", -1, model="nope.gguf"))
     assert "context_len: expected a whole number >= 1, or none at all, found -1" in line
 

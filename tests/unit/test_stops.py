@@ -1,12 +1,15 @@
 """Stop strings: any way of cutting a text into pieces gives the text before the first of them."""
 
 import itertools
+from array import array
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlx_engine.decode.stops import StopStrings
+from mlx_engine.decode.options import Options
+from mlx_engine.decode.stops import StopStrings, _Matcher
+from mlx_engine.errors import OptionError
 
 LAW = settings(max_examples=100)
 
@@ -79,6 +82,68 @@ def test_no_more_is_held_back_than_could_become_a_stop_string(text, stop, places
         if stop not in read:
             assert stop.startswith(read[len(gone) :])
             assert len(read) - len(gone) < len(stop)
+
+
+class Searched:
+    """Stop strings by searching all that is held back: the definition, whose time grows with length and number."""
+
+    def __init__(self, stops):
+        self.stops, self.held, self.found = stops, "", False
+
+    def add(self, piece):
+        if self.found:
+            return ""
+        text = self.held + piece
+        if ends := [(text.find(stop) + len(stop), -len(stop)) for stop in self.stops if stop in text]:
+            self.found, self.held = True, ""
+            return text[: sum(min(ends))]
+        begun = (n for stop in self.stops for n in range(len(stop)) if text.endswith(stop[:n]))
+        keep = max(begun, default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+@LAW
+@given(TEXTS, st.lists(STOPS, max_size=16), st.lists(st.integers(0, 30), max_size=8))
+def test_every_piece_is_the_one_that_searching_gives(text, stops, places):
+    searched, pieces = Searched(stops), cut(text, places)
+    expected = [*map(searched.add, pieces), searched.held]
+    assert fed(stops, pieces) == (expected, searched.found)
+
+
+@pytest.mark.parametrize("stop", ["a" * 999 + "b", "ab" * 500, "a" * 500 + "b" + "a" * 499])
+def test_each_character_takes_constant_time(stop):
+    """Steps are counted, not seconds: as many as characters, and as many again for what is let go."""
+    matcher, steps = _Matcher(stop), 0
+
+    class Counted(array):
+        def __getitem__(self, i):
+            nonlocal steps
+            steps += 1
+            return super().__getitem__(i)
+
+    matcher._shorter = Counted("H", matcher._shorter)
+    text = ("a" * 998 + "ab" * 499 + "c") * 5
+    assert matcher.read(text) == (text.index(stop) + len(stop) if stop in text else None)
+    assert steps <= len(text)
+
+
+@pytest.mark.parametrize(
+    ("stops", "found"),
+    [
+        (["x"] * 17, "expected at most 16 strings, found 17 strings"),
+        (["x", "y" * 1001], "expected strings of at most 1,000 characters, found one of 1,001"),
+        ("y" * 1001, "expected strings of at most 1,000 characters, found one of 1,001"),
+    ],
+    ids=["many", "long", "one long"],
+)
+def test_number_and_length_are_bounded(stops, found):
+    with pytest.raises(OptionError, match=found):
+        Options.of(stop=stops)
+
+
+def test_the_bounds_are_allowed():
+    assert len(Options.of(stop=["y" * 1000] * 16).stop) == 16
 
 
 @LAW
