@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from mlx_engine.errors import SourceError
+from mlx_engine.errors import FormatError, SourceError
 
 # What else may be at a path. Reading a pipe would block until it has a writer, and a device may have no end.
 _KINDS = (
@@ -46,15 +46,23 @@ def refuse_other_paths(path: Path, expected: str) -> None:
         raise SourceError(f"{path}: expected {expected}, found {found}; write its content to a file, and name the file")
 
 
-def read_file(path: Path) -> bytes:
-    """Return the content of a regular file.
+def read_file(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
         SourceError: there is something else at the path, or it cannot be read.
+        FormatError: the file is larger.
     """
     try:
         refuse_other_paths(path, "a readable file")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+            if len(content) > most:
+                size = f"{file.seek(0, 2):,} bytes"
+                raise FormatError(
+                    where=str(path), expected=f"at most {most:,} bytes", found=size, hint="download the file again"
+                )
+        return content
     except SourceError:
         raise
     except OSError as error:

@@ -18,6 +18,7 @@ from mlx_engine.tokenizer.stream import StreamDecoder
 from mlx_engine.tokenizer.vocabulary import BYTE_OF_CHARACTER, Kind, Vocabulary
 
 if TYPE_CHECKING:
+    from mlx_engine.tokenizer.hf import FileTokenizer
     from mlx_engine.tokenizer.sandbox_process import SandboxProcess
 
 
@@ -28,7 +29,7 @@ class Tokenizer:
     space; and a `tokenizer.json` may normalise text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer) -> None:
+    def __init__(self, vocabulary: Vocabulary, core: tokenizers.Tokenizer | FileTokenizer) -> None:
         self._vocabulary = vocabulary
         self._core = core
         # Recognising special tokens is a setting of `core`, not an argument.
@@ -38,9 +39,8 @@ class Tokenizer:
         self.user_defined_tokens: dict[str, int] = {
             vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
         }
-        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and any(
-            core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
-        )
+        characters = {token for token in vocabulary.tokens if len(token) == 1}
+        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and not characters >= BYTE_OF_CHARACTER.keys()
 
     def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
         """Return the vocabulary, and a copy of the library's tokenizer, from which files can be written."""
@@ -119,9 +119,12 @@ class Tokenizer:
                 f"the text to encode: expected text that UTF-8 can write, found {text[problem.start]!r} at index "
                 f"{problem.start:,}, half of a surrogate pair; replace it before encoding"
             ) from None
-        with self._lock, refusals(where, f"a text of {len(text):,} characters cannot be encoded"):
-            self._core.encode_special_tokens = not special
-            ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        if isinstance(self._core, tokenizers.Tokenizer):
+            with self._lock, refusals(where, f"a text of {len(text):,} characters cannot be encoded"):
+                self._core.encode_special_tokens = not special
+                ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        else:  # a third party's tokenizer.json, in a sandbox process
+            ids = self._core.encode(text, special=special)
         if not special and not self._vocabulary.control_ids.isdisjoint(ids):
             found = next(i for i in ids if i in self._vocabulary.control_ids)
             raise TokenizerError(

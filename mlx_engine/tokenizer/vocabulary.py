@@ -12,13 +12,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_engine.errors import TokenizerError
+from mlx_engine.errors import ChatTemplateError, TokenizerError
 from mlx_engine.tokenizer.special import TokenType
 
 Kind = Literal["byte-level BPE", "SPM"]
 
 SPACE_MARK = "\u2581"
 """The character that represents a space in SPM tokens."""
+
+MAX_TEMPLATE_BYTES = 1_000_000
+"""The largest chat template, in UTF-8. Published templates have up to 30 kB."""
 
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 """The spelling of SPM's byte tokens."""
@@ -63,6 +66,17 @@ class Vocabulary:
     space_prefix: SpacePrefix = SpacePrefix.NEVER
     chat_template: str | None = None
     pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the size of the chat template: it is searched here before its sandbox runs it.
+
+        Raises:
+            ChatTemplateError: the template is too large.
+        """
+        n_bytes = len((self.chat_template or "").encode("utf-8", "surrogatepass"))
+        if n_bytes > MAX_TEMPLATE_BYTES:
+            found = f"one of {n_bytes:,} bytes, where at most {MAX_TEMPLATE_BYTES:,} are read"
+            raise ChatTemplateError(where=self.where, found=found, hint="convert or download the file again")
 
     def padded(self, size: int) -> Vocabulary:
         """Return the vocabulary with at least `size` ids; those that are added have no text."""

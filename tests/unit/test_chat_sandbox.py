@@ -222,7 +222,7 @@ def test_the_process_ends_at_exit_and_when_its_parent_is_killed():
 import os, sys
 from mlx_engine.tokenizer.sandbox_process import DEFAULT_LIMITS, SandboxProcess
 sandbox = SandboxProcess()
-request = {"path": sys.path, "template": "x", "inputs": [{}], "names": {}}
+request = {"template": "x", "inputs": [{}], "names": {}}
 assert sandbox.ask(request, DEFAULT_LIMITS, "toy") == ["x"]
 print(sandbox._process.pid, flush=True)
 if sys.argv[1] == "kill":
