@@ -12,7 +12,7 @@ encoding; no list of sound normalisers and expressions has to be kept, and no pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ _MAX_VOCAB = 1 << 22  # a damaged id must not allocate gigabytes; published voca
 MAX_BYTES = 1 << 27
 """The largest tokenizer.json; that of Gemma 3, with 262,144 tokens, has 33 MB."""
 
-# Limits of the sandbox process, several times what a sound file needs: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to
-# load, and 1 MB of text 0.3 to 1.5 s and 80 to 210 MB.
-LOADED_BYTES, LOADED_FACTOR, LOAD_SECONDS = 256 << 20, 100, 1e-5
-ENCODE_SECONDS, SECONDS_PER_BYTE, ENCODED_FACTOR = 0.5, 2e-5, 1000
+# Several times what sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
+# to 1.5 s and 80 to 210 MB.
+LOAD_LIMITS = Limits(seconds=1, nbytes=256 << 20, seconds_per_byte=1e-5, nbytes_per_byte=100)
+ENCODE_LIMITS = Limits(seconds=0.5, seconds_per_byte=2e-5, nbytes_per_byte=1000)
 
 
 def from_json(path: str | Path) -> Tokenizer:
@@ -119,10 +119,9 @@ class FileTokenizer:
     """The tokenizers library with a `tokenizer.json`, in a sandbox process. Safe for use from several threads."""
 
     def __init__(self, text: str, where: str) -> None:
-        self._where, encoded = where, text.encode()
-        n = len(encoded)
-        limits = Limits(1 + n * LOAD_SECONDS, LOADED_BYTES + n * LOADED_FACTOR)
-        self._load, self._process = Request("load", {}, limits, encoded), SandboxProcess()
+        self._where, self._load = where, Request("load", {}, LOAD_LIMITS, text.encode())
+        self._limits = replace(ENCODE_LIMITS, nbytes=LOAD_LIMITS.nbytes + LOAD_LIMITS.nbytes_per_byte * len(text))
+        self._process = SandboxProcess()
 
     def load(self) -> Loaded:
         """Load the file and return what is in it.
@@ -153,11 +152,8 @@ class FileTokenizer:
         return written
 
     def _ask(self, task: str, arguments: Mapping[str, object], text: str = "") -> dict[str, Any]:
-        encoded = text.encode()
-        seconds = ENCODE_SECONDS + len(encoded) * SECONDS_PER_BYTE
-        limits = Limits(seconds, self._load.limits.nbytes + len(encoded) * ENCODED_FACTOR)
         try:
-            answer = self._process.exchange(Request(task, arguments, limits, encoded), first=self._load)
+            answer = self._process.exchange(Request(task, arguments, self._limits, text.encode()), first=self._load)
         except SandboxError as problem:
             answer = {"refused": problem.found}
         if "refused" in answer:

@@ -21,17 +21,21 @@ from mlx_engine.tokenizer import sandbox
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a request.
+    """Resource limits of a request, which grow with the length of its arguments.
 
     Attributes:
-        seconds: CPU time of one request; the limit on wall time is three times this, plus time to start the process.
+        seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
         nbytes: address space, on systems that can limit it (Linux).
         characters: length of the text that a template renders for one conversation.
+        seconds_per_byte: more CPU time for each byte of the arguments.
+        nbytes_per_byte: more address space for each byte of the arguments.
     """
 
-    seconds: float = 5
-    nbytes: int = 1 << 30
+    seconds: float = 1.5
+    nbytes: int = 400 << 20
     characters: int = 1 << 24
+    seconds_per_byte: float = 2e-5
+    nbytes_per_byte: int = 100
 
 
 DEFAULT_LIMITS = Limits()
@@ -168,29 +172,31 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, Any]:
     """Send a request and return the answer."""
-    limits = request.limits
+    limits, arguments = request.limits, _encoded(request.arguments)
+    n_bytes = len(arguments) + len(request.text)
+    seconds = limits.seconds + limits.seconds_per_byte * n_bytes
     asked = {
-        "path": [str(path) for path in sys.path], "task": request.task, "arguments": request.arguments,
-        "seconds": limits.seconds, "bytes": limits.nbytes, "n_bytes": len(request.text),
+        "path": [str(path) for path in sys.path], "task": request.task, "seconds": seconds,
+        "bytes": limits.nbytes + limits.nbytes_per_byte * n_bytes, "n_bytes": len(request.text),
     }  # fmt: skip
-    data = json.dumps(asked, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
+    data = b"\n".join([_encoded(asked), arguments, request.text])
     is_late = threading.Event()
 
     def expire() -> None:
         is_late.set()
         process.kill()
 
-    timer = threading.Timer(START_SECONDS + 3 * limits.seconds, expire)
+    timer = threading.Timer(START_SECONDS + 3 * seconds, expire)
     timer.start()
     try:
-        line = _send_and_read(process, b"\n".join([data, request.text]))
+        line = _send_and_read(process, data)
     finally:
         timer.cancel()
         timer.join()  # afterwards `is_late` is final
     if not line.endswith(b"\n") and not is_late.is_set():
         process.wait()
     if is_late.is_set() or (AT_THE_LIMIT and process.returncode == -AT_THE_LIMIT):
-        raise SandboxError(f"one that takes over {limits.seconds:g} seconds")
+        raise SandboxError(f"one that takes over {seconds:.1f} seconds")
     answer: dict[str, Any]
     if line.endswith(b"\n"):
         answer = json.loads(line.decode(sandbox.ENCODING, sandbox.HALVES))
@@ -201,6 +207,10 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
         words = "".join(c if c.isprintable() else " " for c in answer["error"])
         raise SandboxError(f"a failure: {words}")
     return answer
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode(sandbox.ENCODING, sandbox.HALVES)
 
 
 def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
