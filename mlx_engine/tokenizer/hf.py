@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.checkpoint.paths import read_file
-from mlx_engine.errors import TokenizerError
+from mlx_engine.errors import TokenizerError, shown
 from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess
 from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
@@ -43,8 +43,8 @@ MAX_BYTES = 1 << 27
 
 # Several times what sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
 # to 1.5 s and 80 to 210 MB.
-LOAD_LIMITS = Limits(seconds=1, nbytes=256 << 20, seconds_per_byte=1e-5, nbytes_per_byte=100)
-ENCODE_LIMITS = Limits(seconds=0.5, seconds_per_byte=2e-5, nbytes_per_byte=1000)
+LOAD_LIMITS = Limits(seconds=1, nbytes=256 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=100)
+ENCODE_LIMITS = Limits(seconds=0.5, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
 
 
 def from_json(path: str | Path) -> Tokenizer:
@@ -282,7 +282,7 @@ class _Beside:
         if isinstance(named, str):
             if named in ids:
                 return ids[named]
-            raise self._error(f"{role}_token in tokenizer_config.json", repr(named))
+            raise self._error(f"{role}_token in tokenizer_config.json", shown(named))
         token_id = next(iter(self.listed(role)), None)
         if token_id is not None and token_id >= vocab_size:
             raise self._error(f"{role}_token_id", f"{token_id:,} of {vocab_size:,}")

@@ -174,7 +174,7 @@ MOST_IDS = 64
 _loaded: list[Any] = []
 
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
-    "render": lambda **of: {"texts": render(**of)}, "load": load, "encode": encode, "written": written,
+    "render": lambda template="", **of: {"texts": render(template, **of)}, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def answer(request: Mapping[str, Any], arguments: bytes, text: bytes) -> dict[st
     limit(request["seconds"], request["bytes"])
     try:
         more = json.loads(arguments.decode(ENCODING, HALVES))
-        return TASKS[request["task"]](*([text.decode()] if text else []), **more)
+        return TASKS[request["task"]](*([text.decode()] if text else []), **more, **request["limits"])
     except BaseException as error:  # a template may raise anything, and a Rust panic is no Exception
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 

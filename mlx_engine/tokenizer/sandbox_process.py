@@ -26,16 +26,18 @@ class Limits:
     Attributes:
         seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
         nbytes: address space, on systems that can limit it (Linux).
-        characters: length of the text that a template renders for one conversation.
-        seconds_per_byte: more CPU time for each byte of the arguments.
-        nbytes_per_byte: more address space for each byte of the arguments.
+        characters: length of the text that a template renders for one conversation; None for other tasks.
+        seconds_per_byte: more CPU time for each byte of the text and the arguments.
+        nbytes_per_byte: more address space for each byte of the text and the arguments.
+        characters_per_byte: more characters for each byte of the arguments, which are the messages.
     """
 
     seconds: float = 1.5
     nbytes: int = 400 << 20
-    characters: int = 1 << 24
+    characters: int | None = 1 << 18
     seconds_per_byte: float = 2e-5
     nbytes_per_byte: int = 100
+    characters_per_byte: int = 16
 
 
 DEFAULT_LIMITS = Limits()
@@ -96,7 +98,8 @@ class SandboxProcess:
         Raises:
             ChatTemplateError: the template fails or exceeds its limits, or the process cannot be started.
         """
-        render = Request("render", {**request, "characters": limits.characters}, limits)
+        arguments = {name: request[name] for name in ("inputs", "names")}
+        render = Request("render", arguments, limits, str(request["template"]).encode())
         try:
             texts: list[str] = self.exchange(render, max_uses=MAX_USES)["texts"]
         except SandboxError as problem:
@@ -177,8 +180,10 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
     seconds = limits.seconds + limits.seconds_per_byte * n_bytes
     asked = {
         "path": [str(path) for path in sys.path], "task": request.task, "seconds": seconds,
-        "bytes": limits.nbytes + limits.nbytes_per_byte * n_bytes, "n_bytes": len(request.text),
+        "bytes": limits.nbytes + limits.nbytes_per_byte * n_bytes, "n_bytes": len(request.text), "limits": {},
     }  # fmt: skip
+    if limits.characters is not None:
+        asked["limits"] = {"characters": limits.characters + limits.characters_per_byte * len(arguments)}
     data = b"\n".join([_encoded(asked), arguments, request.text])
     is_late = threading.Event()
 

@@ -65,7 +65,7 @@ def test_a_template_that_fails_is_one_error(name):
     if name == "refusal":
         assert "System role not supported" in message
     if name == "much text":
-        assert "1,000,000 characters" in message
+        assert "writes more than 1,0" in message
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no bounds on processor time")
