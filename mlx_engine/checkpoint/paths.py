@@ -55,14 +55,10 @@ def read_file(path: Path, most: int) -> bytes:
     """
     try:
         refuse_other_paths(path, "a readable file")
-        with path.open("rb") as file:
-            content = file.read(most + 1)
-            if len(content) > most:
-                size = f"{file.seek(0, 2):,} bytes"
-                raise FormatError(
-                    where=str(path), expected=f"at most {most:,} bytes", found=size, hint="download the file again"
-                )
-        return content
+        if (size := path.stat().st_size) > most:
+            expected, found = f"at most {most:,} bytes", f"{size:,}"
+            raise FormatError(where=str(path), expected=expected, found=found, hint="download the file again")
+        return path.read_bytes()
     except SourceError:
         raise
     except OSError as error:

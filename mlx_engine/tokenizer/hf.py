@@ -43,7 +43,7 @@ MAX_BYTES = 1 << 27
 
 # Several times what sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
 # to 1.5 s and 80 to 210 MB.
-LOAD_LIMITS = Limits(seconds=1, nbytes=256 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=100)
+LOAD_LIMITS = Limits(seconds=1, nbytes=192 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=64)
 ENCODE_LIMITS = Limits(seconds=0.5, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
 
 

@@ -174,7 +174,7 @@ MOST_IDS = 64
 _loaded: list[Any] = []
 
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
-    "render": lambda template="", **of: {"texts": render(template, **of)}, "load": load, "encode": encode, "written": written,
+    "render": lambda inputs, **of: {"texts": render(inputs=json.loads(inputs), **of)}, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
 
 
@@ -214,24 +214,24 @@ def limit(seconds: float, nbytes: int) -> None:
         pass
 
 
-def answer(request: Mapping[str, Any], arguments: bytes, text: bytes) -> dict[str, object]:
+def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:
     """Return what the request's task returns, or `{"error": "..."}`; `text` is the first argument, if not empty."""
     sys.path[:] = request["path"]
     importlib.import_module(LIBRARIES.get(request["task"], "tokenizers"))  # its time is not the file's
     limit(request["seconds"], request["bytes"])
     try:
-        more = json.loads(arguments.decode(ENCODING, HALVES))
-        return TASKS[request["task"]](*([text.decode()] if text else []), **more, **request["limits"])
+        first = [text.decode(ENCODING, HALVES)] if text else []
+        return TASKS[request["task"]](*first, **request["arguments"])
     except BaseException as error:  # a template may raise anything, and a Rust panic is no Exception
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def main() -> None:
-    """Answer requests until stdin ends: two lines of JSON and a text in UTF-8. An answer is a line of JSON."""
+    """Answer requests until stdin ends: a line of JSON and a text in UTF-8 each. An answer is a line of JSON."""
     confine()
     for line in sys.stdin.buffer:
-        request, arguments = json.loads(line), sys.stdin.buffer.readline()
-        found = answer(request, arguments, sys.stdin.buffer.read(request["n_bytes"]))
+        request = json.loads(line.decode(ENCODING, HALVES))
+        found = answer(request, sys.stdin.buffer.read(request["n_bytes"]))
         sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode(ENCODING, HALVES) + b"\n")
         sys.stdout.buffer.flush()
 

@@ -21,15 +21,15 @@ from mlx_engine.tokenizer import sandbox
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a request, which grow with the length of its arguments.
+    """Resource limits of a request, which grow with the length of its text.
 
     Attributes:
         seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
         nbytes: address space, on systems that can limit it (Linux).
         characters: length of the text that a template renders for one conversation; None for other tasks.
-        seconds_per_byte: more CPU time for each byte of the text and the arguments.
-        nbytes_per_byte: more address space for each byte of the text and the arguments.
-        characters_per_byte: more characters for each byte of the arguments, which are the messages.
+        seconds_per_byte: more CPU time for each byte of the text.
+        nbytes_per_byte: more address space for each byte of the text.
+        characters_per_byte: more characters for each byte of the text.
     """
 
     seconds: float = 1.5
@@ -62,7 +62,10 @@ OPTIONS = ("-I", "-S", "-B", "-X", "utf8")
 
 @dataclass(frozen=True)
 class Request:
-    """A task of `sandbox.py`, its arguments, and their limits; `text`, which may be long, is the first argument."""
+    """A task of `sandbox.py`, its arguments, and its limits.
+
+    `text` is the first argument: what the user gives, which may be long. Limits grow with it, and not with a template.
+    """
 
     task: str
     arguments: Mapping[str, object]
@@ -98,8 +101,8 @@ class SandboxProcess:
         Raises:
             ChatTemplateError: the template fails or exceeds its limits, or the process cannot be started.
         """
-        arguments = {name: request[name] for name in ("inputs", "names")}
-        render = Request("render", arguments, limits, str(request["template"]).encode())
+        arguments = {name: request[name] for name in ("template", "names")}
+        render = Request("render", arguments, limits, _encoded(request["inputs"]))
         try:
             texts: list[str] = self.exchange(render, max_uses=MAX_USES)["texts"]
         except SandboxError as problem:
@@ -107,7 +110,9 @@ class SandboxProcess:
             raise ChatTemplateError(where=where, found=problem.found, hint=hint) from problem.__cause__
         return texts
 
-    def exchange(self, request: Request, *, first: Request | None = None, max_uses: int | None = None) -> dict[str, Any]:
+    def exchange(
+        self, request: Request, *, first: Request | None = None, max_uses: int | None = None
+    ) -> dict[str, Any]:
         """Return the answer to a request; a process that is started for it gets `first` before.
 
         Raises:
@@ -175,16 +180,16 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, Any]:
     """Send a request and return the answer."""
-    limits, arguments = request.limits, _encoded(request.arguments)
-    n_bytes = len(arguments) + len(request.text)
+    limits, n_bytes = request.limits, len(request.text)
     seconds = limits.seconds + limits.seconds_per_byte * n_bytes
-    asked = {
-        "path": [str(path) for path in sys.path], "task": request.task, "seconds": seconds,
-        "bytes": limits.nbytes + limits.nbytes_per_byte * n_bytes, "n_bytes": len(request.text), "limits": {},
-    }  # fmt: skip
+    arguments = dict(request.arguments)
     if limits.characters is not None:
-        asked["limits"] = {"characters": limits.characters + limits.characters_per_byte * len(arguments)}
-    data = b"\n".join([_encoded(asked), arguments, request.text])
+        arguments["characters"] = limits.characters + limits.characters_per_byte * n_bytes
+    asked = {
+        "path": [str(path) for path in sys.path], "task": request.task, "arguments": arguments, "seconds": seconds,
+        "bytes": limits.nbytes + limits.nbytes_per_byte * n_bytes, "n_bytes": n_bytes,
+    }  # fmt: skip
+    data = b"\n".join([_encoded(asked), request.text])
     is_late = threading.Event()
 
     def expire() -> None:

@@ -220,27 +220,24 @@ class Cases:
         if kind in OF_TEXT or kind == "template":
             share_processes()
 
-    def outcome(self, number):
-        """Write and use one file."""
+    def write(self, number):
+        """Write a damaged file, and return its folder."""
         rng = random.Random(f"{self.kind} {self.seed} {number}")
         path = rng.choice(self.paths)
-        file, good = path / KINDS[self.kind], self.goods[path]
-        file.unlink()  # the old file may still be mapped
-        file.write_bytes(damaged(good, self.kind, rng))
-        try:
-            return outcome(path, self.kind)
-        finally:
-            file.write_bytes(good)
+        (path / KINDS[self.kind]).unlink()  # the old file may still be mapped
+        (path / KINDS[self.kind]).write_bytes(damaged(self.goods[path], self.kind, rng))
+        return path
 
 
 def run(kind, count, seed, folder, *, measure=False):
     """Return the counts of outcomes of `count` files in this process, and the largest memory use of one in bytes."""
     cases, counts, most = Cases(kind, seed, folder), Counter(), 0
     for i in range(count):
+        path = cases.write(i)
         if measure:
             tracemalloc.start()
         try:
-            counts[cases.outcome(i)] += 1
+            counts[outcome(path, kind)] += 1
         except Exception as error:
             raise AssertionError(f"{kind} {i} of seed {seed}: {type(error).__name__}: {error}") from error
         finally:
@@ -284,13 +281,14 @@ def work(kind, seed, numbers, connection: Connection):
     with tempfile.TemporaryDirectory() as folder:
         cases = Cases(kind, seed, folder)
         for number in numbers:
+            path = cases.write(number)
             connection.send((number,))
             if Path("/proc/self/clear_refs").exists():
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             rss, seconds = status(os.getpid(), "VmRSS"), cpu_seconds()
             largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
             try:
-                found = cases.outcome(number)
+                found = outcome(path, kind)
             except BaseException as error:
                 found = f"! {type(error).__name__}: {error}"[:300]
             seconds = cpu_seconds() - seconds
@@ -361,7 +359,7 @@ def main():
     options = parser.parse_args()
     if options.only is not None:
         with tempfile.TemporaryDirectory() as folder:
-            print(Cases(options.kind[0], options.seed, folder).outcome(options.only))
+            print(outcome(Cases(options.kind[0], options.seed, folder).write(options.only), options.kind[0]))
         return
     well = [report(kind, options.count, options.seed, options.workers) for kind in options.kind]
     raise SystemExit(0 if all(well) else 1)
