@@ -244,7 +244,8 @@ def _send_and_read(process: subprocess.Popen[bytes], data: bytes) -> bytes:
 def _last_words(process: subprocess.Popen[bytes]) -> str:
     """Return the last line that a process which has ended wrote to stderr, or its exit status."""
     text = cast("FileIO", process.stderr).read().decode(errors="replace")
-    return [f"exit status {process.returncode}", *(line for line in text.split("\n") if line.strip())][-1]
+    lines = [line for line in text.split("\n") if line.strip() and not line.startswith("note: ")]  # Rust's advice
+    return [f"exit status {process.returncode}", *lines][-1]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
