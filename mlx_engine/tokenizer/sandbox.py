@@ -8,6 +8,7 @@ with a line of JSON on stdout.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import importlib
@@ -173,11 +174,15 @@ def written() -> dict[str, object]:
 MOST_IDS = 64
 _loaded: list[Any] = []
 
+
+def render_all(inputs: str, **request: Any) -> dict[str, object]:
+    """Return the texts of `render` for inputs in JSON."""
+    return {"texts": render(inputs=json.loads(inputs), **request)}
+
+
 TASKS: dict[str, Callable[..., dict[str, object]]] = {
-    "render": lambda inputs, **of: {"texts": render(inputs=json.loads(inputs), **of)}, "load": load, "encode": encode, "written": written,
+    "render": render_all, "load": load, "encode": encode, "written": written,
 }  # fmt: skip
-
-
 LIBRARIES = {"render": "jinja2.sandbox"}
 
 
@@ -191,10 +196,8 @@ def confine() -> None:
     except ImportError:  # Windows
         return
     for name, value in (("NPROC", 0), ("NOFILE", MOST_FILES), ("FSIZE", 0), ("CORE", 0)):
-        try:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no such limit, or a lower one
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-        except (AttributeError, OSError, ValueError):  # a system without this limit, or with a lower one
-            continue
 
 
 # Imports open files, a few at a time.
@@ -208,10 +211,8 @@ def limit(seconds: float, nbytes: int) -> None:
     except ImportError:  # Windows; the parent process still enforces a time limit
         return
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which no template can catch, ends the process
-    try:
+    with contextlib.suppress(OSError, ValueError):  # macOS has no limit on address space; a lower one may be set
         resource.setrlimit(resource.RLIMIT_AS, (nbytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    except (OSError, ValueError):  # macOS has no limit on address space, and a lower limit may be set already
-        pass
 
 
 def answer(request: Mapping[str, Any], text: bytes) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, and kept for the next requests."""
+"""Sandbox processes, for chat templates and tokenizer.json files: started on first use, kept for the next requests."""
 
 from __future__ import annotations
 

@@ -39,8 +39,9 @@ class Tokenizer:
         self.user_defined_tokens: dict[str, int] = {
             vocabulary.tokens[i]: i for i in vocabulary.ids_of(TokenType.USER_DEFINED)
         }
-        characters = {token for token in vocabulary.tokens if len(token) == 1}
-        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and not characters >= BYTE_OF_CHARACTER.keys()
+        self._lacks_bytes = vocabulary.kind == "byte-level BPE" and any(
+            core.token_to_id(character) is None for character in BYTE_OF_CHARACTER
+        )
 
     def parts(self) -> tuple[Vocabulary, tokenizers.Tokenizer]:
         """Return the vocabulary, and a copy of the library's tokenizer, from which files can be written."""

@@ -1,7 +1,7 @@
-"""Fuzz Hugging Face folders: a randomly damaged file either loads or raises one EngineError, in bounded time and memory.
+"""Fuzz Hugging Face folders: a randomly damaged file loads or raises one EngineError, in bounded time and memory.
 
 usage: python -m tests.properties.folder_damage [--kind config template ...] [--count 20000] [--seed 0] [--workers 1]
-       python -m tests.properties.folder_damage --kind template --seed 0 --only 17      one file again, with its traceback
+       python -m tests.properties.folder_damage --kind template --seed 0 --only 17   one file again, with its traceback
 
 Each file is loaded and used in a worker process. CPU time is that of the worker and of its sandbox processes, of which
 each is used for several files. Memory is the peak of the worker beyond what it had before the file (/proc, Linux), or
@@ -206,7 +206,7 @@ def use_tokenizer(path):
 
 @functools.cache
 def share_processes():
-    """Let tokenizers of equal files share a sandbox process, and all templates one: starting Python takes 20 to 100 ms."""
+    """Let tokenizers of equal files share a sandbox process, and all templates one: it takes 20 to 100 ms to start."""
     hf.FileTokenizer = functools.lru_cache(maxsize=4)(hf.FileTokenizer)
     Tokenizer.sandbox = sandbox_process.SandboxProcess()
 
@@ -328,7 +328,7 @@ def in_workers(kind, count, seed, n_workers):
 
 
 def report(kind, count, seed, n_workers):
-    """Use the files of a kind in worker processes, print what is wrong and a summary, and return whether all is well."""
+    """Use the files of a kind in workers, print what is wrong and a summary, and return whether all is well."""
     start, counts, slowest, largest, n_wrong = time.perf_counter(), Counter(), 0.0, 0, 0
     for number, found, seconds, nbytes in in_workers(kind, count, seed, n_workers):
         slowest, largest = max(slowest, seconds), max(largest, nbytes)
@@ -339,7 +339,7 @@ def report(kind, count, seed, n_workers):
                 f"--kind {kind} --seed {seed} --only {number}: {found}, {seconds:.2f} s, {nbytes >> 20} MiB", flush=True
             )
         if sum(counts.values()) % 1000 == 0:
-            print(f"{kind}: {sum(counts.values()):,} of {count:,}", flush=True)
+            print(f"{kind}: {sum(counts.values()):,} of {count:,}: {dict(counts)}", flush=True)
     shares = ", ".join(f"{n:,} {name}" for name, n in counts.most_common())
     print(
         f"{kind}: {count:,} files in {time.perf_counter() - start:.0f} s: {shares}; {n_wrong} wrong; "

@@ -319,7 +319,7 @@ def test_no_descriptor_is_inherited(tmp_path):
     reading, writing = os.pipe()
     try:
         os.set_inheritable(writing, True)
-        code = f"""
+        code = """
         import os
         for fd in range(3, 256):
             try:

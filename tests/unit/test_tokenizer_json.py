@@ -202,7 +202,7 @@ def test_a_template_has_at_most_a_megabyte(folder, n_bytes):
 def test_a_token_of_any_length_is_refused():
     long = spm()
     long["tokenizer.ggml.tokens"][-1] = "ab" * 513
-    with pytest.raises(TokenizerError, match="at most 1,024 characters, found 'abab.* of 1,026"):
+    with pytest.raises(TokenizerError, match=r"at most 1,024 characters, found 'abab.* of 1,026"):
         build(long)
 
 
