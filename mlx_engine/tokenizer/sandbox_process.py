@@ -200,11 +200,11 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
     timer.start()
     try:
         line = _send_and_read(process, data)
+        if not line.endswith(b"\n"):
+            process.wait()
     finally:
         timer.cancel()
         timer.join()  # afterwards `is_late` is final
-    if not line.endswith(b"\n") and not is_late.is_set():
-        process.wait()
     if is_late.is_set() or (AT_THE_LIMIT and process.returncode == -AT_THE_LIMIT):
         raise SandboxError(f"one that takes over {seconds:.1f} seconds")
     answer: dict[str, Any]

@@ -9,6 +9,7 @@ the peak of a sandbox process in all, whichever is more. A worker that dies or h
 """
 
 import argparse
+import faulthandler
 import functools
 import json
 import multiprocessing
@@ -285,6 +286,7 @@ def work(kind, seed, numbers, connection: Connection):
             connection.send((number,))
             if Path("/proc/self/clear_refs").exists():
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            faulthandler.dump_traceback_later(PATIENCE / 2)
             rss, seconds = status(os.getpid(), "VmRSS"), cpu_seconds()
             largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
             try:
@@ -313,14 +315,16 @@ def in_workers(kind, count, seed, n_workers):
                 running[i] = process, ours
             process, ours = running[i]
             try:
-                if not ours.poll(PATIENCE):
-                    raise EOFError
-                row = ours.recv()
+                row = ours.recv() if ours.poll(PATIENCE) else None
             except EOFError:
+                process.join()
+                row = None
+            if row is None:
+                found = "! the worker hung" if process.is_alive() else f"! the worker died, status {process.exitcode}"
                 process.kill()
                 process.join()
                 running[i] = None
-                yield left[i].pop(0), f"! the worker ended or hung, exit status {process.exitcode}", 0.0, 0
+                yield left[i].pop(0), found, 0.0, 0
                 continue
             if len(row) > 1:
                 left[i].pop(0)
