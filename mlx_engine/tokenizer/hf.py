@@ -26,7 +26,7 @@ from mlx_engine.checkpoint.hf_folder import read_json
 from mlx_engine.checkpoint.lfs import POINTER_BYTES, refuse_pointer
 from mlx_engine.checkpoint.paths import read_file
 from mlx_engine.errors import TokenizerError, shown
-from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess
+from mlx_engine.tokenizer.sandbox_process import Limits, Request, SandboxError, SandboxProcess, printable
 from mlx_engine.tokenizer.special import TokenType, named_end_ids
 from mlx_engine.tokenizer.tokenizer import Tokenizer
 from mlx_engine.tokenizer.vocabulary import (
@@ -134,13 +134,8 @@ class FileTokenizer:
         n_bytes = LOAD_LIMITS.nbytes + LOAD_LIMITS.nbytes_per_byte * len(self._load.text)
         self._limits = replace(ENCODE_LIMITS, nbytes=n_bytes)
         self._process = SandboxProcess()
-        try:
-            self.loaded = Loaded(**self._process.exchange(self._load))
-        except SandboxError as problem:
-            raise TokenizerError(
-                f"{where}: expected a tokenizer.json that the tokenizers library can load, found {problem.found}; "
-                "download the file again"
-            ) from problem.__cause__
+        refused = "expected a tokenizer.json that the tokenizers library can load"
+        self.loaded = Loaded(**self._ask(self._load, refused, "download the file again"))
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None if there is no such token."""
@@ -152,24 +147,25 @@ class FileTokenizer:
         Raises:
             TokenizerError: the library refuses the text, or encoding it exceeds the limits.
         """
-        ids: list[int] = self._ask("encode", {"special": special}, text)["ids"]
+        refused = f"a text of {len(text):,} characters cannot be encoded; expected its ids from the tokenizers library"
+        request = Request("encode", {"special": special}, self._limits, text.encode())
+        ids: list[int] = self._ask(request, refused, "the file is damaged, or made for other texts")["ids"]
         return ids
 
     def to_str(self) -> str:
         """Return the file as the library writes it."""
-        written: str = self._ask("written", {})["text"]
+        request = Request("written", {}, self._limits)
+        written: str = self._ask(request, "expected a tokenizer.json that can be written", "download it again")["text"]
         return written
 
-    def _ask(self, task: str, arguments: Mapping[str, object], text: str = "") -> dict[str, Any]:
+    def _ask(self, request: Request, refused: str, hint: str) -> dict[str, Any]:
+        """Return the answer to a request; `refused` says what failed if it has none."""
         try:
-            answer = self._process.exchange(Request(task, arguments, self._limits, text.encode()), first=self._load)
+            answer = self._process.exchange(request, first=None if request is self._load else self._load)
         except SandboxError as problem:
             answer = {"refused": problem.found}
         if "refused" in answer:
-            raise TokenizerError(
-                f"{self._where}: a text of {len(text):,} characters cannot be encoded; expected its ids from the "
-                f"tokenizers library, found {answer['refused']:.300}; the file is damaged, or made for other texts"
-            )
+            raise TokenizerError(f"{self._where}: {refused}, found {printable(answer['refused']):.300}; {hint}")
         return answer
 
 

@@ -124,14 +124,19 @@ def render(template: str, inputs: Sequence[Mapping[str, Any]], names: Mapping[st
 
 
 def load(text: str) -> dict[str, object]:
-    """Load a tokenizer.json for the requests that follow, and return what the engine must know of it.
+    """Load a tokenizer.json for the requests that follow.
+
+    Return what the engine must know of it, or why the library refuses it.
 
     Raises:
-        BaseException: whatever the library raises, also a Rust panic.
+        BaseException: a Rust panic.
     """
     import tokenizers
 
-    core = tokenizers.Tokenizer.from_str(text)
+    try:
+        core = tokenizers.Tokenizer.from_str(text)
+    except Exception as problem:
+        return {"refused": f"{problem}"}
     core.no_truncation()
     core.no_padding()
     _loaded[:] = [core]
@@ -176,8 +181,16 @@ _loaded: list[Any] = []
 
 
 def render_all(inputs: str, **request: Any) -> dict[str, object]:
-    """Return the texts of `render` for inputs in JSON."""
-    return {"texts": render(inputs=json.loads(inputs), **request)}
+    """Return the texts of `render` for inputs in JSON, or why the template refuses them or cannot be read."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        return {"texts": render(inputs=json.loads(inputs), **request)}
+    except TemplateError as error:
+        # Others, such as an attempt to leave the sandbox, end this process.
+        if type(error) is TemplateError or isinstance(error, TemplateSyntaxError):
+            return {"refused": f"{type(error).__name__}: {error}"[:500]}
+        raise
 
 
 TASKS: dict[str, Callable[..., dict[str, object]]] = {

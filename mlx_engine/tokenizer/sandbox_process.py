@@ -84,8 +84,8 @@ class SandboxError(Exception):
 class SandboxProcess:
     """A process that runs `sandbox.py` and answers one request at a time. Safe for use from several threads.
 
-    The process is ended after a failure, after MAX_USES templates, when this object is dropped, and at exit; the next
-    request starts another. A forked process starts its own.
+    The process is ended after a failure (not if a template refuses its messages), after MAX_USES templates, when this
+    object is dropped, and at exit; the next request starts another. A forked process starts its own.
     """
 
     def __init__(self) -> None:
@@ -104,10 +104,13 @@ class SandboxProcess:
         arguments = {name: request[name] for name in ("template", "names")}
         render = Request("render", arguments, limits, _encoded(request["inputs"]))
         try:
-            texts: list[str] = self.exchange(render, max_uses=MAX_USES)["texts"]
+            answer = self.exchange(render, max_uses=MAX_USES)
+            if "refused" in answer:
+                raise SandboxError(f"a failure: {printable(answer['refused'])}")
         except SandboxError as problem:
             hint = HINT if problem.__cause__ is None else "give the prompt as text instead"
             raise ChatTemplateError(where=where, found=problem.found, hint=hint) from problem.__cause__
+        texts: list[str] = answer["texts"]
         return texts
 
     def exchange(
@@ -213,10 +216,13 @@ def _exchange(process: subprocess.Popen[bytes], request: Request) -> dict[str, A
     else:
         answer = {"error": _last_words(process)}
     if "error" in answer:
-        # The message comes from the file and may contain control characters.
-        words = "".join(c if c.isprintable() else " " for c in answer["error"])
-        raise SandboxError(f"a failure: {words}")
+        raise SandboxError(f"a failure: {printable(answer['error'])}")
     return answer
+
+
+def printable(message: str) -> str:
+    """Return a message of a file's author, or of a library about the file, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in message)
 
 
 def _encoded(value: object) -> bytes:

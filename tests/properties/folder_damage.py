@@ -10,7 +10,6 @@ the peak of a sandbox process in all, whichever is more. A worker that dies or h
 
 import argparse
 import faulthandler
-import functools
 import json
 import multiprocessing
 import os
@@ -23,8 +22,10 @@ import time
 import tracemalloc
 import warnings
 from collections import Counter
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -190,7 +191,8 @@ def outcome(path, kind):
     except EngineError as error:
         if len(str(error)) > LONGEST_MESSAGE:
             raise AssertionError(f"a message of {len(str(error)):,} characters") from error
-        str(error).encode()  # a terminal cannot show half of a surrogate pair
+        if not str(error).isprintable() and (kind in OF_TEXT or kind == "template"):
+            raise AssertionError(f"a message that no terminal can show: {error!r:.300}") from error
         return type(error).__name__
     return "loaded"
 
@@ -205,11 +207,15 @@ def use_tokenizer(path):
         tokenizer.decode(chat_ids(tokenizer, MESSAGES))
 
 
-@functools.cache
-def share_processes():
-    """Let tokenizers of equal files share a sandbox process, and all templates one: it takes 20 to 100 ms to start."""
-    hf.FileTokenizer = functools.lru_cache(maxsize=4)(hf.FileTokenizer)
-    Tokenizer.sandbox = sandbox_process.SandboxProcess()
+@contextmanager
+def shared_processes():
+    """Let all tokenizers share a sandbox process, and all templates another: it takes 20 to 100 ms to start."""
+    for_files, for_templates = sandbox_process.SandboxProcess(), sandbox_process.SandboxProcess()
+    with (
+        mock.patch.object(hf, "SandboxProcess", return_value=for_files),
+        mock.patch.object(Tokenizer, "sandbox", for_templates),
+    ):
+        yield
 
 
 class Cases:
@@ -218,8 +224,6 @@ class Cases:
     def __init__(self, kind, seed, folder):
         self.kind, self.seed, self.paths = kind, seed, folders(kind, Path(folder))
         self.goods = {path: (path / KINDS[kind]).read_bytes() for path in self.paths}
-        if kind in OF_TEXT or kind == "template":
-            share_processes()
 
     def write(self, number):
         """Write a damaged file, and return its folder."""
@@ -233,18 +237,19 @@ class Cases:
 def run(kind, count, seed, folder, *, measure=False):
     """Return the counts of outcomes of `count` files in this process, and the largest memory use of one in bytes."""
     cases, counts, most = Cases(kind, seed, folder), Counter(), 0
-    for i in range(count):
-        path = cases.write(i)
-        if measure:
-            tracemalloc.start()
-        try:
-            counts[outcome(path, kind)] += 1
-        except Exception as error:
-            raise AssertionError(f"{kind} {i} of seed {seed}: {type(error).__name__}: {error}") from error
-        finally:
+    with shared_processes():
+        for i in range(count):
+            path = cases.write(i)
             if measure:
-                most = max(most, tracemalloc.get_traced_memory()[1])
-                tracemalloc.stop()
+                tracemalloc.start()
+            try:
+                counts[outcome(path, kind)] += 1
+            except Exception as error:
+                raise AssertionError(f"{kind} {i} of seed {seed}: {type(error).__name__}: {error}") from error
+            finally:
+                if measure:
+                    most = max(most, tracemalloc.get_traced_memory()[1])
+                    tracemalloc.stop()
     return counts, most
 
 
@@ -279,7 +284,7 @@ def cpu_seconds():
 
 def work(kind, seed, numbers, connection: Connection):
     """Use files, and send (number,) before each and (number, outcome, CPU seconds, bytes) after it."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, shared_processes():
         cases = Cases(kind, seed, folder)
         for number in numbers:
             path = cases.write(number)

@@ -440,11 +440,9 @@ PIECES = [
 def change_template(text, rng):
     """Return a template with a part put in, or with its syntax damaged."""
     at, to = sorted(rng.randrange(len(text) + 1) for _ in range(2))
-    kind = rng.randrange(7)
-    if kind == 0:
-        return text[:at] + rng.choice(TEMPLATE_PARTS) + text[at:]
-    if kind == 1:
-        return rng.choice(TEMPLATE_PARTS)
+    if rng.random() < 0.08:  # many of them take all the time that they may
+        return rng.choice(["", text[:at]]) + rng.choice(TEMPLATE_PARTS) + rng.choice(["", text[at:]])
+    kind = rng.randrange(2, 7)
     if kind == 2:
         return text[:at] + rng.choice(PIECES) + text[at:]
     if kind == 3:

@@ -127,15 +127,22 @@ def test_conversations_share_a_process_and_nothing_else():
     assert len({number for _, number in texts}) == 1
 
 
-REFUSES = "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+REFUSES = (
+    "{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}"
+    "{% if messages[0].content == 'bad' %}{{ messages[0].a.b }}{% endif %}{{ messages[0].content }}"
+)
 
 
 def test_a_failure_ends_the_process_and_the_next_conversation_has_another():
     tokenizer = build(byte_level(chat_template=REFUSES))
     chat_ids(tokenizer, user("a"))
     before = pid(tokenizer)
-    with pytest.raises(ChatTemplateError, match="TemplateError: no"):
+    with pytest.raises(ChatTemplateError, match="a failure: TemplateError: no"):
         chat_ids(tokenizer, user("no"))
+    assert tokenizer.decode(chat_ids(tokenizer, user("a"))) == "a"
+    assert pid(tokenizer) == before  # messages that the template refuses are no failure of the process
+    with pytest.raises(ChatTemplateError, match="a failure: UndefinedError"):
+        chat_ids(tokenizer, user("bad"))
     assert not is_alive(before)
     assert tokenizer.decode(chat_ids(tokenizer, user("a"))) == "a"
     assert pid(tokenizer) != before
