@@ -9,6 +9,7 @@ the peak of a sandbox process in all, whichever is more. A worker that dies or h
 """
 
 import argparse
+import copy
 import faulthandler
 import json
 import multiprocessing
@@ -156,7 +157,7 @@ def change(value, rng):
         elif kind == 2 and isinstance(inner, int | float) and abs(inner) < 1e300 and not isinstance(inner, bool):
             value[key] = rng.choice([inner + 1, inner - 1, inner * 2, inner // 2, -inner, float(inner), str(inner)])
         else:
-            value[key] = rng.choice(VALUES)
+            value[key] = copy.deepcopy(rng.choice(VALUES))  # which later changes may change
         return
 
 

@@ -1,6 +1,7 @@
 """Mutations of tokenizer.json, its configuration files and chat templates, for `folder_damage`."""
 
 import base64
+import copy
 import json
 
 # Regular expressions that backtrack, are invalid, or match at every place.
@@ -273,28 +274,30 @@ def change_config(value, rng):
         "do_sample",
         "vocab_size",
     ]
-    value[rng.choice(names)] = rng.choice(
-        [
-            *NUMBERS,
-            *TEXTS,
-            *TEMPLATE_PARTS,
-            True,
-            False,
-            None,
-            float("nan"),
-            float("inf"),
-            [],
-            {},
-            [1, "a", None],
-            [2**70] * 3,
-            {"content": rng.choice([*TEXTS, *NUMBERS])},
-            [{"name": "default", "template": rng.choice(TEXTS)}],
-            [{"name": ["default"], "template": "x"}],
-            [{"name": {}}],
-            [[]] * 1000,
-            list(range(100_000)),
-            "{" * 2_000_000,
-        ]
+    value[rng.choice(names)] = copy.deepcopy(
+        rng.choice(
+            [
+                *NUMBERS,
+                *TEXTS,
+                *TEMPLATE_PARTS,
+                True,
+                False,
+                None,
+                float("nan"),
+                float("inf"),
+                [],
+                {},
+                [1, "a", None],
+                [2**70] * 3,
+                {"content": rng.choice([*TEXTS, *NUMBERS])},
+                [{"name": "default", "template": rng.choice(TEXTS)}],
+                [{"name": ["default"], "template": "x"}],
+                [{"name": {}}],
+                [[]] * 1000,
+                list(range(100_000)),
+                "{" * 2_000_000,
+            ]
+        )
     )
 
 
