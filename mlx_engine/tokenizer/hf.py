@@ -14,7 +14,7 @@ whose tokenizer is built here from known parts, stay in this process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ MAX_BYTES = 1 << 27
 # Several times what sound files need: Qwen 2's, with 4.6 MB, takes 0.2 s and 150 MB to load, and then 1 MB of text 0.3
 # to 1.5 s and 80 to 210 MB.
 LOAD_LIMITS = Limits(seconds=1, nbytes=192 << 20, characters=None, seconds_per_byte=1e-5, nbytes_per_byte=64)
-ENCODE_LIMITS = Limits(seconds=0.5, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
+ENCODE_LIMITS = Limits(seconds=0.5, nbytes=128 << 20, characters=None, seconds_per_byte=2e-5, nbytes_per_byte=1000)
 
 
 def from_json(path: str | Path) -> Tokenizer:
@@ -131,8 +131,6 @@ class FileTokenizer:
             TokenizerError: it is not a tokenizer, or loading it exceeds the limits.
         """
         self._where, self._load = where, Request("load", {}, LOAD_LIMITS, text.encode())
-        n_bytes = LOAD_LIMITS.nbytes + LOAD_LIMITS.nbytes_per_byte * len(self._load.text)
-        self._limits = replace(ENCODE_LIMITS, nbytes=n_bytes)
         self._process = SandboxProcess()
         refused = "expected a tokenizer.json that the tokenizers library can load"
         self.loaded = Loaded(**self._ask(self._load, refused, "download the file again"))
@@ -148,13 +146,13 @@ class FileTokenizer:
             TokenizerError: the library refuses the text, or encoding it exceeds the limits.
         """
         refused = f"a text of {len(text):,} characters cannot be encoded; expected its ids from the tokenizers library"
-        request = Request("encode", {"special": special}, self._limits, text.encode())
+        request = Request("encode", {"special": special}, ENCODE_LIMITS, text.encode())
         ids: list[int] = self._ask(request, refused, "the file is damaged, or made for other texts")["ids"]
         return ids
 
     def to_str(self) -> str:
         """Return the file as the library writes it."""
-        request = Request("written", {}, self._limits)
+        request = Request("written", {}, LOAD_LIMITS)
         written: str = self._ask(request, "expected a tokenizer.json that can be written", "download it again")["text"]
         return written
 

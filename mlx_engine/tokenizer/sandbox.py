@@ -218,13 +218,18 @@ MOST_FILES = 16
 
 
 def limit(seconds: float, nbytes: int) -> None:
-    """Limit this process to `seconds` of CPU time from now, and to `nbytes` of address space, where the system can."""
+    """Limit this process to `seconds` of CPU time and `nbytes` of address space from now on, where the system can.
+
+    What earlier requests have left does not count: after a long text the allocator keeps hundreds of megabytes.
+    """
     try:
         import resource
     except ImportError:  # Windows; the parent process still enforces a time limit
         return
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which no template can catch, ends the process
     with contextlib.suppress(OSError, ValueError):  # macOS has no limit on address space; a lower one may be set
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes time to import
+            nbytes += int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (nbytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

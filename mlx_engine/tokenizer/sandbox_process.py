@@ -25,7 +25,7 @@ class Limits:
 
     Attributes:
         seconds: CPU time; the limit on wall time is three times this, plus time to start the process.
-        nbytes: address space, on systems that can limit it (Linux).
+        nbytes: address space beyond what the process has, on systems that can limit it (Linux).
         characters: length of the text that a template renders for one conversation; None for other tasks.
         seconds_per_byte: more CPU time for each byte of the text.
         nbytes_per_byte: more address space for each byte of the text.
@@ -33,7 +33,7 @@ class Limits:
     """
 
     seconds: float = 1.5
-    nbytes: int = 400 << 20
+    nbytes: int = 300 << 20
     characters: int | None = 1 << 18
     seconds_per_byte: float = 2e-5
     nbytes_per_byte: int = 100
@@ -43,7 +43,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 # Seconds for a process to start on a busy machine.
-START_SECONDS = 10
+START_SECONDS = 30
 
 # A process is replaced after so many requests, so that its memory cannot grow without end.
 MAX_USES = 1000

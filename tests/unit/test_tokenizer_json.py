@@ -2,9 +2,11 @@
 
 import base64
 import json
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,6 +271,18 @@ def test_long_texts_of_sound_files_are_within_the_limits(tmp_path):
     tokenizer = from_json(written(tmp_path))
     for text in (" " * 200_000, "a" * 200_000, "é😀" * 50_000, "hello, " * 30_000):
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no bounds on memory")
+def test_memory_that_earlier_texts_have_left_is_not_counted(tmp_path, monkeypatch):
+    tokenizer = from_json(written(tmp_path))
+    tokenizer.encode("é" * 200_000)
+    number = tokenizer._core._process._process.pid
+    (size,) = re.findall(r"VmSize:\s*(\d+) kB", Path(f"/proc/{number}/status").read_text())
+    # It has 54 MB now, and had 115 MB at the peak.
+    monkeypatch.setattr(hf, "ENCODE_LIMITS", replace(hf.ENCODE_LIMITS, nbytes=int(size) * 1600, nbytes_per_byte=0))
+    assert tokenizer.decode(tokenizer.encode("é" * 200_000)) == "é" * 200_000
+    assert tokenizer._core._process._process.pid == number
 
 
 def test_threads_and_padded_tokenizers_share_a_process(tmp_path):
