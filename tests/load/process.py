@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 SERVE = (sys.executable, str(ROOT / "cli.py"), "serve")
-START_SECONDS = 60.0
+START_SECONDS = PATIENCE
 
 
 class Vitals(NamedTuple):
@@ -82,11 +84,11 @@ class ServerProcess:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.popen.kill()
         self.popen.wait()
-        self._reader.join(5)
+        self._reader.join(PATIENCE)
         if self.popen.stderr is not None:
             self.popen.stderr.close()
 
-    def end(self, *signals: signal.Signals, seconds: float = 30.0) -> int:
+    def end(self, *signals: signal.Signals, seconds: float = PATIENCE) -> int:
         """Send signals, and return the exit code; a killed process has a negative one."""
         for number in signals or (signal.SIGTERM,):
             self.popen.send_signal(number)
@@ -96,12 +98,12 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             code = self.popen.wait()
-        self._reader.join(5)
+        self._reader.join(PATIENCE)
         return code
 
     def get(self, path: str) -> str:
         host, port = self.address
-        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=PATIENCE) as reply:
             text: str = reply.read().decode()
         return text
 
@@ -121,7 +123,7 @@ class ServerProcess:
             int(metrics["num_requests_waiting"]),
         )
 
-    def settled(self, seconds: float = 30.0) -> Vitals:
+    def settled(self, seconds: float = PATIENCE) -> Vitals:
         """Return the vitals when no request runs, or after so many seconds."""
         end = time.monotonic() + seconds
         while not (found := self.vitals()).is_idle and time.monotonic() < end:

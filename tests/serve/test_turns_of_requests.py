@@ -19,6 +19,7 @@ from mlx_engine.serve.parameters import Parameters
 from mlx_engine.serve.turns import LARGE, Bodies, Turns
 from mlx_engine.tokenizer import Tokenizer
 from tests.load.left import bodies, hostile, message
+from tests.patience import PATIENCE
 from tests.serve.served import Served, chat_body, micro, served, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -42,7 +43,7 @@ class Gated:
                 self.most = max(self.most, self.n_now)
                 self.texts.append(text)
             try:
-                assert self.opened.wait(10), "nobody opened the gate"
+                assert self.opened.wait(PATIENCE), "nobody opened the gate"
                 return encode(tokenizer, text, special)
             finally:
                 with self.lock:
