@@ -51,6 +51,17 @@ def block_minimum(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.minimum.reduceat(values.reshape(-1), np.arange(0, n * size, size))[:, None]
 
 
+def block_extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return (n, 1): the value of largest magnitude in each block, the first one of equal magnitudes."""
+    high, low = block_maximum(values), block_minimum(values)
+    extreme = np.where(high > -low, high, low)
+    # Equal magnitudes, or NaN.
+    tied = np.flatnonzero(~((high > -low) | (high < -low)))
+    rows = values[tied]
+    extreme[tied] = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
+    return extreme
+
+
 def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Split bytes into fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields.
 
@@ -79,3 +90,8 @@ def float_scales(factor: NDArray[np.float16], scales: NDArray[np.float32]) -> ND
 def pack_halves(quants: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Pack (n, 32) 4-bit quants into (n, 16) bytes, the first 16 in the low halves."""
     return quants[:, :16] | quants[:, 16:] << np.uint8(4)
+
+
+def pack_fifths(quants: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pack (n, 32) 5-bit quants into (n, 16) bytes of low bits, as `pack_halves`, and (n, 4) bytes of fifth bits."""
+    return pack_halves(quants & np.uint8(15)), np.packbits(quants >> np.uint8(4), axis=1, bitorder="little")
