@@ -109,8 +109,8 @@ def affine(values: Floats, n_max: int) -> Affine:
         best = np.where(is_better, error, best)
         found = np.where(is_better, tried[0], found[0]), np.where(is_better, tried[1], found[1])
     quants = _affine_quants(groups, n_max, found[0] * units, found[1] * min_units)
-    scales, minima = (part.astype(np.uint8).reshape(n, -1) for part in found)
-    return Affine(d, dmin, scales, minima, np.ascontiguousarray(quants.T).astype(np.uint8).reshape(n, -1, 32))
+    whole = [part.astype(np.uint8).reshape(n, -1) for part in found]
+    return Affine(d, dmin, whole[0], whole[1], np.ascontiguousarray(quants.T).astype(np.uint8).reshape(n, -1, 32))
 
 
 def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Floats, Floats]:
@@ -123,7 +123,8 @@ def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Float
     Returns:
         the factors, the whole numbers (8 n,) nearest to `parts`, and the factors in the units of the groups (8 n,).
     """
-    d = _half(parts.reshape(-1, 8).max(axis=1) / MOST)
+    largest: Floats = parts.reshape(-1, 8).max(axis=1)
+    d = _half(largest / MOST)
     wide = np.repeat(d.astype(np.float32), 8)
     return d, np.minimum(np.rint(parts * _inverse(wide)), MOST), wide * inverse
 
@@ -191,7 +192,8 @@ def _affine_error(groups: Groups, weights: Floats, n_max: int, scale: Floats, mi
     error -= groups.x
     error *= error
     error *= weights
-    return error.sum(axis=0)
+    sums: Floats = error.sum(axis=0)
+    return sums
 
 
 def symmetric(values: Floats) -> Symmetric:
@@ -205,7 +207,7 @@ def symmetric(values: Floats) -> Symmetric:
     n, groups = len(values), Groups(values, 16)
     weights = np.square(groups.x)
     scale = (_symmetric_fit(groups, weights) * groups.unit).reshape(n, -1)
-    extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
+    extreme: Floats = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
     d = _half(extreme / np.float32(-128))
     wide_d = np.repeat(d.astype(np.float32), 16) * groups.inverse
     scales = np.clip(np.rint(scale * _inverse(d.astype(np.float32))[:, None]), -128, 127).reshape(-1)
@@ -253,7 +255,8 @@ def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
     error -= groups.x
     error *= error
     error *= weights
-    return error.sum(axis=0)
+    sums: Floats = error.sum(axis=0)
+    return sums
 
 
 def _inverse(x: Floats) -> Floats:
