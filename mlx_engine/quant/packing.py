@@ -51,17 +51,6 @@ def block_minimum(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.minimum.reduceat(values.reshape(-1), np.arange(0, n * size, size))[:, None]
 
 
-def block_extreme(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (n, 1): the value of largest magnitude in each block, the first one of equal magnitudes."""
-    high, low = block_maximum(values), block_minimum(values)
-    extreme = np.where(high > -low, high, low)
-    # Equal magnitudes, or NaN.
-    tied = np.flatnonzero(~((high > -low) | (high < -low)))
-    rows = values[tied]
-    extreme[tied] = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
-    return extreme
-
-
 def bit_fields(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Split bytes into fields of `width` bits, lowest first: (n, ..., k) bytes to (n, ..., 8 / width, k) fields.
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kernels import blocks as layout
 from mlx_engine.quant.k_scales import packed, scales_and_minima
-from mlx_engine.quant.k_search import affine
 from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.scale_search import affine
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:

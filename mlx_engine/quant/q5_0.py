@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields, block_extreme, clear_unless_finite, inverse, pack_fifths
+from mlx_engine.quant.packing import bit_fields, pack_fifths
+from mlx_engine.quant.scale_search import symmetric_groups
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -25,15 +26,13 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 22) bytes: the weight of largest magnitude becomes quant 0, that is -16 * d."""
+    """Quantise (n, 32) weights to (n, 22) bytes. Errors are smaller than ggml's, which tries one scale.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    d, quants = symmetric_groups(values, 16)
     blocks = np.empty(len(values), layout.Q5_0)
-    with np.errstate(over="ignore", invalid="ignore"):  # magnitudes above 16 * 65,504, and infinities
-        scale = block_extreme(values) / np.float32(-16)
-        factor = inverse(scale)
-        quants = values * factor
-        quants += np.float32(16.5)
-        clear_unless_finite(quants, factor)
-        np.minimum(quants, np.float32(31), out=quants)
-        blocks["d"] = scale[:, 0]
-    blocks["qs"], blocks["qh"] = pack_fifths(quants.astype(np.uint8))
+    blocks["d"] = d
+    blocks["qs"], blocks["qh"] = pack_fifths((quants + np.int8(16)).view(np.uint8))
     return blocks.view(np.uint8).reshape(len(values), -1)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.packing import bit_fields, block_maximum, block_minimum, clear_unless_finite, inverse, pack_fifths
+from mlx_engine.quant.packing import bit_fields, pack_fifths
+from mlx_engine.quant.scale_search import affine_groups
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -25,17 +26,12 @@ def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Quantise (n, 32) weights to (n, 24) bytes: the smallest weight of a block becomes 0, the largest 31."""
+    """Quantise (n, 32) weights to (n, 24) bytes. Errors are smaller than ggml's, which tries one scale.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
     blocks = np.empty(len(values), layout.Q5_1)
-    with np.errstate(over="ignore", invalid="ignore"):  # ranges above 31 * 65,504, and infinities
-        low, high = block_minimum(values), block_maximum(values)
-        scale = (high - low) / np.float32(31)
-        factor = inverse(scale)
-        quants = values - low
-        quants *= factor
-        quants += np.float32(0.5)
-        clear_unless_finite(quants, factor)
-        np.minimum(quants, np.float32(31), out=quants)
-        blocks["d"], blocks["m"] = scale[:, 0], low[:, 0]
-    blocks["qs"], blocks["qh"] = pack_fifths(quants.astype(np.uint8))
+    blocks["d"], blocks["m"], quants = affine_groups(values, 31)
+    blocks["qs"], blocks["qh"] = pack_fifths(quants)
     return blocks.view(np.uint8).reshape(len(values), -1)

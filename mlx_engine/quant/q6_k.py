@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import blocks as layout
-from mlx_engine.quant.k_search import symmetric
 from mlx_engine.quant.packing import bit_fields
+from mlx_engine.quant.scale_search import symmetric
 
 
 def dequantize(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:

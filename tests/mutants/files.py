@@ -128,8 +128,8 @@ MUTANTS = [
     ),
     Mutant(
         "magnitudes ordered by their sign",
-        "mlx_engine/quant/packing.py",
-        "block_extreme",
+        "mlx_engine/quant/q4_0.py",
+        "_extreme",
         "np.where(high > -low, high, low)",
         "high",
     ),

@@ -1,9 +1,10 @@
-"""The scales, minima and quants of K-quants with the smallest weighted squared error that a search finds.
+"""The scales, minima and quants of K-quants, Q5_0 and Q5_1 with the smallest squared error that a search finds.
 
 For fixed quants, the best scale and minimum of a group solve a weighted least-squares problem of two unknowns; for a
 fixed scale and minimum, the best quants are rounded. The search rounds with several trial scales, solves each problem,
-keeps the best solution, and repeats both steps once. The block's factors then round scales and minima to integers.
-Neighbouring integers are tried too, because two roundings together can be worse than one of them the other way.
+keeps the best solution, and repeats both steps once. In K-quants, the block's factors then round scales and minima to
+integers. Neighbouring integers are tried too, because two roundings together can be worse than one of them the other
+way.
 
 Groups are columns, (weights of a group, groups). Sums add row after row, in an order that does not depend on the
 vector width of the processor: the same weights give the same bytes everywhere. All steps use magnitudes relative to the
@@ -72,7 +73,7 @@ class Groups:
         self.x = np.ascontiguousarray(values.reshape(-1, size).T)
         unit = np.abs(self.x).max(axis=0)
         if not np.isfinite(unit).all():
-            raise ValueError("K-quants have no NaN and no infinity, and a weight is one")
+            raise ValueError("expected finite weights, found NaN or infinity")
         if unit.max(initial=0) > LARGEST:
             np.clip(self.x, -LARGEST, LARGEST, out=self.x)
         self.unit = np.minimum(unit, LARGEST)
@@ -84,9 +85,6 @@ class Groups:
 def affine(values: Floats, n_max: int) -> Affine:
     """Quantise (n, 256) weights in groups of 32, with quants from 0 to `n_max` and scales and minima from 0 to 63.
 
-    A weight of a group counts in the error by its magnitude plus the group's root mean square, as in llama.cpp: large
-    weights contribute more to activations.
-
     Args:
         values: the weights.
         n_max: the largest quant.
@@ -95,9 +93,7 @@ def affine(values: Floats, n_max: int) -> Affine:
         ValueError: a weight is NaN or infinite.
     """
     n, groups = len(values), Groups(values, 32)
-    weights = np.abs(groups.x)
-    weights += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(32))
-    weights[:, groups.inverse == 0] = ONE
+    weights = _weights(groups)
     scale, minimum = _affine_fit(groups, weights, n_max)
     d, scales, units = _rounded(scale * groups.unit, groups.inverse)
     dmin, minima, min_units = _rounded(minimum * groups.unit, groups.inverse)
@@ -129,9 +125,37 @@ def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Float
     return d, np.minimum(np.rint(parts * _inverse(wide)), MOST), wide * inverse
 
 
-def _affine_fit(groups: Groups, weights: Floats, n_max: int) -> tuple[Floats, Floats]:
-    """Return the best scales and minima found, not negative, in units of each group."""
-    low = np.minimum(groups.x.min(axis=0), ZERO)
+def affine_groups(values: Floats, n_max: int) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.uint8]]:
+    """Quantise (n, 32) weights with quants from 0 to `n_max`: `weight = d * quant + m`.
+
+    Returns:
+        `d` (n,), `m` (n,) and quants (n, 32).
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    groups = Groups(values, 32)
+    scale, minimum = _affine_fit(groups, _weights(groups), n_max, is_signed=True)
+    d, m = _half(scale * groups.unit), _half(-minimum * groups.unit)
+    scale, minimum = d.astype(np.float32) * groups.inverse, m.astype(np.float32) * -groups.inverse
+    return d, m, np.ascontiguousarray(_affine_quants(groups, n_max, scale, minimum).T).astype(np.uint8)
+
+
+def _weights(groups: Groups) -> Floats:
+    """Return how much each weight counts in the error: its magnitude plus the group's root mean square.
+
+    Large weights contribute more to activations. llama.cpp has these weights for Q4_K and Q5_K.
+    """
+    weights = np.abs(groups.x)
+    weights += np.sqrt(np.square(groups.x).sum(axis=0) / np.float32(len(groups.x)))
+    weights[:, groups.inverse == 0] = ONE
+    return weights
+
+
+def _affine_fit(groups: Groups, weights: Floats, n_max: int, *, is_signed: bool = False) -> tuple[Floats, Floats]:
+    """Return the best scales and minima found, not negative unless minima are signed, in units of each group."""
+    low = groups.x.min(axis=0)
+    low = low if is_signed else np.minimum(low, ZERO)
     from_low = groups.x - low
     from_low *= _inverse(from_low.max(axis=0))
     sums = weights.sum(axis=0), (weights * groups.x).sum(axis=0)
@@ -141,17 +165,18 @@ def _affine_fit(groups: Groups, weights: Floats, n_max: int) -> tuple[Floats, Fl
         np.multiply(from_low, np.float32(n_max) + trial, out=quants)
         np.rint(quants, out=quants)
         np.minimum(quants, np.float32(n_max), out=quants)
-        found, gain = _solve(groups, weights, sums, quants)
+        found, gain = _solve(groups, weights, sums, quants, is_signed=is_signed)
         is_better = gain > best
         best = np.where(is_better, gain, best)
         scale, minimum = (np.where(is_better, new, old) for new, old in zip(found, (scale, minimum), strict=True))
-    found, gain = _solve(groups, weights, sums, _affine_quants(groups, n_max, scale, minimum))
+    quants = _affine_quants(groups, n_max, scale, minimum)
+    found, gain = _solve(groups, weights, sums, quants, is_signed=is_signed)
     is_better = gain > best
     return np.where(is_better, found[0], scale), np.where(is_better, found[1], minimum)
 
 
 def _solve(
-    groups: Groups, weights: Floats, sums: tuple[Floats, Floats], quants: Floats
+    groups: Groups, weights: Floats, sums: tuple[Floats, Floats], quants: Floats, *, is_signed: bool
 ) -> tuple[tuple[Floats, Floats], Floats]:
     """Return the best scales and minima for given quants, and by how much they make the error of zeros smaller.
 
@@ -160,6 +185,7 @@ def _solve(
         weights: the weights' weights in the error.
         sums: the sums of `weights` and of `weights * x`.
         quants: (32, n_groups) whole numbers.
+        is_signed: whether minima may be negative.
     """
     w, wx = sums
     first, second, _ = groups.scratch
@@ -169,9 +195,10 @@ def _solve(
     inverse = _inverse(np.maximum(w * wqq - wq * wq, ZERO))
     scale = (w * wqx - wx * wq) * inverse
     minimum = np.where(inverse > 0, (wq * wqx - wqq * wx) * inverse, -wx / w)
-    # Minima are not negative. Without one, the scale has a solution of its own.
-    scale = np.where(minimum < 0, wqx * _inverse(wqq), scale)
-    scale, minimum = np.maximum(scale, ZERO), np.maximum(minimum, ZERO)
+    if not is_signed:
+        # Without a minimum, the scale has a solution of its own.
+        scale = np.where(minimum < 0, wqx * _inverse(wqq), scale)
+        scale, minimum = np.maximum(scale, ZERO), np.maximum(minimum, ZERO)
     gain = scale * (wqx + wqx - scale * wqq) + minimum * (scale * (wq + wq) - (wx + wx) - minimum * w)
     return (scale, minimum), gain
 
@@ -206,7 +233,7 @@ def symmetric(values: Floats) -> Symmetric:
     """
     n, groups = len(values), Groups(values, 16)
     weights = np.square(groups.x)
-    scale = (_symmetric_fit(groups, weights) * groups.unit).reshape(n, -1)
+    scale = (_symmetric_fit(groups, weights, 32) * groups.unit).reshape(n, -1)
     extreme: Floats = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
     d = _half(extreme / np.float32(-128))
     wide_d = np.repeat(d.astype(np.float32), 16) * groups.inverse
@@ -221,17 +248,17 @@ def symmetric(values: Floats) -> Symmetric:
     return Symmetric(d, found.astype(np.int8).reshape(n, -1), quants.astype(np.int8).reshape(n, -1, 16))
 
 
-def _symmetric_fit(groups: Groups, weights: Floats) -> Floats:
-    """Return the best scales found, of either sign, in units of each group."""
+def _symmetric_fit(groups: Groups, weights: Floats, most: int) -> Floats:
+    """Return the best scales found, of either sign, in units of each group, for quants from -most to most - 1."""
     # The weight of largest magnitude gets a negative quant, since there is one more of these.
     sign = np.where(groups.x.max(axis=0) + groups.x.min(axis=0) > 0, -ONE, ONE)
     turned = groups.x * sign
     best, scale = np.full(turned.shape[1], -np.inf, np.float32), np.zeros(turned.shape[1], np.float32)
     first, second, quants = groups.scratch
     for trial in TRIALS:
-        np.multiply(turned, np.float32(32) + trial, out=quants)
+        np.multiply(turned, np.float32(most) + trial, out=quants)
         np.rint(quants, out=quants)
-        np.clip(quants, -32, 31, out=quants)
+        np.clip(quants, -most, most - 1, out=quants)
         np.multiply(weights, quants, out=first)
         wqx = np.multiply(first, turned, out=second).sum(axis=0)
         wqq = np.multiply(first, quants, out=first).sum(axis=0)
@@ -241,11 +268,26 @@ def _symmetric_fit(groups: Groups, weights: Floats) -> Floats:
     return scale * sign
 
 
-def _symmetric_quants(groups: Groups, scale: Floats) -> Floats:
-    """Return the quants nearest to the weights, (16, n_groups), in the last scratch array."""
+def symmetric_groups(values: Floats, most: int) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
+    """Quantise (n, 32) weights with quants from -most to most - 1: `weight = d * quant`.
+
+    Returns:
+        `d` (n,) and quants (n, 32).
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    groups = Groups(values, 32)
+    d = _half(_symmetric_fit(groups, _weights(groups), most) * groups.unit)
+    quants = _symmetric_quants(groups, d.astype(np.float32) * groups.inverse, most)
+    return d, np.ascontiguousarray(quants.T).astype(np.int8)
+
+
+def _symmetric_quants(groups: Groups, scale: Floats, most: int = 32) -> Floats:
+    """Return the quants nearest to the weights, (weights of a group, n_groups), in the last scratch array."""
     quants = np.multiply(groups.x, _inverse(scale), out=groups.scratch[2])
     np.rint(quants, out=quants)
-    return np.clip(quants, -32, 31, out=quants)
+    return np.clip(quants, -most, most - 1, out=quants)
 
 
 def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
