@@ -24,6 +24,8 @@ Floats = NDArray[np.float32]
 # largest weight that a block can store is near 6e7.
 SMALLEST, LARGEST = np.float32(1e-20), np.float32(1e30)
 LARGEST_HALF = np.float32(65504)
+# float16 numbers below 2**-14 are multiples of 2**-24. Factors of weights around 0.1 are among them.
+SUBNORMALS, SUBNORMAL_STEP = np.float32(2.0**-14), np.float32(2.0**-24)
 # The largest scale and minimum of a group in an affine block, 6 bits.
 MOST = np.float32(63)
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -120,7 +122,7 @@ def _rounded(parts: Floats, inverse: Floats) -> tuple[NDArray[np.float16], Float
         the factors, the whole numbers (8 n,) nearest to `parts`, and the factors in the units of the groups (8 n,).
     """
     largest: Floats = parts.reshape(-1, 8).max(axis=1)
-    d = _half(largest / MOST)
+    d = _factor(largest, MOST)
     wide = np.repeat(d.astype(np.float32), 8)
     return d, np.minimum(np.rint(parts * _inverse(wide)), MOST), wide * inverse
 
@@ -235,7 +237,7 @@ def symmetric(values: Floats) -> Symmetric:
     weights = np.square(groups.x)
     scale = (_symmetric_fit(groups, weights, 32) * groups.unit).reshape(n, -1)
     extreme: Floats = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d = _half(extreme / np.float32(-128))
+    d = _factor(extreme, np.float32(-128))
     wide_d = np.repeat(d.astype(np.float32), 16) * groups.inverse
     scales = np.clip(np.rint(scale * _inverse(d.astype(np.float32))[:, None]), -128, 127).reshape(-1)
     best, found = _symmetric_error(groups, weights, scales * wide_d), scales
@@ -304,6 +306,17 @@ def _symmetric_error(groups: Groups, weights: Floats, scale: Floats) -> Floats:
 def _inverse(x: Floats) -> Floats:
     """Return 1 / x, or 0 where x is 0."""
     return np.divide(ONE, x, out=np.zeros_like(x), where=x != 0)
+
+
+def _factor(largest: Floats, most: np.float32) -> NDArray[np.float16]:
+    """Return float16 factors with which `largest` becomes a whole number of at most `most`, of the same sign or not.
+
+    The nearest float16 number would be too small for some of the tiny factors, and larger weights would be cut.
+    """
+    exact = largest / most
+    least = np.ceil(np.abs(largest / (most + np.copysign(np.float32(0.5), most))) / SUBNORMAL_STEP) * SUBNORMAL_STEP
+    nearest = _half(exact).astype(np.float32)
+    return _half(np.where(np.abs(nearest) < np.minimum(least, SUBNORMALS), np.copysign(least, exact), nearest))
 
 
 def _half(x: Floats) -> NDArray[np.float16]:
